@@ -1,0 +1,43 @@
+"""What an adapter in `peers/` is made of: the words between the worker and one library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Call: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a library is asked to prepare.
+
+    Attributes:
+        kind: `dict` or `tensordict`: the kind of batches that go in and come out.
+        rows: Capacity of the buffer in rows; it must be full when the setup returns.
+        batch: Rows per call.
+        directory: An empty directory for files, removed after the workload.
+    """
+
+    kind: str
+    rows: int
+    batch: int
+    directory: Path
+
+
+class Adapter(Protocol):
+    """A module in `peers/`: plain functions and two tables."""
+
+    WORKLOADS: dict[str, Callable[[Setup], Call]]
+    """From a workload's name to a function that fills a buffer and returns the call to measure."""
+    LACKS: dict[str, str]
+    """From a workload's family or name to the reason why the library cannot do it."""
+
+    @staticmethod
+    def version() -> str:
+        """Return the library's version; imports the library, so ImportError says that it is missing."""
+        ...

@@ -1,0 +1,106 @@
+"""The workloads in TorchRL's words: the same lines measure TorchRL and Ostinato, only the import differs."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import data
+from benchmarks.peers._start import program
+from benchmarks.peers._torch import as_item, as_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.adapter import Call, Setup
+    from benchmarks.data import Rows
+
+_FIRST_BATCH = """
+import torch
+from {module} import LazyTensorStorage, ReplayBuffer
+buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=256)
+buffer.extend({{"obs": torch.zeros(1000, 17), "reward": torch.zeros(1000)}})
+buffer.sample()
+"""
+
+
+def workloads(module: str) -> dict[str, Callable[[Setup], Call]]:
+    """Return the table of an adapter for a module that has TorchRL's names."""
+    both = {"uniform": uniform, "extend": extend, "add": add, "images": images, "mmap": mmap, "amp": amp}
+    table: dict[str, Callable[[Setup], Call]] = {
+        f"{family}.{kind}": partial(prepare, module)
+        for family, prepare in both.items()
+        for kind in ("dict", "tensordict")
+    }
+    table["start.import"] = lambda _setup: program(f"import torch, {module}")
+    table["start.first-batch"] = lambda _setup: program(_FIRST_BATCH.format(module=module))
+    return table
+
+
+def _parts(module: str) -> Any:
+    # By name, so that type checking does not need the peer.
+    return import_module(module)
+
+
+def _full(
+    module: str, setup: Setup, make: Callable[[int], Rows], *, storage: Any = None, sampler: Any = None
+) -> Any:
+    parts = _parts(module)
+    storage = parts.LazyTensorStorage(setup.rows) if storage is None else storage
+    buffer = parts.ReplayBuffer(storage=storage, sampler=sampler, batch_size=setup.batch)
+    for rows in data.chunks(make, setup.rows, 500 if make is data.frames else 10_000):
+        buffer.extend(as_kind(rows, setup.kind))
+    return buffer
+
+
+def _batches(setup: Setup, make: Callable[[int, int], Rows]) -> Iterator[Any]:
+    return cycle([as_kind(rows, setup.kind) for rows in data.pool(make, setup.batch)])
+
+
+def _write_and_read(buffer: Any, batches: Iterator[Any]) -> Call:
+    def call() -> None:
+        buffer.extend(next(batches))
+        buffer.sample()
+
+    return call
+
+
+def uniform(module: str, setup: Setup) -> Call:
+    """Sample transitions uniformly."""
+    call: Call = _full(module, setup, data.transitions).sample
+    return call
+
+
+def images(module: str, setup: Setup) -> Call:
+    """Sample frames uniformly."""
+    call: Call = _full(module, setup, data.frames).sample
+    return call
+
+
+def extend(module: str, setup: Setup) -> Call:
+    """Write batches of transitions."""
+    buffer, batches = _full(module, setup, data.transitions), _batches(setup, data.transitions)
+    return lambda: buffer.extend(next(batches))
+
+
+def add(module: str, setup: Setup) -> Call:
+    """Write single transitions."""
+    buffer = _full(module, setup, data.transitions)
+    items = cycle([as_item(rows, setup.kind) for rows in data.pool(data.transitions, 1)])
+    return lambda: buffer.add(next(items))
+
+
+def mmap(module: str, setup: Setup) -> Call:
+    """Write and samples memory-mapped transitions."""
+    storage = _parts(module).LazyMemmapStorage(setup.rows, scratch_dir=str(setup.directory / "rows"))
+    return _write_and_read(
+        _full(module, setup, data.transitions, storage=storage), _batches(setup, data.transitions)
+    )
+
+
+def amp(module: str, setup: Setup) -> Call:
+    """Write AMP observations and samples without replacement."""
+    buffer = _full(module, setup, data.amp, sampler=_parts(module).SamplerWithoutReplacement())
+    return _write_and_read(buffer, _batches(setup, data.amp))

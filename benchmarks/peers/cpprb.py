@@ -1,0 +1,92 @@
+"""cpprb: `ReplayBuffer` of numpy arrays; batches in and out are dicts of numpy arrays."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version as installed
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import data
+from benchmarks.peers._start import program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.adapter import Call, Setup
+    from benchmarks.data import Rows
+
+_OWN_KIND = "numpy batches only, measured at `dict`"
+LACKS = {f"{family}.tensordict": _OWN_KIND for family in ("uniform", "extend", "add", "images", "mmap")} | {
+    "amp": "no sampling without replacement",
+    "start.import": "does not import torch",
+}
+_FIRST_BATCH = """
+import numpy as np
+from cpprb import ReplayBuffer
+buffer = ReplayBuffer(10_000, {"obs": {"shape": 17}, "reward": {}})
+buffer.add(obs=np.zeros((1000, 17), dtype=np.float32), reward=np.zeros(1000, dtype=np.float32))
+buffer.sample(256)
+"""
+
+
+def version() -> str:
+    """Return the library's version."""
+    import_module("cpprb")
+    return installed("cpprb")
+
+
+def _full(setup: Setup, make: Callable[[int], Rows], **options: str) -> Any:
+    fields = {key: {"shape": value.shape[1:] or 1, "dtype": value.dtype} for key, value in make(1).items()}
+    # By name, so that type checking does not need the peer.
+    buffer = import_module("cpprb").ReplayBuffer(setup.rows, fields, **options)
+    for rows in data.chunks(make, setup.rows, 500 if make is data.frames else 10_000):
+        buffer.add(**rows)
+    return buffer
+
+
+def uniform(setup: Setup) -> Call:
+    """Sample transitions uniformly."""
+    buffer = _full(setup, data.transitions)
+    return lambda: buffer.sample(setup.batch)
+
+
+def images(setup: Setup) -> Call:
+    """Sample frames uniformly."""
+    buffer = _full(setup, data.frames)
+    return lambda: buffer.sample(setup.batch)
+
+
+def extend(setup: Setup) -> Call:
+    """Write batches of transitions."""
+    buffer, batches = _full(setup, data.transitions), cycle(data.pool(data.transitions, setup.batch))
+    return lambda: buffer.add(**next(batches))
+
+
+def add(setup: Setup) -> Call:
+    """Write single transitions."""
+    buffer = _full(setup, data.transitions)
+    items = cycle([data.first_row(rows) for rows in data.pool(data.transitions, 1)])
+    return lambda: buffer.add(**next(items))
+
+
+def mmap(setup: Setup) -> Call:
+    """Write and samples memory-mapped transitions."""
+    buffer = _full(setup, data.transitions, mmap_prefix=str(setup.directory / "rows"))
+    batches = cycle(data.pool(data.transitions, setup.batch))
+
+    def call() -> None:
+        buffer.add(**next(batches))
+        buffer.sample(setup.batch)
+
+    return call
+
+
+WORKLOADS: dict[str, Callable[[Setup], Call]] = {
+    "uniform.dict": uniform,
+    "extend.dict": extend,
+    "add.dict": add,
+    "images.dict": images,
+    "mmap.dict": mmap,
+    "start.first-batch": lambda _setup: program(_FIRST_BATCH),
+}

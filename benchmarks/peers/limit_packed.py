@@ -1,0 +1,13 @@
+"""Limit: bare C, all fields of a row side by side in one aligned row."""
+
+from __future__ import annotations
+
+from benchmarks.peers import _limits
+
+LACKS = {
+    "images": "wide fields: see the limit by field",
+    "amp": "one field: see the limit by field",
+    "start": "see the limit in torch",
+}
+WORKLOADS = _limits.workloads(packed=True)
+version = _limits.version

@@ -1,0 +1,135 @@
+"""A report as tables: for the terminal and, shorter, as README's markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.targets import LIMIT_PREFIX, OURS, human
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.records import Report, Result, Section
+
+# The peers' columns of the markdown table, where they were measured.
+_MARKDOWN_PEERS = ("torchrl", "cpprb", "sb3", "tianshou", "isaacgymenvs")
+_WORDS = {True: ("met", "green"), False: ("missed", "red"), None: ("not judged", "yellow")}
+_QUICK = "A quick run: small buffers and few calls. Neither times nor verdicts are those of the full sizes."
+
+
+def ratio(result: Result, ours: Result | None) -> str:
+    """Return how many times as long as ours a result takes, or nothing where we were not measured."""
+    if ours is None or not ours.rounds:
+        return ""
+    times = result.median_s / ours.median_s
+    return f"{times:.0f}x" if times >= 10 else f"{times:.2f}x"  # noqa: PLR2004
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print every workload with every library, also those that are missing, and the verdicts."""
+    for section in report.sections:
+        _print_section(section, report, console)
+    if report.settings.get("quick"):
+        console.print(_QUICK)
+    machine = report.machine
+    console.print(
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}; "
+        f"one thread.\nmedian: of {report.settings['rounds']} rounds; "
+        "vs us: time divided by Ostinato's; worst call: of a "
+        "usual round; its CPU: the same without interruptions by others; spread: slowest round by fastest."
+    )
+    console.print(Text(f"Measured: {_versions(report)}"))
+    for library in report.libraries:
+        if library.missing is not None:
+            console.print(Text(f"Missing: {library.title}: {library.missing}", style="yellow"))
+
+
+def _print_section(section: Section, report: Report, console: Console) -> None:
+    console.print(section_table(section, report))
+    console.print(Text(f"limit: {section.limit}", style="dim"))
+    for line in absent(section, report):
+        console.print(Text(line, style="dim"))
+    for verdict in section.verdicts:
+        word, colour = _WORDS[verdict.met]
+        console.print(Text.assemble((f"{word:>10}", colour), f"  {verdict.target}: {verdict.measured}"))
+    console.print()
+
+
+def section_table(section: Section, report: Report) -> Table:
+    """Return the table of one workload, fastest first."""
+    table = Table(title=section.title, title_justify="left", title_style="bold")
+    table.add_column("library", min_width=22)
+    for head in ("median", "vs us", "mean", "worst call", "its CPU", "spread"):
+        table.add_column(head, justify="right", min_width=8)
+    ours = section.results.get(OURS)
+    titles = _titles(report)
+    measured = {name: result for name, result in section.results.items() if result.rounds}
+    for name, result in sorted(measured.items(), key=lambda item: item[1].median_s):
+        style = "bold" if name == OURS else "dim" if name.startswith(LIMIT_PREFIX) else None
+        times = (human(value) for value in (result.mean_s, result.worst_s, result.worst_cpu_s))
+        cells = (human(result.median_s), ratio(result, ours), *times, f"{result.spread:.2f}x")
+        table.add_row(Text(titles[name]), *cells, style=style)
+    return table
+
+
+def absent(section: Section, report: Report) -> list[str]:
+    """Return a line for each reason why libraries have no numbers in a section."""
+    reasons: dict[str, list[str]] = {}
+    for library in report.libraries:
+        result = section.results[library.name]
+        if not result.rounds:
+            reason = "missing, see below" if library.missing is not None else result.missing
+            reasons.setdefault(reason or "not measured", []).append(library.title)
+    return [f"not here: {', '.join(names)} ({reason})" for reason, names in reasons.items()]
+
+
+def markdown(report: Report) -> str:
+    """Return a table with one row per workload: ours, the fastest limit, each peer with its ratio to ours."""
+    shown = [name for name in _MARKDOWN_PEERS if any(_measured(section, name) for section in report.sections)]
+    titles, machine = _titles(report), report.machine
+    rows = [["work", "Ostinato", "limit", *(titles[name] for name in shown)]]
+    rows += [_markdown_row(section, shown) for section in report.sections]
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    lines.insert(1, "|---|" + "---:|" * (len(rows[0]) - 1))
+    note = (
+        f"Time per call: median of {report.settings['rounds']} rounds, one thread, {machine['cpu']} "
+        f"({machine['cores']} cores), Python {machine['python']}. In brackets: time divided by Ostinato's. "
+        "`limit`: the same bytes copied by bare C into preallocated memory (start-up: `import torch` "
+        f"alone). {_versions(report)}."
+    )
+    missing = [library.title for library in report.libraries if library.missing is not None]
+    lines += ["", note + (f" Not installed there: {', '.join(missing)}." if missing else "")]
+    if report.settings.get("quick"):
+        lines += ["", f"**{_QUICK}**"]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(section: Section, peers: list[str]) -> list[str]:
+    ours = section.results.get(OURS)
+    limits = [section.results[name] for name in section.results if name.startswith(LIMIT_PREFIX)]
+    fastest = min((limit.median_s for limit in limits if limit.rounds), default=None)
+    cells = [section.title, f"**{human(ours.median_s)}**" if ours is not None and ours.rounds else "-"]
+    cells.append("-" if fastest is None else human(fastest))
+    for name in peers:
+        if not _measured(section, name):
+            cells.append("-")
+            continue
+        times = ratio(section.results[name], ours)
+        cells.append(human(section.results[name].median_s) + (f" ({times})" if times else ""))
+    return cells
+
+
+def _measured(section: Section, name: str) -> bool:
+    return name in section.results and bool(section.results[name].rounds)
+
+
+def _titles(report: Report) -> dict[str, str]:
+    return {library.name: library.title for library in report.libraries}
+
+
+def _versions(report: Report) -> str:
+    present = [library for library in report.libraries if library.missing is None]
+    return ", ".join(f"{library.title} {library.version}" for library in present if library.version)

@@ -1,0 +1,108 @@
+// The Python face of the native part. The only file that knows nanobind and the interpreter lock.
+// Numbers come in and go out; memory comes as addresses, which the Python side has checked (dtype, shape,
+// lifetime).
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <vector>
+
+#include "fields.hpp"
+#include "gather.hpp"
+#include "shuffle.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ostinato {
+namespace {
+
+/// Smaller copies keep the lock: giving it up costs more, and under contention milliseconds to get back.
+constexpr std::size_t kReleaseBytes = 4096;
+
+Address to_address(PyObject* number) {
+    const unsigned long long address = PyLong_AsUnsignedLongLong(number);
+    if (address == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr)
+        throw nb::python_error();
+    return static_cast<Address>(address);
+}
+
+std::vector<Address> to_addresses(const nb::list& numbers) {
+    const std::size_t count = numbers.size();
+    std::vector<Address> addresses(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        addresses[i] = to_address(PyList_GetItem(numbers.ptr(), static_cast<Py_ssize_t>(i)));
+    }
+    return addresses;
+}
+
+/// Runs `work` without the interpreter lock if it moves enough to be worth it.
+template <typename Work>
+void run(const Plan& plan, std::int64_t n, Work work) {
+    std::optional<nb::gil_scoped_release> unlocked;
+    if (plan.row_bytes() * static_cast<std::size_t>(n) >= kReleaseBytes) unlocked.emplace();
+    work();
+}
+
+std::size_t add(Fields& fields, const nb::list& segments, std::int64_t row_bytes, std::int64_t stride) {
+    std::vector<Segment> tables;
+    for (nb::handle item : segments) {
+        const auto table = nb::cast<nb::tuple>(item);
+        if (table.size() != 2) throw nb::value_error("a segment must be a tuple (base_address, rows)");
+        tables.push_back({at_address<Byte>(to_address(table[0].ptr())), nb::cast<std::int64_t>(table[1])});
+    }
+    return fields.add(std::move(tables), row_bytes, stride);
+}
+
+void gather(const Fields& fields, const nb::list& indices, std::int64_t n, const nb::list& outs,
+            int threads) {
+    const Plan plan = fields.plan_gather(to_addresses(indices), n, to_addresses(outs));
+    run(plan, n, [&] {
+        check_slots(plan, n);
+        gather_rows(plan, n, threads);
+    });
+}
+
+void write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::int64_t skip,
+               const nb::list& srcs) {
+    Plan plan = fields.plan_write(0, n, to_addresses(srcs));
+    fields.check_run(start, n, skip);
+    plan.start = start;
+    plan.skip = skip;
+    run(plan, n, [&] { write_rows(plan, n); });
+}
+
+void scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, const nb::list& srcs) {
+    Plan plan = fields.plan_write(slots, n, to_addresses(srcs));
+    plan.picks = at_address<const std::int64_t>(rows);
+    run(plan, n, [&] {
+        check_slots(plan, n);
+        if (plan.picks != nullptr) require_in_range(plan.picks, n, std::numeric_limits<std::int64_t>::max());
+        scatter_rows(plan, n);
+    });
+}
+
+void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, Address randoms,
+          Address out) {
+    if (first < 0 || k < 0 || k > total - first) {
+        throw nb::value_error("first and k must be at least 0 and first + k at most total");
+    }
+    nb::gil_scoped_release unlocked;
+    shuffle_draw(at_address<std::int64_t>(perm), first, total, k, at_address<const std::int64_t>(randoms),
+                 at_address<std::int64_t>(out));
+}
+
+}  // namespace
+}  // namespace ostinato
+
+NB_MODULE(_native, m) {
+    m.doc() = "Batched copies between storages and batches: numbers in and out only, memory as addresses.";
+    nb::class_<ostinato::Fields>(m, "Fields", "The fields of a storage, registered once.")
+        .def(nb::init<>())
+        .def("add", &ostinato::add, "segments"_a, "row_bytes"_a, "stride"_a)
+        .def("gather", &ostinato::gather, "indices"_a, "n"_a, "outs"_a, "threads"_a = 1)
+        .def("write_run", &ostinato::write_run, "start"_a, "n"_a, "skip"_a, "srcs"_a)
+        .def("scatter", &ostinato::scatter, "slots"_a, "rows"_a, "n"_a, "srcs"_a)
+        .def_prop_ro("count", &ostinato::Fields::count)
+        .def_prop_ro("rows", &ostinato::Fields::rows);
+    m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
+}

@@ -1,0 +1,224 @@
+// The fields of a storage, registered once: which memory they have, which of them share rows, what a call may
+// touch. Turns addresses into passes for gather.hpp, after every check. No Python here.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gather.hpp"
+
+namespace ostinato {
+
+using Address = std::uintptr_t;
+
+template <typename T>
+T* at_address(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+/// Raise unless every value lies in [0, rows).
+inline void require_in_range(const std::int64_t* values, std::int64_t n, std::int64_t rows) {
+    const std::int64_t bad = find_out_of_range(values, n, rows);
+    if (bad != n) {
+        throw std::out_of_range("index " + std::to_string(values[bad]) + " is out of range for " +
+                                std::to_string(rows) + " rows");
+    }
+}
+
+class Fields {
+public:
+    /// Register a field; returns its position. References to earlier fields stay valid (calls may be
+    /// running).
+    std::size_t add(std::vector<Segment> segments, std::int64_t row_bytes, std::int64_t stride) {
+        check_layout(segments, row_bytes, stride);
+        Field field{std::move(segments), 0, static_cast<std::size_t>(row_bytes),
+                    static_cast<std::size_t>(stride)};
+        for (const Segment& segment : field.segments) field.rows += segment.rows;
+        const std::size_t index = fields_.size();
+        fields_.push_back(std::move(field));
+        join_group(index);
+        return index;
+    }
+
+    std::size_t count() const { return fields_.size(); }
+
+    /// Rows that every field has (0 without fields).
+    std::int64_t rows() const {
+        std::int64_t rows = std::numeric_limits<std::int64_t>::max();
+        for (const Field& field : fields_) rows = std::min(rows, field.rows);
+        return fields_.empty() ? 0 : rows;
+    }
+
+    /// What gathers one batch: `indices` holds one address for all fields, or one for each.
+    Plan plan_gather(const std::vector<Address>& indices, std::int64_t n,
+                     const std::vector<Address>& outs) const {
+        check_batch("outs", outs, n);
+        if (indices.size() != 1 && indices.size() != fields_.size()) {
+            throw std::invalid_argument("indices must hold 1 or " + std::to_string(fields_.size()) +
+                                        " addresses (number of fields), got " +
+                                        std::to_string(indices.size()));
+        }
+        const auto slots_of = [&indices](std::size_t f) { return indices[indices.size() == 1 ? 0 : f]; };
+        return make_plan(outs, slots_of);
+    }
+
+    /// What writes one batch to `slots` (0: to a ring run, whose start the caller fills in).
+    Plan plan_write(Address slots, std::int64_t n, const std::vector<Address>& srcs) const {
+        check_batch("srcs", srcs, n);
+        return make_plan(srcs, [slots](std::size_t) { return slots; });
+    }
+
+    /// A ring run must fit every field, and wrap at the same slot in all of them.
+    void check_run(std::int64_t start, std::int64_t n, std::int64_t skip) const {
+        if (skip < 0) throw std::invalid_argument("skip must be at least 0, got " + std::to_string(skip));
+        for (const Field& field : fields_) {
+            if (field.rows != fields_.front().rows) {
+                throw std::invalid_argument("a ring write needs fields of one length, got " +
+                                            std::to_string(fields_.front().rows) + " and " +
+                                            std::to_string(field.rows) + " rows");
+            }
+        }
+        if (fields_.empty() || n == 0) return;
+        require_in_range(&start, 1, rows());
+        if (n > rows()) {
+            throw std::out_of_range("a run of " + std::to_string(n) + " rows is out of range for " +
+                                    std::to_string(rows()) + " rows");
+        }
+    }
+
+private:
+    struct Field {
+        std::vector<Segment> segments;
+        std::int64_t rows;
+        std::size_t row_bytes;
+        std::size_t stride;
+
+        Byte* base() const { return segments.empty() ? nullptr : segments.front().base; }
+    };
+
+    static void check_layout(const std::vector<Segment>& segments, std::int64_t row_bytes,
+                             std::int64_t stride) {
+        if (row_bytes < 0 || stride < row_bytes) {
+            throw std::invalid_argument("row_bytes must be at least 0 and stride at least row_bytes, got " +
+                                        std::to_string(row_bytes) + " and " + std::to_string(stride));
+        }
+        std::int64_t room = std::numeric_limits<std::int64_t>::max() / std::max<std::int64_t>(stride, 1);
+        for (const Segment& segment : segments) {
+            if (segment.rows < 0 || segment.rows > room) {
+                throw std::invalid_argument(
+                    "rows of a segment must be at least 0 and fit the address space, got " +
+                    std::to_string(segment.rows));
+            }
+            if (segment.base == nullptr && segment.rows > 0 && row_bytes > 0) {
+                throw std::invalid_argument("a segment with rows needs an address, got 0");
+            }
+            room -= segment.rows;
+        }
+    }
+
+    void check_batch(const char* name, const std::vector<Address>& batches, std::int64_t n) const {
+        if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+        if (batches.size() != fields_.size()) {
+            throw std::invalid_argument(std::string(name) + " must hold " + std::to_string(fields_.size()) +
+                                        " addresses (number of fields), got " +
+                                        std::to_string(batches.size()));
+        }
+    }
+
+    /// One pass for each group and slot array.
+    template <typename SlotsOf>
+    Plan make_plan(const std::vector<Address>& batches, SlotsOf slots_of) const {
+        Plan plan;
+        plan.passes.reserve(fields_.size());
+        plan.columns.reserve(fields_.size());
+        for (const std::vector<std::size_t>& group : groups_) {
+            for (auto first = group.begin(); first != group.end(); ++first) {
+                const Address slots = slots_of(*first);
+                const auto has_slots = [&](std::size_t f) { return slots_of(f) == slots; };
+                if (std::any_of(group.begin(), first, has_slots))
+                    continue;  // in the pass of an earlier member
+                open_pass(plan, *first, slots);
+                for (auto f = first; f != group.end(); ++f) {
+                    if (has_slots(*f)) add_column(plan, *f, batches[*f]);
+                }
+            }
+        }
+        return plan;
+    }
+
+    void open_pass(Plan& plan, std::size_t f, Address slots) const {
+        const Field& field = fields_[f];
+        Pass pass;
+        pass.segments = field.segments.data();
+        pass.stride = field.stride;
+        pass.rows = field.rows;
+        pass.slots = at_address<const std::int64_t>(slots);
+        pass.first_column = pass.columns_end = plan.columns.size();
+        plan.passes.push_back(pass);
+    }
+
+    void add_column(Plan& plan, std::size_t f, Address batch) const {
+        Pass& pass = plan.passes.back();
+        const Field& field = fields_[f];
+        const Byte* first = pass.segments == nullptr ? nullptr : pass.segments->base;
+        const auto offset = static_cast<std::size_t>(distance(first, field.base()));
+        plan.columns.push_back({offset, field.row_bytes, at_address<Byte>(batch)});
+        pass.columns_end = plan.columns.size();
+        pass.span = std::max(pass.span, offset + field.row_bytes);
+    }
+
+    /// Groups keep their fields by address, so that the first column of a pass has the lowest one.
+    void join_group(std::size_t index) {
+        const auto lower = [this](std::size_t a, std::size_t b) {
+            return fields_[a].base() < fields_[b].base();
+        };
+        for (std::vector<std::size_t>& group : groups_) {
+            const auto shares = [&](std::size_t f) { return share_rows(fields_[f], fields_[index]); };
+            if (std::all_of(group.begin(), group.end(), shares)) {
+                group.insert(std::upper_bound(group.begin(), group.end(), index, lower), index);
+                return;
+            }
+        }
+        groups_.push_back({index});
+    }
+
+    static std::int64_t distance(const Byte* from, const Byte* to) {
+        return static_cast<std::int64_t>(reinterpret_cast<Address>(to) - reinterpret_cast<Address>(from));
+    }
+
+    /// Two fields share rows if one row of `stride` bytes can hold both, in every segment alike.
+    static bool share_rows(const Field& a, const Field& b) {
+        if (a.stride != b.stride || a.segments.size() != b.segments.size()) return false;
+        const std::int64_t shift = distance(a.base(), b.base());
+        for (std::size_t s = 0; s < a.segments.size(); ++s) {
+            if (a.segments[s].rows != b.segments[s].rows) return false;
+            if (distance(a.segments[s].base, b.segments[s].base) != shift) return false;
+        }
+        const auto stride = static_cast<std::int64_t>(a.stride);
+        if (shift <= -stride || shift >= stride) return false;
+        return shift >= 0 ? shift + static_cast<std::int64_t>(b.row_bytes) <= stride
+                          : static_cast<std::int64_t>(a.row_bytes) - shift <= stride;
+    }
+
+    std::deque<Field> fields_;
+    std::vector<std::vector<std::size_t>> groups_;
+};
+
+/// Raise unless every slot of the plan lies in its table.
+inline void check_slots(const Plan& plan, std::int64_t n) {
+    for (auto pass = plan.passes.begin(); pass != plan.passes.end(); ++pass) {
+        const auto covers = [&](const Pass& earlier) {
+            return earlier.slots == pass->slots && earlier.rows <= pass->rows;
+        };
+        if (std::none_of(plan.passes.begin(), pass, covers)) require_in_range(pass->slots, n, pass->rows);
+    }
+}
+
+}  // namespace ostinato

@@ -1,0 +1,43 @@
+// What differs between compilers: prefetch hints and the high half of a product. Nothing else lives here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#endif
+
+namespace ostinato {
+
+/// Ask for the cache line at `address`, to be read (or written) soon. A hint: it cannot fault.
+template <bool ForWrite>
+inline void prefetch(const void* address) {
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch(address, ForWrite ? 1 : 0, 3);
+#elif defined(_M_X64) || defined(_M_IX86)
+    _mm_prefetch(static_cast<const char*>(address), _MM_HINT_T0);
+#elif defined(_M_ARM64)
+    __prefetch(address);
+#else
+    (void)address;
+#endif
+}
+
+/// The upper 64 bits of the 128-bit product.
+inline std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) {
+#if defined(__SIZEOF_INT128__)
+    // __extension__ keeps -Wpedantic quiet: the type is there, only not standard.
+    __extension__ using Wide = unsigned __int128;
+    return static_cast<std::uint64_t>((static_cast<Wide>(a) * b) >> 64);
+#elif defined(_MSC_VER) && (defined(_M_X64) || defined(_M_ARM64))
+    return __umulh(a, b);
+#else
+    const std::uint64_t low = 0xffffffffU;
+    const std::uint64_t a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;
+    const std::uint64_t carry = ((a0 * b0) >> 32) + ((a1 * b0) & low) + a0 * b1;
+    return a1 * b1 + ((a1 * b0) >> 32) + (carry >> 32);
+#endif
+}
+
+}  // namespace ostinato

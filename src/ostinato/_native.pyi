@@ -1,0 +1,82 @@
+"""Types of the compiled part. Addresses are plain integers (`tensor.data_ptr()`); callers keep the memory alive."""
+
+class Fields:
+    """The fields of a storage, registered once; every call then copies all of them.
+
+    Calls may run in several threads at once. Nothing here orders two writers of one slot.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def count(self) -> int:
+        """Number of fields."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that every field has; 0 without fields."""
+
+    def add(self, segments: list[tuple[int, int]], row_bytes: int, stride: int) -> int:
+        """Register a field and return its position.
+
+        Args:
+            segments: `(base_address, rows)` of each base table; end to end they form one virtual table.
+            row_bytes: Bytes of the field in one row.
+            stride: Bytes from one row to the next. Fields of equal stride, whose bases lie within one
+                stride of each other, are taken to share rows and are copied row by row.
+
+        Raises:
+            ValueError: Negative sizes, `stride < row_bytes`, or a null address.
+        """
+
+    def gather(self, indices: list[int], n: int, outs: list[int], threads: int = 1) -> None:
+        """Copy rows to batches: `outs[f][i] = field f, row indices[f][i]`.
+
+        Args:
+            indices: One address of contiguous int64 `[n]` for all fields, or one address for each field.
+            n: Rows of the batch.
+            outs: Address of contiguous `[n, row_bytes]` for each field.
+            threads: Most threads to use; more than one only counts for batches above 1 MB.
+
+        Raises:
+            IndexError: A row outside its field; nothing has been written then.
+            ValueError: A wrong number of addresses, or a negative `n`.
+        """
+
+    def write_run(self, start: int, n: int, skip: int, srcs: list[int]) -> None:
+        """Ring write: row `skip + i` of every source goes to slot `(start + i) % rows`, for `n <= rows`.
+
+        Raises:
+            IndexError: `start` or `n` outside the rows.
+            ValueError: A wrong number of addresses, negative `n` or `skip`, or fields of unequal length.
+        """
+
+    def scatter(self, slots: int, rows: int, n: int, srcs: list[int]) -> None:
+        """Copy batches to rows, in order: of equal slots the last one wins.
+
+        Args:
+            slots: Address of contiguous int64 `[n]`.
+            rows: Address of contiguous int64 `[n]` that picks source rows, or 0 for rows 0 to n - 1.
+            n: Rows to write.
+            srcs: Address of contiguous `[*, row_bytes]` for each field.
+
+        Raises:
+            IndexError: A slot outside its field, or a negative source row; nothing has been written then.
+            ValueError: A wrong number of addresses, or a negative `n`.
+        """
+
+def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: int) -> None:
+    """`k` steps of a Fisher-Yates shuffle of int64 `perm[first:total]`, given out to int64 `out[k]`.
+
+    Step i swaps `perm[i]` with `perm[j]`, `j = i + (randoms[i - first] * (total - i) >> 63)`.
+
+    Args:
+        perm: Address of int64 `[total]`.
+        first: Where the shuffle stands, in [0, total].
+        total: Length of the permutation.
+        k: Steps, `first + k <= total`.
+        randoms: Address of int64 `[k]`, each uniform in [0, 2**63); the top bit is ignored.
+        out: Address of int64 `[k]`.
+
+    Raises:
+        ValueError: `first`, `total` and `k` do not fit together.
+    """

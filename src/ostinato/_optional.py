@@ -1,0 +1,41 @@
+"""The only place where optional packages are imported: late, and with the extra named if they are missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ostinato.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["require"]
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional package, or say what to install.
+
+    Args:
+        module: Dotted name to import, such as "matplotlib.pyplot".
+        extra: The extra of ostinato that brings it, such as "viz".
+
+    Returns:
+        The imported module (for a dotted name the last part, unlike `__import__`).
+
+    Raises:
+        MissingExtraError: The package is not installed. A package which is there but fails inside
+            keeps its own error.
+
+    Example:
+        >>> require("math", "viz").sqrt(4.0)
+        2.0
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        message = f"{module} is needed here and is not installed: run pip install 'ostinato[{extra}]'"
+        raise MissingExtraError(message) from error

@@ -1,0 +1,177 @@
+"""The state of a buffer: gathered from its parts, checked against them, and saved through `durable`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from ostinato.buffers.engine import Ticket
+from ostinato.buffers.objects import pack, unpack
+from ostinato.core.draw import Draw
+from ostinato.durable import CheckpointReader, CheckpointWriter
+from ostinato.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ostinato.buffers.engine import Engine
+    from ostinato.transforms import Compose
+
+__all__ = ["FORMAT", "engine_state", "load", "load_engine_state", "save"]
+
+FORMAT = "ostinato-buffer"
+
+_PARTS = ("storage", "sampler", "writer")
+
+
+def engine_state(engine: Engine, queued: Sequence[Ticket], transform: Compose) -> dict[str, Any]:
+    """Return the whole state as nested dicts of plain values and tensors; rows are views, not copies."""
+    parts = {name: getattr(engine, name) for name in _PARTS}
+    return {
+        **{name: {"class": type(part).__name__, "state": part.state_dict()} for name, part in parts.items()},
+        "stamps": engine.stamps.state_dict(),
+        "rows_written": engine.rows_written,
+        "rows_drawn": engine.rows_drawn,
+        "generator": None if engine.generator is None else engine.generator.get_state(),
+        "transforms": transform.state_dict(),
+        "pending": [_show_ticket(ticket) for ticket in (*queued, *engine.pending)],
+    }
+
+
+def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+    """Restore a state, by copy; what does not fit is refused before anything changes.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+    """
+    with engine.lock:
+        _check_form(engine, state)
+        for name in ("sampler", "writer"):
+            saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
+            if saved != mine:
+                msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
+                raise CheckpointError(msg)
+        pending = [_read_ticket(ticket) for ticket in state["pending"]]
+        if pending and batch_size is not None and pending[0].draw.slots.shape[0] > batch_size:
+            msg = (
+                f"the checkpoint holds queued draws of {pending[0].draw.slots.shape[0]} rows, this buffer has batch_size={batch_size}: "
+                "load it with the same batch_size"
+            )
+            raise CheckpointError(msg)
+        _load_parts(engine, state, transform)
+        engine.pending.clear()
+        engine.pending.extend(pending)
+        engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
+        _load_generator(engine, state["generator"])
+
+
+def _check_form(engine: Engine, state: dict[str, Any]) -> None:
+    mine, saved = engine.storage.form, state["storage"]["state"]["form"]
+    if mine != saved:
+        msg = (
+            f"the checkpoint's storage is a {state['storage']['class']} ({saved}), this buffer's a "
+            f"{type(engine.storage).__name__} ({mine}): make the buffer with a matching storage"
+        )
+        raise CheckpointError(msg)
+
+
+def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> None:
+    """Load the parts, those that may refuse first: the storage checks schema and capacity before it copies."""
+    sampler, writer = engine.sampler.state_dict(), engine.writer.state_dict()
+    try:
+        engine.sampler.load_state_dict(state["sampler"]["state"])
+        engine.writer.load_state_dict(state["writer"]["state"])
+        transform.load_state_dict(state["transforms"])
+        engine.storage.load_state_dict(state["storage"]["state"])
+    except Exception:
+        engine.sampler.load_state_dict(sampler)
+        engine.writer.load_state_dict(writer)
+        raise
+    engine.relayout(state["stamps"], int(state["storage"]["state"]["capacity"]))
+
+
+def _load_generator(engine: Engine, saved: Any) -> None:
+    """Restore the generator; a buffer without one gets one of its own, torch's global generator is never set."""
+    if saved is None:
+        return
+    if engine.generator is None:
+        engine.generator = torch.Generator(engine.storage.device)
+    engine.generator.set_state(saved)
+
+
+def _show_ticket(ticket: Ticket) -> dict[str, Any]:
+    return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "serial": ticket.serial, "last": ticket.last}
+
+
+def _read_ticket(state: dict[str, Any]) -> Ticket:
+    return Ticket(Draw(state["slots"].clone(), state["weights"]), int(state["serial"]), bool(state["last"]))
+
+
+@final
+class _Saved:
+    """A column that is still on the disk; storages read it straight into their memory."""
+
+    def __init__(self, reader: CheckpointReader, name: str) -> None:
+        self._reader = reader
+        self._name = name
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read and check the bytes."""
+        self._reader.read_into(self._name, dest)
+
+    def read(self) -> Tensor:
+        """Read and check the bytes into a new tensor."""
+        return self._reader.read(self._name)
+
+
+def save(path: str | Path, state: dict[str, Any]) -> None:
+    """Write a state to a directory: one raw file per column, objects line by line, the rest in the manifest.
+
+    Raises:
+        CheckpointError: if something cannot be saved, or the path holds other things.
+        StorageMemoryError: if the disk is too small.
+    """
+    storage = dict(state["storage"]["state"])
+    columns, items = storage.get("columns"), storage.get("items")
+    needed = sum(column.nbytes for column in columns.values()) if columns else 0
+    with CheckpointWriter(path, format_name=FORMAT, needed_bytes=needed) as writer:
+        if columns is not None:
+            for name, column in columns.items():
+                writer.add_array(name, column)
+            storage["columns"] = list(columns)
+        if items is not None:
+            allow = bool(storage.get("allow_pickle"))
+            writer.add_values("items", (pack(item, allow_pickle=allow) for item in items))
+            storage["items"] = len(items)
+        writer.commit({**state, "storage": {**state["storage"], "state": storage}})
+
+
+def load(path: str | Path, restore: Callable[[dict[str, Any]], None], storage: Any) -> None:
+    """Read a directory and hand its state to `restore`; rows are read straight into the storage's memory.
+
+    A storage that holds rows already is only touched once every checksum was compared.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or it does not fit.
+        DamagedFileError: naming the damaged file.
+    """
+    reader = CheckpointReader(path, format_name=FORMAT)
+    if len(storage):
+        reader.verify()
+    state = reader.state()
+    try:
+        saved = dict(state["storage"]["state"])
+        if "columns" in saved:
+            saved["columns"] = {name: _Saved(reader, name) for name in saved["columns"]}
+        if "items" in saved:
+            allow = bool(getattr(storage, "allow_pickle", False))
+            saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values("items")]
+        state = {**state, "storage": {**state["storage"], "state": saved}}
+    except (KeyError, TypeError, AttributeError) as error:
+        msg = f"the checkpoint {path} has no readable state ({error!r}): it was not written by a replay buffer"
+        raise CheckpointError(msg) from error
+    restore(state)

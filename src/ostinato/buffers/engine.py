@@ -1,0 +1,273 @@
+"""The engine: draws under the lock, gathers outside it, and redoes what a writer changed meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import torch
+
+from ostinato.core import kinds
+from ostinato.core.draw import View
+from ostinato.core.select import select
+from ostinato.core.stamps import Stamps
+from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.core.draw import Draw, Placement
+    from ostinato.samplers import Sampler
+    from ostinato.storages import Storage
+    from ostinato.writers import Writer
+
+__all__ = ["Engine", "Rows", "Ticket"]
+
+
+class Ticket(NamedTuple):
+    """A draw that was made but not gathered: what prefetch queues and checkpoints hold."""
+
+    draw: Draw
+    serial: int
+    """Number of the last write before the draw."""
+    last: bool
+    """Whether the draw ended an epoch."""
+
+
+class Rows(NamedTuple):
+    """Rows gathered for a ticket: the storage's payload, whole as of the write number `serial`."""
+
+    payload: Any
+    serial: int
+
+
+@final
+class Engine:
+    """Owner of the parts, the one lock, the generator and the stamps.
+
+    Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. A row that is
+    replaced while it is copied is noticed by its stamp, and the batch is copied once more under the lock, so that
+    no batch holds a torn row. Writers announce (stamp) before they copy; the native calls fence both sides.
+    """
+
+    def __init__(self, storage: Storage, sampler: Sampler, writer: Writer, generator: torch.Generator | None) -> None:
+        self.lock = threading.RLock()
+        self.storage = storage
+        self.sampler = sampler
+        self.writer = writer
+        self.generator = generator
+        self.pin = False
+        self.pending: deque[Ticket] = deque()
+        self.rows_written = 0
+        self.rows_drawn = 0
+        self.rows_stale = 0
+        self.redone = 0
+        self.stamps = Stamps(storage.capacity, storage.device)
+        self._laid_out = (storage.capacity, storage.device)
+        check_pair(storage, writer)
+        if len(storage):
+            self.stamps.resume(len(storage), storage.cursor)
+            writer.resume(len(storage), storage.cursor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the lock; the caller holds it. Pickled storages are copies."""
+        return {k: v for k, v in self.__dict__.items() if k != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a lock of its own."""
+        self.__dict__.update(state)
+        self.lock = threading.RLock()
+
+    def view(self) -> View:
+        """Return what samplers may see, now."""
+        storage = self.storage
+        return View(len(storage), storage.capacity, self.writer.cursor, self.stamps, storage.device)
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def write(self, data: Any, lead: int) -> Placement:
+        """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing.
+
+        Args:
+            data: one row (`lead=0`) or rows (`lead=1`).
+            lead: 0 for `add`, 1 for `extend`.
+        """
+        with self.lock:
+            storage, writer = self.storage, self.writer
+            if writer.collections_only and not kinds.is_tensor_collection(_first_row(data)):
+                msg = f"{type(writer).__name__} expects data to be a tensor collection (TensorDict or tensorclass), got {type(data).__name__}"
+                raise KindError(msg)
+            payload, rows = storage.admit(data, lead)
+            if rows == 0:
+                msg = "the batch is empty: expected at least one row"
+                raise SchemaError(msg)
+            if (storage.capacity, storage.device) != self._laid_out:
+                self._lay_out()
+            scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
+            placement = writer.place(rows, storage.capacity, scores)
+            self.stamps.note(placement)
+            storage.set(placement, payload)
+            self.rows_written += rows
+            self.sampler.hear(placement, self.view())
+            return placement
+
+    def _lay_out(self) -> None:
+        """Follow a storage whose capacity (lanes) or device became known with its first rows."""
+        storage = self.storage
+        self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
+        self._laid_out = (storage.capacity, storage.device)
+        generator = self.generator
+        if generator is not None and generator.device.type != storage.device.type:
+            msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need both on one device"
+            raise OptionError(msg)
+
+    def edit(self, index: Any, data: Any, *, swap: bool) -> None:
+        """Replace rows at a user's index."""
+        with self.lock:
+            slots, batch = self._chosen(index, swap=swap)
+            change = self.storage.prepare_edit(slots, data, batch)
+            self.stamps.touch(slots)
+            change()
+
+    def edit_field(self, path: tuple[str, ...], index: Any, value: Any, *, swap: bool) -> None:
+        """Replace one stored field of rows at a user's index."""
+        with self.lock:
+            slots, batch = self._chosen(index, swap=swap)
+            change = self.storage.prepare_field(path, slots, value, batch)
+            self.stamps.touch(slots)
+            change()
+
+    def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
+        picked = select(index, self.storage.shape, self.storage.device, swap=swap)
+        if picked.span is None:
+            return picked.slots, picked.batch
+        return torch.arange(*picked.span, device=self.storage.device), picked.batch
+
+    def relayout(self, state: dict[str, Any], capacity: int) -> None:
+        """Take over the stamps of a checkpoint whose storage had `capacity` slots."""
+        storage = self.storage
+        rows = len(storage)
+        saved = Stamps(capacity, storage.device)
+        saved.load_state_dict(state)
+        self._laid_out = (storage.capacity, storage.device)
+        self.stamps = Stamps(storage.capacity, storage.device)
+        if storage.capacity == capacity:
+            self.stamps = saved
+            return
+        wrapped = saved.state_dict()["cursor"] % capacity != rows % capacity or rows == capacity
+        array = saved.of(torch.arange(rows, device=storage.device)) if wrapped else state["array"]
+        self.stamps.load_state_dict({**state, "array": array})
+        if self.writer.cursor < rows:
+            self.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
+
+    def clear(self) -> None:
+        """Forget all rows and queued draws."""
+        with self.lock:
+            self.writer.clear()
+            self.stamps.clear()
+            self.storage.clear()
+            self.sampler.clear()
+            self.pending.clear()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def draw(self, batch_size: int) -> Ticket:
+        """Draw slots under the lock; draws that a checkpoint brought along come first.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+        """
+        with self.lock:
+            if self.pending:
+                return self.pending.popleft()
+            view = self.view()
+            if view.rows == 0:
+                msg = "Cannot sample from an empty storage: add rows first"
+                raise EmptyBufferError(msg)
+            draw = self.sampler.draw(view, batch_size, self.generator)
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out)
+
+    def gather(self, ticket: Ticket) -> Rows | None:
+        """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
+        slots = ticket.draw.slots
+        try:
+            payload = self.storage.get(slots, pin=self.pin)
+        except IndexError:
+            if self.stamps.written == ticket.serial:
+                raise
+            return None  # emptied, or given another storage, since the draw
+        if self.stamps.written == ticket.serial:
+            return Rows(payload, ticket.serial)
+        with self.lock:
+            if bool(self.stamps.newer(slots, ticket.serial).any()):
+                if int(slots.max()) >= len(self.storage):
+                    return None
+                payload = self.storage.get(slots, pin=self.pin)
+                self.redone += 1
+            return Rows(payload, self.stamps.written)
+
+    def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
+        """Return bool `[B]`: which rows were replaced since they were gathered."""
+        slots = ticket.draw.slots
+        with self.lock:
+            if self.stamps.written == rows.serial:
+                return torch.zeros_like(slots, dtype=torch.bool)
+            stale = self.stamps.newer(slots, rows.serial)
+            self.rows_stale += int(stale.sum())
+            return stale
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler; queued draws of the old one go."""
+        with self.lock:
+            old, self.sampler = self.sampler, sampler
+            self.pending.clear()
+            return old
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Exchange the writer; the new one goes on after the newest row."""
+        check_pair(self.storage, writer)
+        with self.lock:
+            if len(self.storage):
+                writer.resume(len(self.storage), self.storage.cursor)
+            old, self.writer = self.writer, writer
+            return old
+
+    def set_storage(self, storage: Storage) -> Storage:
+        """Exchange the storage; writer, sampler and stamps follow what the new one holds."""
+        check_pair(storage, self.writer)
+        with self.lock:
+            self.writer.clear()
+            self.sampler.clear()
+            self.pending.clear()
+            old, self.storage = self.storage, storage
+            self._laid_out = (storage.capacity, storage.device)
+            self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written + 1)
+            if len(storage):
+                self.stamps.resume(len(storage), storage.cursor)
+                self.writer.resume(len(storage), storage.cursor)
+            return old
+
+
+def check_pair(storage: Storage, writer: Writer) -> None:
+    """Refuse a writer that cannot place rows of two dimensions.
+
+    Raises:
+        OptionError: for a ranking writer over a storage with `ndim=2`.
+    """
+    if storage.ndim > 1 and writer.rank_path is not None:
+        msg = f"{type(writer).__name__} ranks single rows and is not compatible with storages of ndim={storage.ndim}: use ndim=1"
+        raise OptionError(msg)
+
+
+def _first_row(data: Any) -> Any:
+    return data[0] if isinstance(data, list) and data else data
+
+
+def require_rows(rows: int) -> None:
+    """Raise `UsageError` if there are none."""
+    if rows == 0:
+        msg = "the buffer holds no rows: write some first"
+        raise UsageError(msg)

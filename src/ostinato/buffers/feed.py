@@ -1,0 +1,82 @@
+"""The read path: draw, gather, dress; directly, or through the prefetch queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ostinato.buffers.prefetch import Prefetcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.buffers.engine import Engine, Rows, Ticket
+
+__all__ = ["Batch", "Feed"]
+
+
+class Batch(NamedTuple):
+    """A finished batch, the draw it came from, and what the feed has to say of it."""
+
+    data: Any
+    ticket: Ticket
+    notes: dict[str, Any]
+
+
+@final
+class Feed:
+    """Turns draws into batches.
+
+    Args:
+        engine: where draws and rows come from.
+        dress: makes the batch of presented rows (collate, transforms); runs in the prefetch thread where there is one.
+        depth: batches to keep ready; 0 is no prefetch.
+    """
+
+    def __init__(self, engine: Engine, dress: Callable[[Any, Ticket], Any], depth: int) -> None:
+        self._engine = engine
+        self._dress = dress
+        self.prefetch = Prefetcher(depth, self._make) if depth else None
+
+    def next(self, size: int, *, within_epoch: bool = False) -> Batch:
+        """Return the next batch of `size` rows; `within_epoch` keeps prefetch from drawing beyond the epoch's end."""
+        engine, prefetch = self._engine, self.prefetch
+        while True:
+            if prefetch is None:
+                ticket = engine.draw(size)
+                made = self._make(ticket)
+            else:
+                ticket, made = prefetch.next(lambda: engine.draw(size), within_epoch=within_epoch)
+            if made is None:
+                continue  # the buffer was emptied in between: draw again, or learn that it is empty
+            data, rows = made
+            engine.rows_drawn += ticket.draw.slots.shape[0]
+            return Batch(data, ticket, {} if prefetch is None else {"stale": engine.stale(ticket, rows)})
+
+    def _make(self, ticket: Ticket) -> tuple[Any, Rows] | None:
+        rows = self._engine.gather(ticket)
+        if rows is None:
+            return None
+        data = self._engine.storage.present(rows.payload, (ticket.draw.slots.shape[0],))
+        return self._dress(data, ticket), rows
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Draws that are queued, oldest first."""
+        return [] if self.prefetch is None else self.prefetch.tickets
+
+    def drop(self) -> None:
+        """Forget queued batches and their draws."""
+        if self.prefetch is not None:
+            self.prefetch.clear()
+
+    def redo(self) -> None:
+        """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
+        if self.prefetch is not None:
+            self._engine.pending.extendleft(reversed(self.prefetch.clear()))
+
+    def restart(self) -> None:
+        """Forget all queued draws and begin a new epoch."""
+        self.drop()
+        with self._engine.lock:
+            self._engine.pending.clear()
+            self._engine.sampler.restart()

@@ -1,0 +1,126 @@
+"""Checks of constructor arguments, and small questions about indices; no state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from ostinato.core import kinds
+from ostinato.core.rows import map_leaves
+from ostinato.errors import KindError, OptionError
+from ostinato.samplers import Sampler
+from ostinato.storages import Storage
+from ostinato.writers import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["check_dim", "check_generator", "check_pin", "check_prefetch", "is_field", "is_one", "part", "positive", "swap_dims"]
+
+Part = TypeVar("Part", Storage, Sampler, Writer)
+
+
+def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | None = None) -> Part:
+    """Return the part given, made if it is a class or callable, or the default.
+
+    Raises:
+        KindError: if it is not an instance of `base`.
+    """
+    made = default() if given is None and default is not None else given
+    if not isinstance(made, base) and callable(made) and default is not None:
+        made = made()
+    if not isinstance(made, base):
+        msg = f"{name} must be an instance of ostinato.{base.__name__}, or a callable that returns one, got {type(made).__name__}"
+        raise KindError(msg)
+    return made
+
+
+def positive(name: str, value: Any) -> int:
+    """Return an integer of at least 1.
+
+    Raises:
+        KindError: if it is no integer.
+        OptionError: if it is smaller.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        msg = f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
+        raise KindError(msg)
+    number = int(value.__index__())
+    if number < 1:
+        msg = f"{name} must be at least 1, got {number}"
+        raise OptionError(msg)
+    return number
+
+
+def check_dim(dim: int, ndim: int) -> int:
+    """Return a dimension to extend along; with `ndim=1` it may be 1 for data `[lanes, rows]` as well.
+
+    Raises:
+        OptionError: if it is neither 0 nor 1.
+    """
+    if dim not in (0, 1) or isinstance(dim, bool):
+        msg = f"dim_extend must be 0 or 1 (storage.ndim is {ndim}), got {dim!r}"
+        raise OptionError(msg)
+    return dim
+
+
+def check_generator(generator: Any) -> torch.Generator | None:
+    """Return a generator or None.
+
+    Raises:
+        KindError: for anything else.
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        msg = f"generator must be a torch.Generator or None, got {type(generator).__name__}: make one with torch.Generator().manual_seed(0)"
+        raise KindError(msg)
+    return generator
+
+
+def check_pin(pin_memory: bool, storage: Storage) -> bool:  # noqa: FBT001
+    """Return whether to gather into page-locked memory.
+
+    Raises:
+        OptionError: if that could have no effect.
+    """
+    if pin_memory and (not torch.accelerator.is_available() or storage.device.type != "cpu"):
+        msg = (
+            f"pin_memory=True needs a storage on the CPU and an accelerator to copy to, got a storage on {storage.device} and "
+            f"{'an' if torch.accelerator.is_available() else 'no'} accelerator: leave it out"
+        )
+        raise OptionError(msg)
+    return bool(pin_memory)
+
+
+def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
+    """Return how many batches to keep ready; None and 0 are none.
+
+    Raises:
+        OptionError: if the batch size is not known in advance.
+    """
+    if not prefetch:
+        return 0
+    depth = positive("prefetch", prefetch)
+    if batch_size is None:
+        msg = f"prefetch={depth} needs to know the batch size in advance: pass batch_size to the constructor"
+        raise OptionError(msg)
+    return depth
+
+
+def swap_dims(data: Any, dim: int) -> Any:
+    """Bring dimension `dim` of all leaves to the front. View."""
+    if type(data) is list:
+        data = kinds.stack(data)
+    if kinds.is_tensor_collection(data):
+        return data.transpose(0, dim)
+    return map_leaves(data, lambda x: x.transpose(0, dim))
+
+
+def is_field(index: Any) -> bool:
+    """Whether an index is the name of a field: text, or a tuple of texts."""
+    return isinstance(index, str) or (isinstance(index, tuple) and bool(index) and all(isinstance(key, str) for key in index))
+
+
+def is_one(index: Any) -> bool:
+    """Whether an index chooses one row."""
+    return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "ndim", 0) == 0

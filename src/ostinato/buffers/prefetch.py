@@ -1,0 +1,87 @@
+"""Prefetch: batches made ready by one worker thread, in the order of their draws."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.buffers.engine import Ticket
+
+__all__ = ["Prefetcher"]
+
+_Work: TypeAlias = "Callable[[Ticket], Any]"
+
+
+@final
+class Prefetcher:
+    """Keeps `depth` batches ready.
+
+    Draws are made in the caller's thread, in order, so that the sequence of batches is the one without
+    prefetch; the worker copies, collates and transforms. One worker: batches are delivered in order in any case, and
+    user transforms need not be thread-safe.
+    """
+
+    def __init__(self, depth: int, work: _Work) -> None:
+        self.depth = depth
+        self.waits = 0
+        self._work = work
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[Ticket, Future[Any]]] = deque()
+        self._executor: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready now."""
+        return sum(future.done() for _, future in self._queue)
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The queued draws, oldest first."""
+        with self._lock:
+            return [ticket for ticket, _ in self._queue]
+
+    def next(self, draw: Callable[[], Ticket], *, within_epoch: bool) -> tuple[Ticket, Any]:
+        """Return the oldest draw and its batch, having queued draws until `depth` follow it.
+
+        Args:
+            draw: makes the next draw; may raise, if nothing is queued its error is the caller's.
+            within_epoch: do not draw beyond the end of the epoch.
+        """
+        with self._lock:
+            self._revive()
+            while len(self._queue) <= self.depth and not (within_epoch and self._queue and self._queue[-1][0].last):
+                ticket = draw()
+                self._queue.append((ticket, self._pool().submit(self._work, ticket)))
+            ticket, future = self._queue.popleft()
+        if not future.done():
+            self.waits += 1
+        return ticket, future.result()
+
+    def clear(self) -> list[Ticket]:
+        """Drop all queued batches and return their draws."""
+        with self._lock:
+            tickets = [ticket for ticket, _ in self._queue]
+            for _, future in self._queue:
+                future.cancel()
+            self._queue.clear()
+            return tickets
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-prefetch")
+            self._process = os.getpid()
+        return self._executor
+
+    def _revive(self) -> None:
+        """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
+        if self._executor is not None and self._process != os.getpid():
+            self._executor = None
+            tickets = [ticket for ticket, _ in self._queue]
+            self._queue = deque((ticket, self._pool().submit(self._work, ticket)) for ticket in tickets)

@@ -1,0 +1,411 @@
+"""ReplayBuffer: the public face of the engine, in TorchRL's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.buffers import checkpoint
+from ostinato.buffers.engine import Engine, Ticket, require_rows
+from ostinato.buffers.feed import Batch, Feed
+from ostinato.buffers.options import (
+    check_dim,
+    check_generator,
+    check_pin,
+    check_prefetch,
+    is_field,
+    is_one,
+    part,
+    positive,
+    swap_dims,
+)
+from ostinato.buffers.stats import BufferStats, measure
+from ostinato.errors import OptionError, UsageError
+from ostinato.samplers import RandomSampler, Sampler
+from ostinato.storages import ListStorage, Storage
+from ostinato.transforms import Compose
+from ostinato.writers import RoundRobinWriter, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ostinato.core.draw import Placement
+
+__all__ = ["ReplayBuffer"]
+
+class ReplayBuffer:
+    """A replay buffer composed of a storage, a sampler and a writer.
+
+    Safe to use from several threads. What is sampled is a copy; what `rb[a:b]` reads from tensor storages is a view.
+
+    Args:
+        storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
+        sampler: which rows come next; None is `RandomSampler()`.
+        writer: where new rows go; None is `RoundRobinWriter()`.
+        collate_fn: makes a batch of what the storage presents; None is the storage's own way.
+        pin_memory: gather samples into page-locked memory, so that copies to an accelerator need not wait.
+        prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`.
+        transform: a callable, an object with `forward` and `inv`, or a `Compose`.
+        batch_size: rows that `sample()` and iteration give.
+        dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
+        generator: source of all draws; None is torch's global generator.
+
+    Raises:
+        KindError: if a part is not of its base class.
+        OptionError: if options exclude each other.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+        >>> indices = rb.extend({"obs": torch.zeros(8, 3), "reward": torch.ones(8)})
+        >>> rb.sample()["reward"]
+        tensor([1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        made = part("storage", storage, Storage, lambda: ListStorage(1000))
+        self._engine = Engine(
+            made,
+            part("sampler", sampler, Sampler, RandomSampler),
+            part("writer", writer, Writer, self._default_writer),
+            check_generator(generator),
+        )
+        self._collate = made.default_collate if collate_fn is None else collate_fn
+        self._transform = transform if isinstance(transform, Compose) else Compose(*(() if transform is None else (transform,)))
+        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
+        self._feed = Feed(self._engine, self._dress, check_prefetch(prefetch, self._batch_size))
+        self._engine.pin = check_pin(pin_memory, made)
+        self._check_drop_last(self._engine.sampler)
+
+    @staticmethod
+    def _default_writer() -> Writer:
+        return RoundRobinWriter()
+
+    def _check_drop_last(self, sampler: Sampler) -> None:
+        if sampler.drop_last and self._batch_size is None:
+            msg = "a sampler with drop_last=True needs to know the batch size in advance: pass batch_size to the constructor"
+            raise OptionError(msg)
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+        return self._engine.storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler."""
+        return self._engine.sampler
+
+    @property
+    def writer(self) -> Writer:
+        """The writer."""
+        return self._engine.writer
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows that `sample()` gives; None if the constructor was given none."""
+        return self._batch_size
+
+    @property
+    def dim_extend(self) -> int:
+        """Dimension of the data along which `extend` grows the buffer."""
+        return self._dim_extend
+
+    @property
+    def transform(self) -> Compose:
+        """The chain of transforms."""
+        return self._transform
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler and return the previous one; prefetched batches are dropped."""
+        self._check_drop_last(part("sampler", sampler, Sampler, None))
+        self._feed.drop()
+        return self._engine.set_sampler(sampler)
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Exchange the storage and return the previous one; the collate function becomes `collate_fn`, or the new default."""
+        part("storage", storage, Storage, None)
+        self._feed.drop()
+        old = self._engine.set_storage(storage)
+        self._collate = storage.default_collate if collate_fn is None else collate_fn
+        return old
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Exchange the writer and return the previous one; writing goes on after the newest row."""
+        return self._engine.set_writer(part("writer", writer, Writer, None))
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+        """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
+        self._feed.redo()
+        self._transform.append(transform, invert=invert)
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+        """Add a transform before position `index` of the chain. Returns the buffer.
+
+        Raises:
+            OptionError: if the position is out of range.
+        """
+        self._feed.redo()
+        self._transform.insert(index, transform, invert=invert)
+        return self
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def add(self, data: Any) -> Any:
+        """Add one row.
+
+        Args:
+            data: a row: tensors `[*shape]`, numbers, a tree of them; with `ndim=2` one step `[lanes, *shape]`.
+
+        Returns:
+            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[lanes, 2]`.
+
+        Raises:
+            SchemaError: if the row does not match the rows stored; nothing is changed.
+        """
+        placement = self._engine.write(self._inverted(data), 0)
+        if self.storage.ndim > 1:
+            return self._positions(placement)
+        slot = placement.start if hasattr(placement, "start") else int(placement.index()[0])
+        return None if slot < 0 else slot
+
+    def extend(self, data: Any) -> Tensor:
+        """Add rows, in order.
+
+        Args:
+            data: rows `[B, *shape]`: TensorDict, tensorclass, tensor, numpy array, or dict/tuple pytree of these;
+                a list is a stack of rows. With `ndim=2` the dimension `dim_extend` is time, the other the lanes.
+
+        Returns:
+            The slot of each row, int64 `[B]` (-1 where the writer did not keep it); with `ndim=2` int64 `[B, 2]`.
+            Of a batch longer than the capacity the last rows stay.
+
+        Raises:
+            SchemaError: if the rows do not match the rows stored, or there are none; nothing is changed.
+        """
+        data = self._inverted(data)
+        if self._dim_extend:
+            data = swap_dims(data, self._dim_extend)
+        return self._positions(self._engine.write(data, 1))
+
+    def _inverted(self, data: Any) -> Any:
+        return self._transform.inv(data) if self._transform else data
+
+    def _positions(self, placement: Placement) -> Tensor:
+        storage = self.storage
+        index = placement.index(None if storage.device.type == "cpu" else storage.device)
+        return index if storage.ndim == 1 else torch.stack((index // storage.lanes, index % storage.lanes), -1)
+
+    def empty(self) -> None:
+        """Forget all rows and start at slot 0 again; memory is kept."""
+        self._feed.drop()
+        self._engine.clear()
+
+    # -- sampling ---------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Draw a batch.
+
+        Args:
+            batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
+            return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair).
+
+        Returns:
+            Rows as they were put in, `[B, *shape]`, transformed. Copy.
+
+        Raises:
+            UsageError: if there is no batch size.
+            EmptyBufferError: if there are no rows.
+        """
+        batch = self._feed.next(self._size(batch_size))
+        return (batch.data, self._info(batch)) if return_info else batch.data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        if self._batch_size is None:
+            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+            raise UsageError(msg)
+        if not self.sampler.epochal:
+            while True:
+                yield self.sample()
+        self._feed.restart()
+        while True:
+            batch = self._feed.next(self._batch_size, within_epoch=True)
+            yield batch.data
+            if batch.ticket.last:
+                return
+
+    def _size(self, batch_size: int | None) -> int:
+        if batch_size is None:
+            if self._batch_size is None:
+                msg = "batch_size not specified: pass it to the constructor, or to sample()"
+                raise UsageError(msg)
+            return self._batch_size
+        if type(batch_size) is not int or batch_size < 1:
+            batch_size = positive("batch_size", batch_size)
+        if self._feed.prefetch is not None and batch_size != self._batch_size:
+            msg = f"batch_size must be {self._batch_size}, for which batches are prefetched, got {batch_size}: leave it out, or turn prefetch off"
+            raise OptionError(msg)
+        return batch_size
+
+    def _dress(self, data: Any, ticket: Ticket) -> Any:  # noqa: ARG002
+        """Collate and transform; subclasses add keys."""
+        if self._collate is not None:
+            data = self._collate(data)
+        return self._transform.forward(data) if self._transform else data
+
+    def _index(self, ticket: Ticket) -> Any:
+        slots, storage = ticket.draw.slots, self.storage
+        return slots if storage.ndim == 1 else (slots // storage.lanes, slots % storage.lanes)
+
+    def _info(self, batch: Batch) -> dict[str, Any]:
+        return {"index": self._index(batch.ticket), **(batch.ticket.draw.info or {}), **batch.notes}
+
+    # -- indexing ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Rows present (cells with `ndim=2`)."""
+        return len(self.storage)
+
+    def __bool__(self) -> bool:
+        """Whether there are rows."""
+        return len(self) > 0
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows that are present by int, slice, tensor, mask or tuple (or a field by its key), collated and transformed.
+
+        With `ndim=2` the index addresses the dimensions in the order of the data given to `extend`.
+
+        Returns:
+            A view for ints and slices of tensor storages without transforms, else a copy.
+
+        Raises:
+            SlotError: if the index is out of range of the rows present.
+        """
+        require_rows(len(self))
+        swap = self.storage.ndim > 1 and self._dim_extend == 1
+        if is_field(index):
+            return self[:][index] if self._transform else self.storage.read(index, swap=swap)
+        with self._engine.lock:
+            data = self.storage.read(index, swap=swap)
+        if self._collate is not None and not is_one(index):
+            data = self._collate(data)
+        return self._transform.forward(data) if self._transform else data
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace rows that are present, after the inverse transforms; a new key becomes a new field of these rows.
+
+        Raises:
+            SlotError: if the index is out of range of the rows present.
+            SchemaError: if the data does not match the rows stored.
+        """
+        require_rows(len(self))
+        swap = self.storage.ndim > 1 and self._dim_extend == 1
+        self._engine.edit(index, self._inverted(data), swap=swap)
+
+    def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> ReplayBuffer:
+        """Write one stored field at an index, in place; no transform runs. Returns the buffer.
+
+        Raises:
+            KeyMissingError: if there is no such field.
+            SlotError: if the index is out of range of the rows present.
+        """
+        swap = self.storage.ndim > 1 and self._dim_extend == 1
+        self._engine.edit_field((key,) if isinstance(key, str) else tuple(key), index, value, swap=swap)
+        return self
+
+    def set_(self, key: str | tuple[str, ...], value: Any) -> ReplayBuffer:
+        """Write one stored field of all rows present, in place; see `set_at_`."""
+        return self.set_at_(key, value, slice(None))
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """Return `rb[:end]`: the rows in storage order."""
+        return self[:end]
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """Do `rb[:end] = data`: replace the rows in storage order; a new key becomes a new field."""
+        self[:end] = data
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> BufferStats:
+        """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
+        return measure(self._engine, self._feed.prefetch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws. Rows are not copied."""
+        with self._engine.lock:
+            return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
+
+        Raises:
+            CheckpointError: if the state does not fit the parts of this buffer; nothing is changed.
+        """
+        self._feed.drop()
+        checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
+
+    def dumps(self, path: str | Path) -> None:
+        """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
+
+        Extra memory: at most 64 MB. Other threads wait while the rows are written.
+        """
+        with self._engine.lock:
+            checkpoint.save(path, self.state_dict())
+
+    def loads(self, path: str | Path) -> None:
+        """Restore what `dumps` saved.
+
+        Raises:
+            CheckpointError: if the checkpoint does not fit the parts of this buffer; nothing is changed.
+            DamagedFileError: if a file is damaged, naming it.
+        """
+        with self._engine.lock:
+            checkpoint.load(path, self.load_state_dict, self.storage)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""
+        with self._engine.lock:
+            depth = self._feed.prefetch.depth if self._feed.prefetch else 0
+            return {**self.__dict__, "_feed": (depth, self._feed.tickets)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Start without a thread; queued draws come first."""
+        depth, queued = state["_feed"]
+        self.__dict__.update(state)
+        self._engine.pending.extendleft(reversed(queued))
+        self._feed = Feed(self._engine, self._dress, depth)
+
+    def __repr__(self) -> str:
+        """Parts and options."""
+        return (
+            f"{type(self).__name__}(\n    storage={self.storage!r},\n    sampler={self.sampler!r},\n    writer={self.writer!r},\n"
+            f"    transform={self._transform!r},\n    batch_size={self._batch_size}, prefetch={self._feed.prefetch and self._feed.prefetch.depth})"
+        )

@@ -1,0 +1,69 @@
+"""What a buffer can say of itself: one schema, to which later counters are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.prefetch import Prefetcher
+
+__all__ = ["BufferStats", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStats:
+    """Counts of a buffer at one moment."""
+
+    rows: int
+    """Rows present (cells with `ndim=2`)."""
+    capacity: int
+    """Most rows that fit."""
+    nbytes: int
+    """Bytes held for rows, the whole capacity included."""
+    rows_written: int
+    """Rows ever written, edits in place included; survives `empty`."""
+    rows_drawn: int
+    """Rows ever delivered by `sample`."""
+    row_age_mean: float
+    """Mean age of the rows present, in rows written since; NaN when empty."""
+    row_age_max: int
+    """Age of the oldest row present, in rows written since."""
+    draws_per_insert: float
+    """`rows_drawn / rows_written`; 0 before the first write."""
+    stale_rows: int
+    """Rows delivered by prefetch although they had been replaced meanwhile (`info["stale"]` marks them)."""
+    stale_updates: int
+    """Priority updates dropped because their rows had been replaced."""
+    redone_gathers: int
+    """Batches read once more because a writer replaced some of their rows during the copy."""
+    prefetch_ready: int
+    """Batches that wait ready in the prefetch queue."""
+    prefetch_waits: int
+    """Times `sample` had to wait for a prefetched batch."""
+
+
+def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
+    """Count, under the engine's lock. Cost: O(rows), for the ages."""
+    with engine.lock:
+        storage, stamps = engine.storage, engine.stamps
+        rows = len(storage)
+        ages = stamps.written - stamps.of(torch.arange(rows, device=storage.device)) if rows else None
+        return BufferStats(
+            rows=rows,
+            capacity=storage.capacity,
+            nbytes=storage.nbytes + stamps.nbytes,
+            rows_written=engine.rows_written,
+            rows_drawn=engine.rows_drawn,
+            row_age_mean=float("nan") if ages is None else float(ages.double().mean()),
+            row_age_max=0 if ages is None else int(ages.max()),
+            draws_per_insert=engine.rows_drawn / engine.rows_written if engine.rows_written else 0.0,
+            stale_rows=engine.rows_stale,
+            stale_updates=0,
+            redone_gathers=engine.redone,
+            prefetch_ready=0 if prefetch is None else prefetch.ready,
+            prefetch_waits=0 if prefetch is None else prefetch.waits,
+        )

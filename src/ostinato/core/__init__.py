@@ -1,0 +1,1 @@
+"""Words: records and the door for data; no policy lives here."""

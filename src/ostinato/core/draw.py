@@ -1,0 +1,88 @@
+"""Records that cross walls: where rows go (`Run`, `Picks`), what a sampler may see (`View`) and what it drew (`Draw`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.core.stamps import Stamps
+
+__all__ = ["Draw", "Picks", "Placement", "Run", "View"]
+
+
+class Run(NamedTuple):
+    """Rows `skip` to `skip + rows - 1` of a batch go to the slots `(start + i) % capacity`, in order.
+
+    `skip` is not zero only for batches longer than the ring: their first rows would be overwritten by
+    their last ones within the same call, so they are never copied.
+    """
+
+    start: int
+    rows: int
+    capacity: int
+    skip: int = 0
+
+    def slots(self, device: torch.device | None = None) -> Tensor:
+        """Return the slots written, int64 `[rows]`."""
+        return ring_range(self.start, self.rows, self.capacity, device)
+
+    def index(self, device: torch.device | None = None) -> Tensor:
+        """Return one slot for each row of the batch, int64 `[skip + rows]`, skipped rows included."""
+        start = (self.start - self.skip) % self.capacity
+        return ring_range(start, self.skip + self.rows, self.capacity, device)
+
+    @property
+    def total(self) -> int:
+        """Number of rows of the batch, skipped ones included."""
+        return self.skip + self.rows
+
+
+class Picks(NamedTuple):
+    """Rows `rows[i]` of a batch of `total` go to the slots `slots[i]`; -1 in `index` marks rows that were not kept."""
+
+    slots: Tensor
+    rows: Tensor
+    kept: Tensor
+
+    def index(self, device: torch.device | None = None) -> Tensor:
+        """Return one slot for each row of the batch, int64 `[total]`, -1 where a row was not kept."""
+        return self.kept if device is None else self.kept.to(device)
+
+    @property
+    def total(self) -> int:
+        """Number of rows of the batch, those not kept included."""
+        return int(self.kept.shape[0])
+
+
+Placement: TypeAlias = Run | Picks
+
+
+class View(NamedTuple):
+    """All that a sampler may see of a buffer: counts and stamps, never data.
+
+    Rows present are the slots `[0, rows)`. Frozen: it describes the buffer at the moment of the draw.
+    """
+
+    rows: int
+    capacity: int
+    cursor: int
+    stamps: Stamps
+    device: torch.device
+
+
+class Draw(NamedTuple):
+    """What a sampler drew: `slots` int64 `[B]`, and for prioritized samplers importance `weights` `[B]`."""
+
+    slots: Tensor
+    weights: Tensor | None = None
+    info: dict[str, Any] | None = None
+
+
+def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
+    """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
+    out = torch.arange(start, start + rows, device=device)
+    return out if start + rows <= capacity else out.remainder_(capacity)

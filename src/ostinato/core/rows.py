@@ -1,0 +1,277 @@
+"""Schema and leaves: nested rows are flattened once and rebuilt once. The only recursion over keys lives here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from ostinato.core import kinds
+from ostinato.core.kinds import Node, as_tensor, open_node, show_path
+from ostinato.errors import KeyMissingError, SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+__all__ = ["Leaf", "Path", "Schema", "describe", "map_leaves"]
+
+Path: TypeAlias = "tuple[Hashable, ...]"
+
+
+class Leaf(NamedTuple):
+    """One field of a row: where it stands in the nesting, its dtype, and its shape without batch dimensions."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this field in one row."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        """Name, dtype and shape, as messages show them."""
+        return f"{show_path(self.path)}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+_Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | None"  # None is a leaf
+
+
+@final
+class Schema:
+    """The fixed form of the rows of a storage: tree, names, dtypes and shapes. Immutable; compared by `==`.
+
+    `flatten` checks data against it and gives the leaves in order, `build` is the inverse.
+    """
+
+    __slots__ = ("_flat", "_shapes", "leaves", "tree")
+
+    def __init__(self, tree: _Tree, leaves: Sequence[Leaf]) -> None:
+        self.tree = tree
+        self.leaves = tuple(leaves)
+        # One level of nesting is by far the commonest form: it is walked without recursion.
+        self._flat = tree is not None and all(child is None for child in tree[1])
+        self._shapes: tuple[int | None, list[tuple[int, ...]]] = (None, [])
+
+    def __eq__(self, other: object) -> bool:
+        """Compare tree and leaves."""
+        return isinstance(other, Schema) and self.tree == other.tree and self.leaves == other.leaves
+
+    def __hash__(self) -> int:
+        """Hash the leaves."""
+        return hash(self.leaves)
+
+    def __repr__(self) -> str:
+        """List the leaves."""
+        return f"Schema({', '.join(map(str, self.leaves))})"
+
+    def __reduce__(self) -> tuple[type[Schema], tuple[_Tree, tuple[Leaf, ...]]]:
+        """Pickle tree and leaves; caches are made anew."""
+        return Schema, (self.tree, self.leaves)
+
+    @property
+    def kind(self) -> str:
+        """Kind of the root: `tensor`, `dict`, `list`, `tuple`, `namedtuple`, `tensordict` or `tensorclass`."""
+        return "tensor" if self.tree is None else self.tree[0].kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row, padding not counted."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    def find(self, path: Path) -> int:
+        """Return the position of a leaf.
+
+        Raises:
+            KeyMissingError: if no leaf has this path.
+        """
+        for position, leaf in enumerate(self.leaves):
+            if leaf.path == path:
+                return position
+        known = ", ".join(show_path(leaf.path) for leaf in self.leaves)
+        msg = f"no field {show_path(path)}: the fields are {known}"
+        raise KeyMissingError(msg)
+
+    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int) -> tuple[list[Tensor], tuple[int, ...]]:
+        """Check rows against the schema and return their leaves in order, and their leading dimensions. No copy.
+
+        Args:
+            data: rows of the schema's kind (a dict serves for a TensorDict and back).
+            batch: the leading dimensions that all leaves must have; None reads them off the first leaf.
+            lead: how many leading dimensions there are.
+
+        Raises:
+            SchemaError: naming the first field that differs, what was expected and what was got.
+            KindError: if a leaf is no tensor, array or number.
+        """
+        values = self._values(data, lead)
+        if batch is None:
+            batch = self._read_batch(values, lead)
+        expected = self._expected(batch)
+        out: list[Tensor] = []
+        for leaf, value, shape in zip(self.leaves, values, expected, strict=True):
+            tensor = value if type(value) is Tensor and not value.requires_grad else as_tensor(value, leaf.path, leaf.dtype)
+            if tensor.dtype is not leaf.dtype or tensor.shape != shape:
+                raise SchemaError(_mismatch(leaf, tensor, batch))
+            out.append(tensor)
+        return out, batch
+
+    def build(self, leaves: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
+        """Nest leaves (tensors of shape `[*batch, *leaf.shape]`, in order) into the schema's kind. No copy."""
+        if self.tree is None:
+            return leaves[0]
+        if self._flat:
+            return kinds.make(self.tree[0], leaves, batch, device)
+        return _build(self.tree, iter(leaves), batch, device)
+
+    def _values(self, data: Any, lead: int) -> list[Any]:
+        tree = self.tree
+        if tree is None:
+            if open_node(data, lead) is not None:
+                raise SchemaError(_wrong_kind(None, data, ()))
+            return [data]
+        if self._flat and (type(data) is dict or kinds.is_tensordict(data)) and tree[0].kind in _MAPPINGS:
+            mapping = data if type(data) is dict else dict(data.items())
+            if len(mapping) == len(tree[0].keys):
+                try:
+                    values = [mapping[key] for key in tree[0].keys]
+                except KeyError:
+                    pass
+                else:
+                    return values
+        out: list[Any] = []
+        _collect(tree, data, (), lead, out)
+        return out
+
+    def _read_batch(self, values: list[Any], lead: int) -> tuple[int, ...]:
+        if lead == 0:
+            return ()
+        if not values:
+            msg = "rows have no fields: give at least one"
+            raise SchemaError(msg)
+        shape = tuple(values[0].shape) if isinstance(values[0], Tensor) else tuple(as_tensor(values[0], ()).shape)
+        if len(shape) < lead:
+            msg = f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: use add() for one row"
+            raise SchemaError(msg)
+        return shape[:lead]
+
+    def _expected(self, batch: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Full shapes for this batch; the last answer is kept, since loops write batches of one size."""
+        known, shapes = self._shapes
+        if known != batch:
+            shapes = [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
+            self._shapes = (batch, shapes)  # type: ignore[assignment]
+        return shapes
+
+
+_MAPPINGS = frozenset({"dict", "tensordict"})
+
+
+def describe(data: Any, lead: int) -> Schema:
+    """Read the schema off the first rows that are written.
+
+    Args:
+        data: rows with `lead` leading batch dimensions.
+        lead: number of batch dimensions (0 for one row).
+
+    Raises:
+        SchemaError: if there is no field, or leaves disagree in their leading dimensions.
+        KindError: if a leaf is no tensor, array or number.
+    """
+    leaves: list[Leaf] = []
+    shapes: list[tuple[int, ...]] = []
+
+    def walk(value: Any, path: Path) -> _Tree:
+        opened = open_node(value, lead)
+        if opened is not None:
+            node, children = opened
+            return node, tuple(walk(child, (*path, key)) for key, child in zip(node.keys, children, strict=True))
+        tensor = as_tensor(value, path)
+        if tensor.ndim < lead:
+            msg = (
+                f"field {show_path(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
+                "dimension(s): use add() for one row"
+            )
+            raise SchemaError(msg)
+        leaves.append(Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])))
+        shapes.append(tuple(tensor.shape[:lead]))
+        return None
+
+    tree = walk(data, ())
+    if not leaves:
+        msg = "rows have no fields: give at least one tensor"
+        raise SchemaError(msg)
+    for leaf, shape in zip(leaves, shapes, strict=True):
+        if shape != shapes[0]:
+            msg = (
+                f"field {show_path(leaf.path)} has batch size {list(shape)}, field {show_path(leaves[0].path)} has "
+                f"{list(shapes[0])}: all fields must agree in their first {lead} dimension(s)"
+            )
+            raise SchemaError(msg)
+    return Schema(tree, leaves)
+
+
+def _collect(tree: _Tree, data: Any, path: Path, lead: int, out: list[Any]) -> None:
+    opened = open_node(data, lead)
+    if tree is None:
+        if opened is not None:
+            raise SchemaError(_wrong_kind(None, data, path))
+        out.append(data)
+        return
+    node, subtrees = tree
+    if opened is None or not _same_kind(opened[0].kind, node.kind):
+        raise SchemaError(_wrong_kind(node, data, path))
+    children = dict(zip(opened[0].keys, opened[1], strict=True))
+    if children.keys() != set(node.keys):
+        raise KeyMissingError(_wrong_keys(node, children, path))
+    for key, subtree in zip(node.keys, subtrees, strict=True):
+        _collect(subtree, children[key], (*path, key), lead, out)
+
+
+def _same_kind(got: str, stored: str) -> bool:
+    return got == stored or (got in _MAPPINGS and stored in _MAPPINGS)
+
+
+def _build(tree: _Tree, leaves: Any, batch: tuple[int, ...], device: torch.device) -> Any:
+    if tree is None:
+        return next(leaves)
+    node, subtrees = tree
+    return kinds.make(node, [_build(subtree, leaves, batch, device) for subtree in subtrees], batch, device)
+
+
+def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:
+    expected = Leaf(leaf.path, leaf.dtype, (*batch, *leaf.shape))
+    got = Leaf(leaf.path, tensor.dtype, tuple(tensor.shape))
+    return f"field {show_path(leaf.path)} must be {_form(expected)} (batch size {list(batch)}), got {_form(got)}: convert it before writing"
+
+
+def _form(leaf: Leaf) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+
+
+def _wrong_kind(node: Node | None, data: Any, path: Path) -> str:
+    expected = "one tensor" if node is None else f"a {node.kind} with the keys {list(node.keys)}"
+    return f"{show_path(path)} must be {expected}, got {type(data).__name__}: the storage keeps the form of its first rows"
+
+
+def _wrong_keys(node: Node, children: dict[Any, Any], path: Path) -> str:
+    missing = [key for key in node.keys if key not in children]
+    unknown = [key for key in children if key not in node.keys]
+    where = f" in {show_path(path)}" if path else ""
+    parts = [f"missing {missing}"] if missing else []
+    parts += [f"unknown {unknown}"] if unknown else []
+    return f"rows must have the keys {list(node.keys)}{where}, got {list(children)} ({', '.join(parts)}): the storage keeps the form of its first rows"
+
+
+def map_leaves(data: Any, change: Any) -> Any:
+    """Apply `change` to every leaf of nested data and nest the results the same way."""
+    opened = open_node(data, 0)
+    if opened is None:
+        return change(as_tensor(data, ()))
+    node, children = opened
+    return kinds.make(node, [map_leaves(child, change) for child in children], (), torch.device("cpu"))

@@ -1,0 +1,43 @@
+"""Bytes on disk: whole or absent, checked, never executed. Files, JSON and raw arrays; no replay words."""
+
+from ostinato.durable.arrays import (
+    open_mapped,
+    read_array,
+    read_array_into,
+    read_stream,
+    verify_array,
+    write_array,
+    write_stream,
+)
+from ostinato.durable.directory import CheckpointWriter
+from ostinato.durable.files import atomic_write, check_free, free_bytes, fsync_dir, reserve, safe_join
+from ostinato.durable.manifest import FORMAT_VERSION, Manifest, read_manifest, write_manifest
+from ostinato.durable.reader import CheckpointReader
+from ostinato.durable.records import BLOCK_BYTES, ArrayRecord
+from ostinato.durable.values import decode, encode
+
+__all__ = [
+    "BLOCK_BYTES",
+    "FORMAT_VERSION",
+    "ArrayRecord",
+    "CheckpointReader",
+    "CheckpointWriter",
+    "Manifest",
+    "atomic_write",
+    "check_free",
+    "decode",
+    "encode",
+    "free_bytes",
+    "fsync_dir",
+    "open_mapped",
+    "read_array",
+    "read_array_into",
+    "read_manifest",
+    "read_stream",
+    "reserve",
+    "safe_join",
+    "verify_array",
+    "write_array",
+    "write_manifest",
+    "write_stream",
+]

@@ -1,0 +1,120 @@
+"""Streams of checksummed blocks: the one place where array bytes meet an open file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, final
+
+import xxhash
+
+from ostinato.durable.files import write_all
+from ostinato.errors import DamagedFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ostinato.durable.records import ArrayRecord
+
+__all__ = ["BlockReader", "BlockWriter"]
+
+# Hashed and written, or read and hashed, in steps that stay in the processor's cache.
+_STEP_BYTES = 256 * 1024
+
+
+@final
+class BlockWriter:
+    """Appends bytes to an open file and keeps a checksum of each block."""
+
+    def __init__(self, fd: int, block_bytes: int) -> None:
+        """Start at the current end of `fd`, which stays the caller's."""
+        self._fd = fd
+        self._block_bytes = block_bytes
+        self._hash = xxhash.xxh3_64()
+        self._checksums: list[str] = []
+        self.nbytes = 0
+
+    def write(self, view: memoryview) -> None:
+        """Append bytes (`view` is one-dimensional, of format `B`)."""
+        while len(view):
+            room = self._block_bytes - self.nbytes % self._block_bytes
+            step = view[: min(room, _STEP_BYTES)]
+            self._hash.update(step)
+            write_all(self._fd, step)
+            self.nbytes += len(step)
+            if len(step) == room:
+                self._close_block()
+            view = view[len(step) :]
+
+    def finish(self) -> tuple[str, ...]:
+        """Return the checksums of all blocks, the last one perhaps short."""
+        if self.nbytes % self._block_bytes:
+            self._close_block()
+        return tuple(self._checksums)
+
+    def _close_block(self) -> None:
+        self._checksums.append(self._hash.hexdigest())
+        self._hash.reset()
+
+
+@final
+class BlockReader:
+    """Reads the bytes of a record in order and checks each block as soon as it is complete."""
+
+    def __init__(self, fd: int, record: ArrayRecord, path: Path, *, verify: bool) -> None:
+        """Start at the beginning of `fd`, which stays the caller's; `path` is for messages."""
+        self._fd = fd
+        self._record = record
+        self._path = path
+        self._verify = verify
+        self._hash = xxhash.xxh3_64()
+        self._offset = 0
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill `view` with the next bytes.
+
+        Raises:
+            DamagedFileError: A block has another checksum than the manifest says, or the file ends too early.
+        """
+        block_bytes = self._record.block_bytes
+        while len(view):
+            room = block_bytes - self._offset % block_bytes
+            step = view[: min(room, _STEP_BYTES)]
+            self._fill(step)
+            self._offset += len(step)
+            if self._verify:
+                self._hash.update(step)
+                if len(step) == room or self._offset == self._record.nbytes:
+                    self._check_block()
+            view = view[len(step) :]
+
+    def _fill(self, view: memoryview) -> None:
+        filled = 0
+        while filled < len(view):
+            count = (
+                os.readv(self._fd, [view[filled:]])
+                if hasattr(os, "readv")
+                else _copy(self._fd, view[filled:])
+            )
+            if count == 0:
+                msg = (
+                    f"{self._path} ends at byte {self._offset + filled}, {self._record.nbytes} bytes expected"
+                )
+                raise DamagedFileError(msg)
+            filled += count
+
+    def _check_block(self) -> None:
+        block = (self._offset - 1) // self._record.block_bytes
+        found, expected = self._hash.hexdigest(), self._record.checksums[block]
+        if found != expected:
+            msg = (
+                f"{self._path} is damaged in the block at byte {block * self._record.block_bytes}: "
+                f"checksum {found}, {expected} expected: restore the file from a copy"
+            )
+            raise DamagedFileError(msg)
+        self._hash.reset()
+
+
+def _copy(fd: int, view: memoryview) -> int:
+    data = os.read(fd, len(view))  # Windows has no readv
+    view[: len(data)] = data
+    return len(data)

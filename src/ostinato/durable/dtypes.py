@@ -1,0 +1,96 @@
+"""Names of the dtypes that files may hold, and tensors seen as raw memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DTYPES", "check_plain", "check_shape", "dtype_name", "is_raw", "raw_view", "shape_nbytes"]
+
+_NAMES = (
+    "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+    "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+)
+# The installed torch may be too old for the last of them.
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)
+}
+_BY_DTYPE = {dtype: name for name, dtype in DTYPES.items()}
+_MAX_DIMS = 64
+_MAX_BYTES = 2**62
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in files, for example `bfloat16`.
+
+    Raises:
+        CheckpointError: Files cannot hold this dtype.
+    """
+    name = _BY_DTYPE.get(dtype)
+    if name is None:
+        msg = f"dtype {dtype} cannot be saved: convert to one of {', '.join(DTYPES)}"
+        raise CheckpointError(msg)
+    return name
+
+
+def check_shape(shape: object) -> tuple[int, ...] | None:
+    """Return a shape that a file gave as a tuple, or None where it is not a list of plausible sizes."""
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
+        return None
+    product = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            return None
+        product *= max(size, 1)  # zero sizes too: torch multiplies the others for the strides
+        if product > _MAX_BYTES:
+            return None
+    return tuple(shape)
+
+
+def shape_nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Return the bytes of a contiguous tensor."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count * dtype.itemsize
+
+
+def check_plain(tensor: Tensor, where: Path | str) -> Tensor:
+    """Return `tensor` as a plain tensor outside autograd, the same memory.
+
+    Raises:
+        CheckpointError: It is sparse, nested, without data, or of a dtype that files cannot hold.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        msg = (
+            f"{where}: cannot save a {tensor.layout} tensor on {tensor.device}: only dense tensors with data"
+        )
+        raise CheckpointError(msg)
+    if sys.byteorder != "little":
+        msg = f"{where}: files are little-endian, big-endian machines are not supported"
+        raise CheckpointError(msg)
+    dtype_name(tensor.dtype)
+    return tensor.detach().as_subclass(Tensor)
+
+
+def is_raw(tensor: Tensor) -> bool:
+    """Whether the memory of `tensor` is its elements in order, readable by the CPU."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def raw_view(tensor: Tensor) -> memoryview:
+    """Return the memory of a tensor for which `is_raw` holds as writable bytes; no copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,260 @@
+"""Files and directories: atomic replacement, fsync, safe names, disk space; not what the bytes mean."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "atomic_write",
+    "check_free",
+    "create_file",
+    "disk_errors",
+    "free_bytes",
+    "fsync_dir",
+    "new_token",
+    "open_inside",
+    "reserve",
+    "safe_join",
+    "sync_fd",
+    "write_all",
+]
+
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}", re.ASCII)
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS}
+_COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+# Opening a FIFO that somebody put in the place of a file must not wait for a writer.
+_READ = os.O_RDONLY | _COMMON | getattr(os, "O_NONBLOCK", 0)
+
+
+def new_token() -> str:
+    """Return 16 random hexadecimal digits that make a file name unique."""
+    return os.urandom(8).hex()
+
+
+def sync_fd(fd: int) -> None:
+    """Wait until the bytes of an open file are on the disk, not only in the cache of the drive."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves them in the drive's cache
+    if full_sync is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, full_sync)
+            return
+    os.fsync(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    """Wait until the names in a directory are on the disk; does nothing where that cannot be asked."""
+    if os.name == "nt":
+        return
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.close(fd)
+
+
+def create_file(path: Path) -> int:
+    """Create a file that must not exist yet and return its descriptor, open for writing."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON, 0o666)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write every byte of `data`; a single call of the system may write fewer."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def atomic_write(path: Path, data: bytes | memoryview) -> None:
+    """Put `data` in the place of the file `path`; after a crash it holds the old bytes or the new.
+
+    Args:
+        path: File to create or replace; its directory must exist.
+        data: Bytes to write.
+
+    Raises:
+        StorageMemoryError: The disk is full; the old file is whole.
+    """
+    temporary = path.with_name(f"{path.name}.{new_token()}.tmp")
+    nbytes = memoryview(data).nbytes
+    try:
+        with disk_errors(path, nbytes):
+            fd = create_file(temporary)
+            try:
+                write_all(fd, data)
+                sync_fd(fd)
+            finally:
+                os.close(fd)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def safe_join(root: Path, name: str) -> Path:
+    """Return `root / name` for a name that a file gave, so that it cannot lead out of `root`.
+
+    Args:
+        root: Directory that the name must stay in.
+        name: Parts of letters, digits, `_`, `.`, `+` and `-`, not beginning with a dot, divided by `/`.
+
+    Raises:
+        DamagedFileError: The name is absolute, has `..` or other characters, or a part of it is a symbolic
+            link.
+    """
+    parts = name.split("/")
+    if not all(_COMPONENT.fullmatch(part) for part in parts):
+        msg = f"{root}: the file name {name[:200]!r} is not allowed: names may not leave the directory"
+        raise DamagedFileError(msg)
+    path = root
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            msg = f"{path} is a symbolic link, which is not allowed here: put the file itself in its place"
+            raise DamagedFileError(msg)
+    return path
+
+
+def open_inside(root: Path, name: str) -> tuple[int, int]:
+    """Open a regular file of the directory `root` for reading.
+
+    Returns:
+        Its descriptor, which the caller closes, and its size in bytes.
+
+    Raises:
+        DamagedFileError: The name is not allowed, or no regular file is there.
+    """
+    path = safe_join(root, name)
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError as error:
+        msg = f"{path} is missing: the checkpoint is not complete"
+        raise DamagedFileError(msg) from error
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+            raise
+        msg = f"{path} is not a regular file: {error.strerror}"
+        raise DamagedFileError(msg) from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        msg = f"{path} is not a regular file"
+        raise DamagedFileError(msg)
+    return fd, status.st_size
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes free for this user on the disk of `path`, which need not exist yet."""
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def check_free(path: Path, needed_bytes: int) -> None:
+    """Raise before anything is written when the disk of `path` has too few bytes free.
+
+    Raises:
+        StorageMemoryError: Names the bytes needed and the bytes free.
+    """
+    free = free_bytes(path)
+    if needed_bytes > free:
+        raise StorageMemoryError(_no_room(path, needed_bytes, free, "disk too small"))
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Turn "no space", "over quota" and "file too large" into `StorageMemoryError` with the numbers."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        message = _no_room(path, needed_bytes, free_bytes(path), str(error.strerror))
+        raise StorageMemoryError(message) from error
+
+
+def _no_room(path: Path, needed_bytes: int, free: int, reason: str) -> str:
+    return (
+        f"cannot write {path}: {needed_bytes} bytes needed, {free} bytes free ({reason}): "
+        "free disk space, raise the quota or file-size limit, or choose another path"
+    )
+
+
+def reserve(target: int | Path, nbytes: int) -> None:
+    """Make a file at least `nbytes` long and take the disk space for it now, so that later writes find it.
+
+    A mapped file without its space reserved kills the process with SIGBUS when the disk fills. Where the
+    system has no such call (Windows, macOS) the file is only lengthened, after asking for the free space.
+
+    Args:
+        target: Descriptor open for writing, or path of a file, created where it is missing.
+        nbytes: Length in bytes; a longer file stays as it is.
+
+    Raises:
+        StorageMemoryError: Too little space; the file has its former length, or is absent again.
+    """
+    if nbytes < 0:
+        msg = f"nbytes must be 0 or more, got {nbytes}"
+        raise OptionError(msg)
+    if isinstance(target, int):
+        _reserve(target, nbytes, Path(f"/dev/fd/{target}") if os.name != "nt" else Path.cwd())
+        return
+    existed = target.exists()
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | _COMMON, 0o666)
+    try:
+        _reserve(fd, nbytes, target)
+    except BaseException:
+        if not existed:
+            target.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _reserve(fd: int, nbytes: int, path: Path) -> None:
+    size = os.fstat(fd).st_size
+    if nbytes == 0:
+        return
+    try:
+        with disk_errors(path, nbytes):
+            if not _allocate(fd, nbytes):
+                check_free(path, nbytes - size)
+                os.ftruncate(fd, max(nbytes, size))
+    except StorageMemoryError:
+        os.ftruncate(fd, size)  # gives back what was taken before the disk was full
+        raise
+
+
+def _allocate(fd: int, nbytes: int) -> bool:
+    """Ask the file system for the space; False where it cannot be asked."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return False
+    return True

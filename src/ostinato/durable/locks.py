@@ -1,0 +1,86 @@
+"""One saver at a time in a directory: an advisory lock that a killed process gives back by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, final
+
+from ostinato.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["LOCK_NAME", "DirectoryLock"]
+
+LOCK_NAME = ".ostinato.lock"
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+
+
+@final
+class DirectoryLock:
+    """Exclusive right to save into a directory, between threads and processes.
+
+    File systems that know no locks are saved to without one.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Name the directory; nothing is locked yet."""
+        self._path = root / LOCK_NAME
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            CheckpointError: Somebody else is saving into this directory now.
+        """
+        while True:
+            fd = os.open(self._path, _FLAGS, 0o666)
+            try:
+                _lock(fd, self._path)
+                current = self._is_current(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            if current:
+                self._fd = fd
+                return
+            os.close(fd)  # the holder before us removed this file: lock the one that others will see
+
+    def release(self) -> None:
+        """Give the lock back and remove its file; harmless when it is not held."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(OSError):  # Windows keeps an open file; the next saver takes it over
+            self._path.unlink()
+        os.close(self._fd)
+        self._fd = -1
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(status, os.fstat(fd))
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        if fcntl is not None:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            import msvcrt  # noqa: PLC0415 - exists on Windows only
+
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError as error:
+        if error.errno in _BUSY:
+            msg = f"{path.parent} is being saved to by another thread or process: save elsewhere, or later"
+            raise CheckpointError(msg) from error

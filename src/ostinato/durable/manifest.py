@@ -1,0 +1,168 @@
+"""The manifest: one JSON file that says what a checkpoint holds, replaced atomically, checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import xxhash
+
+from ostinato.durable.files import atomic_write, open_inside
+from ostinato.errors import CheckpointError, DamagedFileError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "MAX_MANIFEST_BYTES",
+    "Manifest",
+    "read_manifest",
+    "write_manifest",
+]
+
+MANIFEST_NAME = "manifest.json"
+FORMAT_VERSION = (1, 0)
+MAX_MANIFEST_BYTES = 64 * 2**20
+_KEYS = {"format", "version", "checksum", "body"}
+_FORMAT_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest that was read and checked.
+
+    Attributes:
+        format_name: What kind of checkpoint this is.
+        version: Major and minor version of the format.
+        body: The content.
+    """
+
+    format_name: str
+    version: tuple[int, int]
+    body: dict[str, Any]
+
+
+def write_manifest(directory: str | Path, body: dict[str, Any], *, format_name: str) -> None:
+    """Write or replace the manifest of a directory; after a crash the old one or the new one is there.
+
+    Args:
+        directory: Existing directory.
+        body: JSON objects, lists, strings, booleans, integers, finite floats and None.
+        format_name: What kind of checkpoint this is: lower-case letters, digits, `_`, `.` and `-`.
+
+    Raises:
+        CheckpointError: The body is not JSON, holds NaN or an infinity, or takes more than 64 MiB.
+        StorageMemoryError: The disk is full; the old manifest is whole.
+    """
+    if not _FORMAT_NAME.fullmatch(format_name):
+        msg = f"format_name must be 1 to 64 lower-case letters, digits, '_', '.' or '-', got {format_name!r}"
+        raise CheckpointError(msg)
+    version = list(FORMAT_VERSION)
+    try:
+        head = {"format": format_name, "version": version, "checksum": _checksum(format_name, version, body)}
+        text = canonical({**head, "body": body})
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"{directory}: the manifest cannot be written as JSON: {error}"
+        raise CheckpointError(msg) from error
+    if len(text) > MAX_MANIFEST_BYTES:
+        msg = (
+            f"{directory}: the manifest would take {len(text)} bytes, {MAX_MANIFEST_BYTES} are allowed: "
+            "keep large state in tensors, which are saved as files"
+        )
+        raise CheckpointError(msg)
+    atomic_write(Path(directory) / MANIFEST_NAME, text + b"\n")
+
+
+def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
+    """Read and check the manifest of a directory.
+
+    Args:
+        directory: Directory of the checkpoint.
+        format_name: What kind of checkpoint the caller can read.
+
+    Raises:
+        CheckpointError: There is none, it is of another kind, or of a major version that this release cannot
+            read.
+        DamagedFileError: It is not JSON, has NaN, other keys or another checksum, or is larger than 64 MiB.
+    """
+    path = Path(directory) / MANIFEST_NAME
+    if not path.parent.is_dir() or not (path.exists() or path.is_symlink()):
+        msg = f"no checkpoint at {directory}: {path} does not exist"
+        raise CheckpointError(msg)
+    node = parse_json(_read_text(path), path)
+    if not isinstance(node, dict) or not {"format", "version"} <= set(node):
+        _damaged(path, "it is not a manifest of ours: no format and version")
+    version = _check_version(node, path, format_name)
+    if set(node) != _KEYS or not isinstance(node["body"], dict):
+        _damaged(path, f"it must have exactly the keys {sorted(_KEYS)}, the body an object")
+    try:
+        found = _checksum(node["format"], node["version"], node["body"])
+    except (ValueError, RecursionError) as error:
+        _damaged(path, str(error))
+    if found != node["checksum"]:
+        _damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
+    return Manifest(format_name, version, node["body"])
+
+
+def parse_json(text: bytes, where: Path | str) -> Any:
+    """Parse JSON from a file; NaN and infinities are refused.
+
+    Raises:
+        DamagedFileError: It is no JSON.
+    """
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} is damaged: not JSON: {str(error)[:200]}"
+        raise DamagedFileError(msg) from error
+
+
+def canonical(node: object) -> bytes:
+    """Return JSON without spaces, in ASCII, keys in their order: the bytes that checksums cover."""
+    return json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _checksum(format_name: str, version: list[int], body: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(canonical([format_name, version, body]))
+
+
+def _check_version(node: dict[str, Any], path: Path, format_name: str) -> tuple[int, int]:
+    if node["format"] != format_name:
+        msg = f"{path} is of the format {str(node['format'])[:80]!r}, {format_name!r} expected"
+        raise CheckpointError(msg)
+    version = node["version"]
+    if not isinstance(version, list) or [type(part) for part in version] != [int, int] or min(version) < 0:
+        _damaged(path, f"version must be [major, minor], got {str(version)[:40]}")
+    if version[0] != FORMAT_VERSION[0]:
+        msg = (
+            f"{path} has format version {str(version[0])[:20]}.{str(version[1])[:20]}; "
+            f"this release reads version {FORMAT_VERSION[0]}: use the release of Ostinato that wrote it, "
+            "or a later one"
+        )
+        raise CheckpointError(msg)
+    return version[0], version[1]
+
+
+def _read_text(path: Path) -> bytes:
+    fd, size = open_inside(path.parent, path.name)
+    try:
+        if size > MAX_MANIFEST_BYTES + 1:
+            _damaged(path, f"{size} bytes, at most {MAX_MANIFEST_BYTES} are allowed")
+        with os.fdopen(fd, "rb", closefd=False) as stream:
+            return stream.read(MAX_MANIFEST_BYTES + 1)
+    finally:
+        os.close(fd)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    msg = f"{name} is not allowed"
+    raise ValueError(msg)
+
+
+def _damaged(path: Path, problem: str) -> NoReturn:
+    msg = f"{path} is damaged: {problem}"
+    raise DamagedFileError(msg)

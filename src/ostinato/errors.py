@@ -1,0 +1,75 @@
+"""The exception tree: every error also inherits the nearest built-in, so old `except` lines still work."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityError",
+    "CheckpointError",
+    "DamagedFileError",
+    "EmptyBufferError",
+    "KeyMissingError",
+    "KindError",
+    "MissingExtraError",
+    "OptionError",
+    "OstinatoError",
+    "SchemaError",
+    "SlotError",
+    "StorageMemoryError",
+    "UsageError",
+]
+
+
+class OstinatoError(Exception):
+    """Root of every error that Ostinato raises on purpose."""
+
+
+class SchemaError(OstinatoError, ValueError):
+    """Rows do not match what the storage holds: shape, dtype, key set or nesting."""
+
+
+class KeyMissingError(SchemaError, KeyError):
+    """A field that was asked for, or that rows must have, is not there."""
+
+    def __str__(self) -> str:
+        """Return the message itself (`KeyError` would show its repr)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class KindError(OstinatoError, TypeError):
+    """A value of a kind that this part does not take."""
+
+
+class CapacityError(OstinatoError, ValueError):
+    """A capacity that is not positive, or too small for what is asked of it."""
+
+
+class OptionError(OstinatoError, ValueError):
+    """An argument out of its range, or two arguments that exclude each other."""
+
+
+class EmptyBufferError(OstinatoError, RuntimeError):
+    """Rows were asked of a buffer that has none."""
+
+
+class UsageError(OstinatoError, RuntimeError):
+    """A call that this object cannot serve in the state it is in."""
+
+
+class SlotError(OstinatoError, IndexError):
+    """An index outside the rows stored."""
+
+
+class StorageMemoryError(OstinatoError, MemoryError):
+    """More memory or disk was asked for than there is."""
+
+
+class CheckpointError(OstinatoError, ValueError):
+    """A checkpoint cannot be written, or does not fit the buffer that loads it."""
+
+
+class DamagedFileError(CheckpointError):
+    """A file of a checkpoint is damaged, truncated or not ours."""
+
+
+class MissingExtraError(OstinatoError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""

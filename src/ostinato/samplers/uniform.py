@@ -1,0 +1,205 @@
+"""Uniform sampling: independent draws, and passes without repetition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, final
+
+import torch
+
+from ostinato._backend import native
+from ostinato.core.draw import Draw
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.samplers.base import Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.core.draw import View
+
+__all__ = ["RandomSampler", "SamplerWithoutReplacement"]
+
+_TOP = 2**63 - 1
+_CPU = torch.device("cpu")
+
+
+class RandomSampler(Sampler):
+    """Independent uniform draws: every row present has probability `1 / rows` each time.
+
+    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), whatever the number of rows.
+
+    Args:
+        replacement: False makes a `SamplerWithoutReplacement` instead, as in TorchRL.
+
+    Example:
+        >>> from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=RandomSampler(), batch_size=2)
+    """
+
+    def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
+        """Make the sampler that `replacement` asks for."""
+        made = RandomSampler if replacement and cls is RandomSampler else SamplerWithoutReplacement
+        return object.__new__(made if cls is RandomSampler else cls)  # type: ignore[return-value]
+
+    def __init__(self, *, replacement: bool = True) -> None:
+        del replacement  # read by __new__
+
+    def __repr__(self) -> str:
+        """Class alone: there is no state."""
+        return "RandomSampler()"
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """Draw `batch_size` independent uniform slots."""
+        if view.device == _CPU:
+            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
+        return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
+
+
+@final
+class SamplerWithoutReplacement(RandomSampler):
+    """Passes over the rows: within one pass (epoch) every row present is drawn exactly once.
+
+    The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
+    no call stalls to shuffle everything. Rows written during a pass join those not yet drawn. The last batch of
+    a pass holds what is left, unless `drop_last`. An instance of `RandomSampler` because TorchRL's is.
+
+    Args:
+        drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
+        shuffle: False goes through the slots in order.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
+        >>> _ = rb.extend(torch.arange(10))
+        >>> [len(batch) for batch in rb]
+        [4, 4, 2]
+    """
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True, *, replacement: bool = False) -> None:  # noqa: FBT001, FBT002
+        if replacement:
+            msg = "SamplerWithoutReplacement draws without replacement, got replacement=True: use RandomSampler"
+            raise OptionError(msg)
+        self.drop_last = drop_last
+        self.shuffle = shuffle
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._rows = 0
+        self._at = 0
+        self._ran_out = False
+
+    def __repr__(self) -> str:
+        """Options and place in the pass."""
+        return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}, drawn={self._at} of {self._rows})"
+
+    @property
+    def epochal(self) -> bool:
+        """True: iteration ends with the pass."""
+        return True
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw ended a pass."""
+        return self._ran_out
+
+    def restart(self) -> None:
+        """Begin a new pass with the next draw."""
+        self._at = 0
+        self._ran_out = False
+
+    def clear(self) -> None:
+        """Forget order and place."""
+        self._rows = 0
+        self.restart()
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """Draw the next slots of the pass, beginning a new one where the last ended.
+
+        Raises:
+            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any.
+        """
+        if self.drop_last and view.rows < batch_size:
+            msg = f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: add rows first or lower batch_size"
+            raise OptionError(msg)
+        self._take_in(view, generator)
+        left = self._rows - self._at
+        if left == 0 or (self.drop_last and left < batch_size):
+            self._at, left = 0, self._rows
+            if self.shuffle and view.device != _CPU:
+                self._shuffle_rest(generator)
+        count = min(batch_size, left)
+        slots = self._next(count, generator) if self.shuffle else torch.arange(self._at, self._at + count, device=view.device)
+        self._at += count
+        left -= count
+        self._ran_out = left == 0 or (self.drop_last and left < batch_size)
+        return Draw(slots)
+
+    def _take_in(self, view: View, generator: torch.Generator | None) -> None:
+        """Let rows written since the last draw join the pass."""
+        if view.rows == self._rows:
+            return
+        first = self._rows
+        self._rows = view.rows
+        if not self.shuffle:
+            return
+        if self._order.shape[0] < view.rows or self._order.device != view.device:
+            order = torch.empty(min(view.capacity, max(2 * view.rows, 1024)), dtype=torch.int64, device=view.device)
+            order[:first] = self._order[:first]
+            self._order = order
+        self._order[first : view.rows] = torch.arange(first, view.rows, device=view.device)
+        if view.device != _CPU:
+            self._shuffle_rest(generator)
+
+    def _shuffle_rest(self, generator: torch.Generator | None) -> None:
+        """On other devices order all that is left at once: there a permutation is cheap, step-by-step swaps are not."""
+        rest = self._order[self._at : self._rows]
+        rest.copy_(rest[torch.randperm(rest.shape[0], generator=generator, device=rest.device)])
+
+    def _next(self, count: int, generator: torch.Generator | None) -> Tensor:
+        if self._order.device != _CPU:
+            return self._order[self._at : self._at + count].clone()
+        randoms = torch.randint(0, _TOP, (count,), generator=generator)
+        if native is None:
+            return _shuffle_draw(self._order, self._at, self._rows, randoms)
+        out = torch.empty_like(randoms)
+        native.shuffle_draw(self._order.data_ptr(), self._at, self._rows, count, randoms.data_ptr(), out.data_ptr())
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return order and place in the pass."""
+        order = self._order[: self._rows] if self.shuffle else None
+        return {
+            "drop_last": self.drop_last,
+            "shuffle": self.shuffle,
+            "rows": self._rows,
+            "at": self._at,
+            "ran_out": self._ran_out,
+            "order": order,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if the state is that of other options.
+        """
+        if (state["drop_last"], state["shuffle"]) != (self.drop_last, self.shuffle):
+            msg = (
+                f"the state is that of SamplerWithoutReplacement(drop_last={state['drop_last']}, shuffle={state['shuffle']}), "
+                f"this one has drop_last={self.drop_last}, shuffle={self.shuffle}: make it with the same options"
+            )
+            raise CheckpointError(msg)
+        if state["order"] is not None:
+            self._order = state["order"].to(torch.int64).clone()
+        self._rows, self._at, self._ran_out = int(state["rows"]), int(state["at"]), bool(state["ran_out"])
+
+
+def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:
+    """The native steps in Python: the same draws, a step at a time."""
+    steps = [i + ((r * (total - i)) >> 63) for i, r in enumerate(randoms.tolist(), first)]
+    places = sorted({*steps, *range(first, first + len(steps))})
+    held = dict(zip(places, order[torch.tensor(places)].tolist(), strict=True))
+    out = []
+    for i, j in enumerate(steps, first):
+        held[i], held[j] = held[j], held[i]
+        out.append(held[i])
+    order[torch.tensor(places)] = torch.tensor([held[place] for place in places])
+    return torch.tensor(out)

@@ -1,0 +1,183 @@
+"""What every storage can do: admit rows at the door, set and get them by slot, present them as they came."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.errors import CapacityError, KindError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from torch import Tensor
+
+    from ostinato.core.draw import Placement
+
+__all__ = ["Storage", "check_capacity", "check_ndim"]
+
+
+class Storage(ABC):
+    """Base of all storages; a storage of your own subclasses it and implements the abstract methods.
+
+    Data passes in two steps, so that bad rows are refused before anything changes: `admit` checks rows and
+    returns a *payload* (whatever the storage likes, opaque to the buffer), `set` writes a payload to slots.
+    Reading is the mirror: `get` copies slots into a payload, `present` gives it the form the user put in.
+
+    Slots are flat: with `ndim=2`, slot `s` is row `s // lanes` and lane `s % lanes`. Not thread-safe: the buffer
+    locks around `set`; `get` may run while another thread writes other slots.
+    """
+
+    form: str = "own"
+    """What kind of state `state_dict` gives; storages of one form load each other's checkpoints."""
+    ndim: int = 1
+    """Batch dimensions of a row's position: 1, or 2 for time x environments."""
+    device: torch.device = torch.device("cpu")
+    """Where rows are kept and samples appear."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Most rows that fit (cells, with `ndim=2`)."""
+
+    @property
+    def max_size(self) -> int:
+        """The capacity asked for; `capacity` may be larger with `ndim=2`, where it rounds up to whole lanes."""
+        return self.capacity
+
+    @property
+    def lanes(self) -> int:
+        """Cells that one step of the first dimension holds: 1, or the second dimension with `ndim=2`."""
+        return 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for rows, as far as the storage can tell."""
+        return 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the rows present: `(rows,)`, or `(steps, lanes)` with `ndim=2`."""
+        return (len(self),)
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row; where a writer goes on when a storage comes with rows."""
+        return len(self) % self.capacity
+
+    @property
+    def default_collate(self) -> Callable[[Any], Any] | None:
+        """What makes a batch of presented rows, if the buffer is given no `collate_fn`; None leaves them as they are."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Rows present: the slots `[0, len)`."""
+
+    @abstractmethod
+    def admit(self, data: Any, lead: int) -> tuple[Any, int]:
+        """Check rows and return `(payload, rows)`; nothing changes if they are refused.
+
+        Args:
+            data: one row (`lead=0`) or rows with `lead` leading batch dimensions (or a list of rows).
+            lead: 0 from `add`, 1 from `extend`; storages with `ndim=2` take one more.
+
+        Raises:
+            SchemaError: rows of another form than those stored.
+            KindError: rows of a kind that this storage cannot keep.
+        """
+
+    @abstractmethod
+    def set(self, placement: Placement, payload: Any) -> None:
+        """Write the payload's rows to the slots of the placement. One copy."""
+
+    @abstractmethod
+    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+        """Return a payload with the rows at `slots` (int64 `[B]`, each in `[0, len)`). Copy.
+
+        `pin` asks for page-locked memory; storages of Python objects may leave that to the buffer.
+        """
+
+    @abstractmethod
+    def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
+        """Give a payload from `get` the form in which rows were put in, with leading dimensions `batch`."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all rows, keep the memory."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: rows present and what is needed to read them. Tensors are not copied.
+
+        The keys `form` and `capacity` are required. `columns` (name -> tensor `[rows, ...]`) and `items` (a list of
+        objects) are written to files of their own; the rest must be plain values and small tensors.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
+
+        Columns may be tensors, or objects with `read_into(tensor)`.
+        """
+
+    def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:  # noqa: ARG002
+        """Return the field at `path` of a payload, for writers that rank rows; None where it has none."""
+        return None
+
+    @abstractmethod
+    def read(self, index: Any, *, swap: bool = False) -> Any:
+        """Return presented rows at a user's index: int, slice, tensor, mask or tuple.
+
+        A *view* where the storage can give one, else a copy. `swap` addresses `[lanes, steps]` with `ndim=2`.
+
+        Raises:
+            SlotError: if the index is out of range of the rows present.
+        """
+
+    @abstractmethod
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+        """Check `data` (leading dimensions `batch`) for the rows at `slots` (int64 `[n]`, present), and return what writes it.
+
+        Raises:
+            SchemaError: if it does not match the rows stored.
+        """
+
+    def prepare_field(self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]) -> Callable[[], None]:  # noqa: ARG002
+        """Check one field's value for the rows at `slots`, and return what writes it.
+
+        Raises:
+            KindError: if the storage has no fields.
+        """
+        msg = f"{type(self).__name__} has no fields to write ({path!r}): replace whole rows with rb[index] = rows"
+        raise KindError(msg)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows without transforms or collate; see `read`."""
+        return self.read(index)
+
+
+def check_capacity(max_size: object) -> int:
+    """Return a capacity that is a positive integer.
+
+    Raises:
+        CapacityError: otherwise.
+    """
+    if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+        msg = f"max_size must be an integer of at least 1 (rows), got {max_size!r}"
+        raise CapacityError(msg)
+    return max_size
+
+
+def check_ndim(ndim: object) -> int:
+    """Return a number of batch dimensions, 1 or 2.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    if ndim not in (1, 2) or isinstance(ndim, bool):
+        msg = f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}"
+        raise OptionError(msg)
+    return int(ndim)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,82 @@
+"""Columns of a table by name, for state and checkpoints: named on the way out, checked and filled on the way in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import CheckpointError
+from ostinato.storages.late import LateFields
+
+if TYPE_CHECKING:
+    from ostinato.core.rows import Path, Schema
+    from ostinato.storages.table import Table
+
+__all__ = ["check_form", "check_room", "fill_columns", "name_columns"]
+
+
+def name_columns(table: Table, late: LateFields, rows: int) -> tuple[dict[str, Tensor], list[list[Any]]]:
+    """Return the columns `[rows, *shape]` by name (views), and for late fields `[path, name, name of the mask]`."""
+    names = [_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
+    columns = dict(zip(names, table.view(0, rows), strict=True))
+    notes: list[list[Any]] = []
+    for i, (path, column) in enumerate(late.columns.items(), len(names)):
+        name = _name(path, i)
+        notes.append([list(path), name, f"{name}.has"])
+        columns[name], columns[f"{name}.has"] = column[:rows], late.has[path][:rows]
+    return columns, notes
+
+
+def fill_columns(table: Table, state: dict[str, Any]) -> LateFields:
+    """Copy the columns of a state into a table, and return its late fields.
+
+    Columns are tensors, or objects with `read_into(tensor)` and `read()`.
+    """
+    rows, columns = int(state["rows"]), dict(state["columns"])
+    for i, (leaf, column) in enumerate(zip(table.schema.leaves, table.columns, strict=True)):
+        source, dest = columns[_name(leaf.path, i)], column[:rows]
+        if not isinstance(source, Tensor):
+            source.read_into(dest)
+        elif dest.numel() and source.data_ptr() != dest.data_ptr():
+            dest.copy_(source)
+    late = LateFields(table.capacity, table.device)
+    everywhere = torch.arange(rows, device=table.device)
+    for path, name, has in state["late"]:
+        late.put(tuple(path), everywhere, _dense(columns[name]))
+        late.has[tuple(path)][:rows] = _dense(columns[has]).to(table.device)
+    return late
+
+
+def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
+    """Refuse a state that does not fit.
+
+    Raises:
+        CheckpointError: if it has more rows than `capacity`, or other dimensions.
+    """
+    if state["ndim"] != ndim:
+        msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
+        raise CheckpointError(msg)
+    if int(state["rows"]) > capacity:
+        msg = f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one with max_size >= {state['rows']}"
+        raise CheckpointError(msg)
+
+
+def check_form(mine: Schema, my_lanes: int, saved: Schema, lanes: int) -> None:
+    """Refuse rows of another form.
+
+    Raises:
+        CheckpointError: naming both forms.
+    """
+    if mine != saved or my_lanes != lanes:
+        msg = f"the checkpoint holds {saved} in {lanes} lane(s), the storage {mine} in {my_lanes}: load into a buffer of that form"
+        raise CheckpointError(msg)
+
+
+def _name(path: Path, position: int) -> str:
+    return f"{position}.{'.'.join(map(str, path))}" if path else f"{position}.data"
+
+
+def _dense(source: Any) -> Tensor:
+    return source if isinstance(source, Tensor) else source.read()

@@ -1,0 +1,90 @@
+"""LazyTensorStorage: tensors made when the first rows show their form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato._backend import native
+from ostinato.errors import SchemaError
+from ostinato.storages.base import check_capacity, check_ndim
+from ostinato.storages.late import LateFields
+from ostinato.storages.memory import HeapMemory, Memory
+from ostinato.storages.table import Table, plan_layout
+from ostinato.storages.tensor import TensorStorage
+
+if TYPE_CHECKING:
+    from ostinato.core.rows import Schema
+
+__all__ = ["LazyTensorStorage"]
+
+
+class LazyTensorStorage(TensorStorage):
+    """Tensors for `max_size` rows, laid out when the first rows show their form.
+
+    Fields of up to 256 bytes share one packed row on the CPU, which halves the cost of random reads; the tensors
+    of such fields are strided (`storage["obs"]` is a view). Never-written rows are never sampled or read.
+
+    Args:
+        max_size: capacity in rows (cells with `ndim=2`, rounded up to whole lanes).
+        device: where rows are kept; "auto" takes the device of the first rows.
+        ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
+        packed: False gives every field a contiguous tensor.
+        compilable: no effect: the native call is opaque to `torch.compile` in any case.
+
+    Raises:
+        CapacityError: if `max_size` is not a positive integer.
+        StorageMemoryError: at the first write, if there is not enough memory; names the bytes needed and free.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+        >>> rb.extend({"obs": torch.zeros(8, 3), "reward": torch.zeros(8)}).shape
+        torch.Size([8])
+        >>> rb.sample()["obs"].shape
+        torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str | int = "cpu",
+        ndim: int = 1,
+        packed: bool = True,
+        compilable: bool = False,  # noqa: ARG002
+    ) -> None:
+        self._start(check_ndim(ndim))
+        self._max_size = check_capacity(max_size)
+        self._auto = device == "auto"
+        self.device = torch.device("cpu") if self._auto else _resolved(torch.device(device))
+        self._packed = packed
+        self._late = LateFields(max_size, self.device)
+
+    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        if self._auto:
+            self.device = device
+        lanes = batch[-1] if self.ndim > 1 else 1
+        if lanes < 1:
+            msg = f"rows must have at least one lane (environment), got batch size {list(batch)}"
+            raise SchemaError(msg)
+        capacity = -(-self._max_size // lanes) * lanes
+        memory = self._memory()
+        # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
+        layout = plan_layout(schema.leaves, packed=self._packed and native is not None and self.device.type == "cpu")
+        memory.check(sum(block.stride for block in layout) * capacity)
+        self._table = Table(schema, capacity, memory, layout)
+        self._lanes = lanes
+        self._late = LateFields(capacity, self.device)
+
+    def _memory(self) -> Memory:
+        return HeapMemory(self.device)
+
+
+def _resolved(device: torch.device) -> torch.device:
+    """Give `cuda` its index, so that devices compare equal to those of tensors."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

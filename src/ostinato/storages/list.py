@@ -1,0 +1,223 @@
+"""ListStorage: any Python object, one list item for each row. The slow and general one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from ostinato.core import kinds
+from ostinato.core.draw import Run
+from ostinato.core.select import select
+from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
+from ostinato.storages.base import Storage, check_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from ostinato.core.draw import Placement
+
+__all__ = ["ListStorage"]
+
+
+@final
+class ListStorage(Storage):
+    """A list of Python objects: text, trees, tensors of any size.
+
+    Batches are made by torch's `default_collate` (TensorDicts are stacked), unless the buffer has a `collate_fn`;
+    objects that cannot be stacked need one, for example `collate_fn=lambda rows: rows`.
+
+    Args:
+        max_size: capacity in rows; None is as good as unbounded.
+        allow_pickle: let `dumps` and `loads` pickle objects that are no tensors, arrays or plain values. Unpickling
+            runs code: set it only for checkpoints that you trust.
+        compilable: no effect: Python objects are opaque to `torch.compile` in any case.
+
+    Raises:
+        CapacityError: if `max_size` is not a positive integer.
+
+    Example:
+        >>> from ostinato import ListStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=ListStorage(100), collate_fn=lambda rows: rows)
+        >>> rb.extend(["a", 1, None])
+        tensor([0, 1, 2])
+        >>> rb[:2]
+        ['a', 1]
+    """
+
+    form = "objects"
+
+    def __init__(self, max_size: int | None = None, *, allow_pickle: bool = False, compilable: bool = False) -> None:  # noqa: ARG002
+        self._max_size = sys.maxsize if max_size is None else check_capacity(max_size)
+        self.allow_pickle = allow_pickle
+        self._items: list[Any] = []
+        self._cursor = 0
+
+    @property
+    def capacity(self) -> int:
+        """Most rows that fit."""
+        return self._max_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors and arrays held; other objects do not say."""
+        return sum(int(getattr(item, "nbytes", 0)) for item in self._items)
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+        return self._cursor
+
+    @property
+    def default_collate(self) -> Callable[[Any], Any]:
+        """Stack rows: TensorDicts by torch, anything else by torch's `default_collate`."""
+        return collate_rows
+
+    def __len__(self) -> int:
+        """Rows present."""
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        """Class and fill."""
+        return f"ListStorage(rows={len(self)}, capacity={self._max_size}, bytes of tensors={self.nbytes})"
+
+    def admit(self, data: Any, lead: int) -> tuple[list[Any], int]:
+        """Take one object, or a list, tuple, range, iterator, array, tensor or TensorDict of rows.
+
+        Raises:
+            KindError: if `extend` gets a dict or text, which could mean one row or many.
+        """
+        if lead == 0:
+            return [_owned(data)], 1
+        if isinstance(data, (dict, str, bytes)):
+            msg = f"extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one {type(data).__name__}: use add(), or pass a list"
+            raise KindError(msg)
+        try:
+            rows = kinds.unstack(data)
+        except TypeError as error:
+            msg = f"extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got {type(data).__name__} ({error}): use add() for one row"
+            raise KindError(msg) from None
+        return [_owned(row) for row in rows], len(rows)
+
+    def set(self, placement: Placement, payload: list[Any]) -> None:
+        """Put rows into the list."""
+        if isinstance(placement, Run):
+            slots = [(placement.start + i) % placement.capacity for i in range(placement.rows)]
+            rows = payload[placement.skip :]
+            self._cursor = (placement.start + placement.rows) % placement.capacity
+        else:
+            slots = placement.slots.tolist()
+            rows = [payload[i] for i in placement.rows.tolist()]
+        for slot, row in zip(slots, rows, strict=True):
+            if slot == len(self._items):
+                self._items.append(row)
+            elif slot < len(self._items):
+                self._items[slot] = row
+            else:
+                msg = f"slot {slot} is beyond the next free one, {len(self._items)}: a list grows row by row"
+                raise SlotError(msg)
+
+    def get(self, slots: Tensor, *, pin: bool = False) -> list[Any]:  # noqa: ARG002
+        """Return the objects at `slots`, not copied."""
+        items = self._items
+        return [items[slot] for slot in slots.tolist()]
+
+    def present(self, payload: list[Any], batch: tuple[int, ...]) -> Any:
+        """Return the list of rows, or the row itself where `batch` is empty."""
+        return payload if batch else payload[0]
+
+    def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
+        """Return one object, or the list of objects at a slice, tensor or mask."""
+        picked = select(index, (len(self),), self.device)
+        if picked.span is not None:
+            start, stop = picked.span
+            return self._items[start:stop] if picked.batch else self._items[start]
+        return [self._items[slot] for slot in picked.slots.tolist()]
+
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+        """Check that there is one object for each slot, and return what replaces them.
+
+        Raises:
+            SchemaError: if the number of rows differs from that of the slots.
+        """
+        rows = [_owned(row) for row in kinds.unstack(data)] if batch else [_owned(data)]
+        if len(rows) != slots.shape[0]:
+            msg = f"{slots.shape[0]} rows are chosen, {len(rows)} were given: give one for each"
+            raise SchemaError(msg)
+
+        def change() -> None:
+            for slot, row in zip(slots.tolist(), rows, strict=True):
+                self._items[slot] = row
+
+        return change
+
+    def clear(self) -> None:
+        """Drop all objects."""
+        self._items = []  # not cleared in place: a reader may be walking the old list
+        self._cursor = 0
+
+    def scores(self, payload: list[Any], path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return the field at `path` of rows that have keys, `[rows, *shape]`."""
+        try:
+            values = []
+            for row in payload:
+                value = row
+                for key in path:
+                    value = value[key]
+                values.append(kinds.as_tensor(value, path))
+        except (KeyError, IndexError, TypeError):
+            return None
+        return torch.stack(values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the list (not copied) and the cursor."""
+        return {
+            "form": self.form,
+            "items": self._items,
+            "cursor": self._cursor,
+            "capacity": self._max_size,
+            "allow_pickle": self.allow_pickle,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the objects over in a list of its own.
+
+        Raises:
+            CheckpointError: if there are more rows than fit.
+        """
+        if len(state["items"]) > self._max_size:
+            msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self._max_size}"
+            raise CheckpointError(msg)
+        self._items = list(state["items"])
+        grown = self._max_size != state["capacity"]
+        self._cursor = (len(self._items) if grown else int(state["cursor"])) % self._max_size
+
+
+def _owned(row: Any) -> Any:
+    """Copy views that would keep the caller's whole batch alive, or change with it."""
+    if isinstance(row, Tensor):
+        return row.detach().clone()
+    if kinds.is_tensor_collection(row):
+        return row.clone()
+    return row
+
+
+def collate_rows(rows: list[Any]) -> Any:
+    """Make a batch of a list of rows: stack TensorDicts and tensors, let torch's `default_collate` do the rest.
+
+    Raises:
+        KindError: if rows cannot be stacked; names the way out.
+    """
+    if rows and kinds.is_tensor_collection(rows[0]):
+        return torch.stack(rows, 0)
+    try:
+        if rows and isinstance(rows[0], np.ndarray):
+            return torch.as_tensor(np.stack(rows))
+        return default_collate(rows)
+    except (TypeError, RuntimeError, ValueError) as error:
+        msg = f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a collate_fn, such as lambda rows: rows"
+        raise KindError(msg) from error

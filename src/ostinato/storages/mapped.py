@@ -1,0 +1,155 @@
+"""LazyMemmapStorage: tensors in files mapped into memory, for buffers larger than RAM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.core.state import decode_schema, encode_schema
+from ostinato.durable.manifest import read_manifest, write_manifest
+from ostinato.errors import CheckpointError, OptionError, UsageError
+from ostinato.storages.lazy import LazyTensorStorage
+from ostinato.storages.memory import MappedMemory, Memory
+from ostinato.storages.table import Block, Table
+
+if TYPE_CHECKING:
+    from ostinato.core.rows import Schema
+
+__all__ = ["LazyMemmapStorage"]
+
+_FORMAT = "ostinato-mapped-storage"
+
+
+class LazyMemmapStorage(LazyTensorStorage):
+    """Rows in memory-mapped files: the operating system keeps in memory what is used, the disk holds the rest.
+
+    It is scratch space, not a checkpoint: rows reach the disk when the system writes them back. `flush()` makes
+    them durable and writes the manifest that lets a later process reopen the directory; `dumps` saves a copy.
+
+    Args:
+        max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.
+        scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
+        device: "cpu"; kept for TorchRL's signature.
+        ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
+        existsok: allow `scratch_dir` to exist. If `flush` left its manifest there, the storage opens with its rows.
+        packed: see `LazyTensorStorage`.
+        compilable: no effect, see `LazyTensorStorage`.
+
+    Raises:
+        OptionError: if the directory exists and `existsok` is false, or the device is not the CPU.
+        CheckpointError: if the directory was made with another capacity or `ndim`.
+        StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyMemmapStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyMemmapStorage(1000), batch_size=4)
+        >>> rb.extend({"obs": torch.zeros(8, 3)}).shape
+        torch.Size([8])
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        packed: bool = True,
+        compilable: bool = False,
+    ) -> None:
+        if torch.device(device).type != "cpu":
+            msg = f"mapped files live on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
+            raise OptionError(msg)
+        super().__init__(max_size, device="cpu", ndim=ndim, packed=packed, compilable=compilable)
+        self._directory = None if scratch_dir is None else Path(scratch_dir)
+        self._mapped: MappedMemory | None = None
+        if self._directory is not None and self._directory.exists():
+            if not existsok:
+                msg = f"the directory {self._directory} exists: pass existsok=True to reopen it, or choose another scratch_dir"
+                raise OptionError(msg)
+            if (self._directory / "manifest.json").exists():
+                self._reopen(self._directory)
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """Directory of the files; None before the first row of a temporary one."""
+        return self._mapped.directory if self._mapped is not None else self._directory
+
+    def flush(self) -> None:
+        """Write all rows to disk and leave a manifest, so that `existsok=True` opens them again.
+
+        Cost: the dirty pages. Rows written later are not in the manifest until the next `flush`.
+
+        Raises:
+            UsageError: if nothing was written yet, or the directory is temporary.
+        """
+        if self._table is None or self._mapped is None or self._mapped.temporary:
+            msg = "flush() needs rows in a scratch_dir of your choice: this storage is " + (
+                "empty" if self._table is None else "temporary; pass scratch_dir, or save with dumps()"
+            )
+            raise UsageError(msg)
+        if self._late:
+            msg = f"flush() cannot keep fields added later ({list(self._late.columns)}): save with dumps()"
+            raise UsageError(msg)
+        self._mapped.sync()
+        write_manifest(
+            self._mapped.directory,
+            {
+                "rows": self._rows,
+                "cursor": self._cursor,
+                "lanes": self._lanes,
+                "max_size": self._max_size,
+                "capacity": self._table.capacity,
+                "ndim": self.ndim,
+                "schema": encode_schema(self._table.schema),
+                "layout": [[block.stride, [list(member) for member in block.members]] for block in self._table.layout],
+            },
+            format_name=_FORMAT,
+        )
+
+    def clear(self) -> None:
+        """Forget all rows, keep the files; a manifest of an earlier `flush` goes, since its rows do."""
+        super().clear()
+        if self._mapped is not None:
+            (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
+
+    def _memory(self) -> Memory:
+        self._mapped = MappedMemory(self._directory)
+        return self._mapped
+
+    def _reopen(self, directory: Path) -> None:
+        body = read_manifest(directory, format_name=_FORMAT).body
+        if (body["max_size"], body["ndim"]) != (self._max_size, self.ndim):
+            msg = (
+                f"the directory {directory} holds a storage with max_size={body['max_size']}, ndim={body['ndim']}, "
+                f"got max_size={self._max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
+            )
+            raise CheckpointError(msg)
+        schema = decode_schema(body["schema"])
+        layout = [Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]]
+        self._mapped = MappedMemory(directory)
+        self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
+        self._table = Table(schema, body["capacity"], self._mapped, layout)
+        self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
+
+    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        if self._directory is not None and any(self._directory.glob("block*.bin")):
+            # left by a run that never flushed: which of its bytes are rows is not known
+            for path in self._directory.glob("block*.bin"):
+                path.unlink()
+        super()._lay_out(schema, batch, device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickling copies: the rows travel in the pickle, the copy lives in temporary files of its own."""
+        state = self.state_dict()
+        rows = {**state, "columns": [column.clone(memory_format=torch.contiguous_format) for column in state["columns"]]}
+        return {"max_size": self._max_size, "ndim": self.ndim, "packed": self._packed, "rows": rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Lay the rows out in fresh temporary files."""
+        self.__init__(state["max_size"], ndim=state["ndim"], packed=state["packed"])  # type: ignore[misc]
+        self.load_state_dict(state["rows"])

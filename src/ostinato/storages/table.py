@@ -1,0 +1,201 @@
+"""A table of rows: one tensor per field, small fields side by side in one packed row; gather and write in one native call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from ostinato._backend import native
+from ostinato.core.draw import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.core.draw import Placement
+    from ostinato.core.rows import Leaf, Schema
+    from ostinato.storages.memory import Memory
+
+__all__ = ["Block", "Table", "plan_layout"]
+
+_SMALL_BYTES = 256
+"""Fields up to this size share a packed row: a cold row costs cache misses by the line, not by the byte."""
+_PARALLEL_BYTES = 1 << 20
+"""Below this a batch is copied by one thread: starting others costs more than they save."""
+
+
+class Block(NamedTuple):
+    """One run of memory: `stride` bytes for each row, holding the leaves at `members` = (leaf position, byte offset)."""
+
+    stride: int
+    members: tuple[tuple[int, int], ...]
+
+
+def plan_layout(leaves: Sequence[Leaf], *, packed: bool) -> list[Block]:
+    """Decide which fields share memory: all small ones if `packed` and there are two or more, each wide one alone."""
+    small = [i for i, leaf in enumerate(leaves) if 0 < leaf.nbytes <= _SMALL_BYTES] if packed else []
+    if len(small) < 2:  # noqa: PLR2004
+        small = []
+    blocks = [Block(leaf.nbytes, ((i, 0),)) for i, leaf in enumerate(leaves) if i not in small]
+    if small:
+        members, offset, align = [], 0, 8
+        for i in sorted(small, key=lambda i: -leaves[i].dtype.itemsize):  # the widest dtype first: each stays aligned
+            members.append((i, offset))
+            offset += leaves[i].nbytes
+            align = max(align, leaves[i].dtype.itemsize)
+        blocks.append(Block(-(-offset // align) * align, tuple(members)))
+    return blocks
+
+
+@final
+class Table:
+    """Memory for `capacity` rows of a schema.
+
+    `columns[i]` is the tensor `[capacity, *leaf.shape]` of leaf `i`: contiguous for wide fields, strided where it
+    shares a packed row. Never-written rows hold whatever the memory held.
+    """
+
+    def __init__(self, schema: Schema, capacity: int, memory: Memory, layout: list[Block]) -> None:
+        self.schema = schema
+        self.capacity = capacity
+        self.device = memory.device
+        self.layout = layout
+        self.nbytes = sum(block.stride for block in layout) * capacity
+        columns: list[Tensor | None] = [None] * len(schema.leaves)
+        for number, block in enumerate(layout):
+            raw = memory.block(f"block{number}.bin", block.stride * capacity)
+            for position, offset in block.members:
+                columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
+        self._finish([column for column in columns if column is not None])
+
+    @classmethod
+    def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
+        """Make a table of tensors that exist, `[rows, *leaf.shape]` each. No copy."""
+        table = cls.__new__(cls)
+        table.schema, table.capacity, table.device = schema, int(columns[0].shape[0]), columns[0].device
+        table.layout = plan_layout(schema.leaves, packed=False)
+        table.nbytes = sum(column.nbytes for column in columns)
+        table._finish(columns)
+        return table
+
+    def _finish(self, columns: list[Tensor]) -> None:
+        self.columns = columns
+        self._fields = _register(columns, self.schema.leaves, self.capacity)
+        self._templates: tuple[int, list[Tensor]] = (-1, [])
+        self._row_bytes = self.schema.nbytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out native handles and caches; columns that share memory are pickled once."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_fields", "_templates")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Register the addresses anew."""
+        self.__dict__.update(state)
+        self._finish(self.columns)
+
+    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
+        """Copy the rows at `slots` (int64 `[B]`, contiguous) into fresh contiguous tensors `[B, *leaf.shape]`.
+
+        Args:
+            slots: on the table's device.
+            pin: put the result into page-locked memory (its pages are reused by torch's own pinned allocator).
+
+        Raises:
+            IndexError: if a slot is out of range; nothing was read.
+        """
+        if self._fields is None:
+            out = [column.index_select(0, slots) for column in self.columns]
+            return [tensor.pin_memory() for tensor in out] if pin else out
+        rows = slots.shape[0]
+        out = self._empty(rows, pin=pin)
+        threads = torch.get_num_threads() if rows * self._row_bytes > _PARALLEL_BYTES else 1
+        self._fields.gather([slots.data_ptr()], rows, [tensor.data_ptr() for tensor in out], threads)
+        return out
+
+    def write(self, placement: Placement, leaves: list[Tensor], lead: int, lanes: int = 1) -> None:
+        """Copy rows to the slots of a placement: one copy, from wherever the source lies.
+
+        Args:
+            placement: where the rows go.
+            leaves: tensors `[*batch, *leaf.shape]` with `lead` leading dimensions that number the rows in order.
+            lead: number of leading dimensions (0 is one row).
+            lanes: cells in one step of the first dimension, if there are two.
+        """
+        if self._fields is not None and all(t.is_cpu and t.is_contiguous() for t in leaves):
+            self._write_native(placement, leaves)
+        elif isinstance(placement, Run):
+            for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
+                _copy_run(column, source if lead else source[None], placement, lanes if lead > 1 else 1, len(leaf.shape))
+        else:
+            slots, rows = _last_of_each(placement.slots, placement.rows)
+            for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
+                flat = source.reshape(-1, *leaf.shape)
+                column[slots] = flat[rows.to(flat.device)].to(column.device)
+
+    def _write_native(self, placement: Placement, leaves: list[Tensor]) -> None:
+        addresses = [tensor.data_ptr() for tensor in leaves]
+        if isinstance(placement, Run):
+            self._fields.write_run(placement.start, placement.rows, placement.skip, addresses)
+        else:
+            slots, rows = placement.slots, placement.rows
+            self._fields.scatter(slots.data_ptr(), rows.data_ptr(), slots.shape[0], addresses)
+
+    def view(self, start: int, stop: int) -> list[Tensor]:
+        """Return views `[stop - start, *leaf.shape]` of the columns."""
+        return [column[start:stop] for column in self.columns]
+
+    def _empty(self, rows: int, *, pin: bool) -> list[Tensor]:
+        if pin:
+            return [torch.empty((rows, *leaf.shape), dtype=leaf.dtype, pin_memory=True) for leaf in self.schema.leaves]
+        known, templates = self._templates
+        if known != rows:
+            # empty_like is the cheapest way to a tensor; templates of zero stride take no memory
+            templates = [torch.empty((), dtype=x.dtype).expand(rows, *x.shape) for x in self.schema.leaves]
+            self._templates = (rows, templates)
+        return [torch.empty_like(t) for t in templates]
+
+
+def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) -> Tensor:
+    if leaf.nbytes == 0:
+        return torch.empty((capacity, *leaf.shape), dtype=leaf.dtype, device=raw.device)
+    item = leaf.dtype.itemsize
+    inner: list[int] = []
+    step = 1
+    for size in reversed(leaf.shape):
+        inner.insert(0, step)
+        step *= size
+    return raw.view(leaf.dtype).as_strided((capacity, *leaf.shape), (stride // item, *inner), offset // item)
+
+
+def _register(columns: list[Tensor], leaves: Sequence[Leaf], capacity: int) -> Any:
+    if native is None or columns[0].device.type != "cpu":
+        return None
+    fields = native.Fields()
+    for column, leaf in zip(columns, leaves, strict=True):
+        if not column[:1].is_contiguous():
+            return None  # rows of a borrowed tensor may be strided inside; torch copies those
+        stride = column.stride(0) * leaf.dtype.itemsize if capacity > 1 else max(leaf.nbytes, 1)
+        fields.add([(column.data_ptr(), capacity)], leaf.nbytes, stride)
+    return fields
+
+
+def _copy_run(column: Tensor, source: Tensor, run: Run, lanes: int, row_dims: int) -> None:
+    lead = source.ndim - row_dims
+    first = min(run.rows, run.capacity - run.start)
+    for slot, row, count in ((run.start, run.skip, first), (0, run.skip + first, run.rows - first)):
+        if count == 0:
+            continue
+        target = column[slot : slot + count]
+        if lead > 1:
+            target = target.unflatten(0, (count // lanes, lanes))
+        target.copy_(source[row // lanes : (row + count) // lanes])
+
+
+def _last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the last of duplicate slots, as writing in order would; torch leaves the winner open."""
+    unique, inverse = torch.unique(slots, return_inverse=True)
+    if unique.shape[0] == slots.shape[0]:
+        return slots, rows
+    last = torch.zeros_like(unique).scatter_reduce_(0, inverse, torch.arange(slots.shape[0], device=slots.device), "amax")
+    return unique, rows.to(slots.device)[last]

@@ -1,0 +1,406 @@
+"""TensorStorage: one tensor per field, on any device; the door, reading and state of all tensor storages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostinato.core import kinds
+from ostinato.core.draw import Picks
+from ostinato.core.rows import Schema, describe
+from ostinato.core.select import apply_index, plain_index, select
+from ostinato.core.state import decode_schema, encode_schema
+from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
+from ostinato.storages.base import Storage, check_capacity, check_ndim
+from ostinato.storages.columns import check_form, check_room, fill_columns, name_columns
+from ostinato.storages.late import LateFields
+from ostinato.storages.memory import show_bytes
+from ostinato.storages.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from ostinato.core.draw import Placement
+    from ostinato.core.rows import Path
+
+__all__ = ["TensorStorage"]
+
+
+class _Payload(NamedTuple):
+    """Leaves in schema order, `[*batch, *leaf.shape]`, and late fields, `[rows, *shape]`."""
+
+    leaves: list[Tensor]
+    lead: int
+    late: dict[Path, Tensor]
+
+
+class TensorStorage(Storage):
+    """Rows in tensors that exist already, such as a dataset; the base of the storages that make their own.
+
+    Args:
+        storage: a tensor, TensorDict, tensorclass, or dict/list/tuple pytree of tensors `[rows, ...]`; not copied.
+        max_size: capacity in rows; if given it must be the number of rows of `storage`.
+        device: kept for TorchRL's signature: must be the device of the data, or "auto".
+        ndim: 1, or 2 for data `[time, environments, ...]`.
+
+    Raises:
+        CapacityError: if `max_size` is not the number of rows.
+        OptionError: if the data lies on another device, or `ndim` is neither 1 nor 2.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import ReplayBuffer, TensorStorage
+        >>> rb = ReplayBuffer(storage=TensorStorage({"obs": torch.arange(6.0).view(3, 2)}), batch_size=2)
+        >>> len(rb)
+        3
+    """
+
+    form = "tensors"
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | int = "auto",
+        ndim: int = 1,
+    ) -> None:
+        self._start(check_ndim(ndim))
+        schema = describe(storage, self.ndim)
+        leaves, batch = schema.flatten(storage, None, self.ndim)
+        self._lanes = batch[1] if self.ndim > 1 else 1
+        rows = batch[0] * self._lanes
+        if max_size is not None and max_size != rows:
+            msg = f"max_size must be the {rows} rows of the data given (or None), got {max_size}: use LazyTensorStorage to leave room"
+            raise CapacityError(msg)
+        self._max_size = check_capacity(rows)
+        self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
+        self.device = self._table.device
+        if device != "auto" and torch.device(device) != self.device:
+            msg = f"the data lies on {self.device}, device={device!r} was asked for: move the data first, or pass device='auto'"
+            raise OptionError(msg)
+        self._rows = rows
+        self._late = LateFields(rows, self.device)
+
+    def _start(self, ndim: int) -> None:
+        self.ndim = ndim
+        self._table: Table | None = None
+        self._rows = 0
+        self._cursor = 0
+        self._lanes = 1
+
+    @property
+    def capacity(self) -> int:
+        """Most rows that fit; with `ndim=2` cells, rounded up to whole lanes once the lanes are known."""
+        return self._max_size if self._table is None else self._table.capacity
+
+    @property
+    def max_size(self) -> int:
+        """The capacity asked for."""
+        return self._max_size
+
+    @property
+    def lanes(self) -> int:
+        """Cells in one step of the first dimension."""
+        return self._lanes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the rows present: `(rows,)`, or `(steps, lanes)` with `ndim=2`."""
+        return (self._rows,) if self.ndim == 1 else (self._rows // self._lanes, self._lanes)
+
+    @property
+    def schema(self) -> Schema | None:
+        """Form of a row; None before the first."""
+        return None if self._table is None else self._table.schema
+
+    @property
+    def columns(self) -> dict[Path, Tensor]:
+        """Field path -> tensor `[capacity, *shape]`, never-written rows included. Views."""
+        if self._table is None:
+            return {}
+        named = {leaf.path: col for leaf, col in zip(self._table.schema.leaves, self._table.columns, strict=True)}
+        return {**named, **self._late.columns}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the whole capacity; 0 before the first row."""
+        return 0 if self._table is None else self._table.nbytes + self._late.nbytes
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+        return self._cursor
+
+    def __len__(self) -> int:
+        """Rows present (cells with `ndim=2`)."""
+        return self._rows
+
+    def __repr__(self) -> str:
+        """Class, fill, bytes and fields."""
+        fields = "not laid out yet" if self._table is None else "; ".join(map(str, self._table.schema.leaves))
+        lanes = f", lanes={self._lanes}" if self.ndim > 1 else ""
+        return (
+            f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{lanes}, ndim={self.ndim}, "
+            f"device={self.device}, bytes={show_bytes(self.nbytes)}, fields=[{fields}])"
+        )
+
+    # -- the door ---------------------------------------------------------------------------------------------
+
+    def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
+        """Check rows against the schema (the first ones set it, and lay out the memory). No copy.
+
+        A root list is a stack of rows, a root tuple one pytree.
+        """
+        lead += self.ndim - 1
+        if lead and type(data) is list:
+            data = _stack(data)
+        table = self._table
+        if table is None:
+            schema = describe(data, lead)
+            leaves, batch = schema.flatten(data, None, lead)
+            self._lay_out(schema, batch, leaves[0].device)
+            table = self._require()
+        else:
+            late: dict[Path, Tensor] = {}
+            if self._late:
+                data, late = self._late.split(data, self._known(), None if lead else ())
+                self._refuse_unknown(late)
+            leaves, batch = table.schema.flatten(data, None, lead)
+            if late:
+                self._check_lanes(batch)
+                return _Payload(leaves, lead, self._late.rows(late, batch)), _count(batch)
+        self._check_lanes(batch)
+        return _Payload(leaves, lead, {}), _count(batch)
+
+    def _known(self) -> set[Path]:
+        return {leaf.path for leaf in self._require().schema.leaves}
+
+    def _refuse_unknown(self, late: dict[Path, Tensor]) -> None:
+        for path in late:
+            if path not in self._late.columns:
+                msg = f"unknown field {kinds.show_path(path)}: extend() takes the stored fields; write_all() and rb[...] = may add one"
+                raise SchemaError(msg)
+
+    def _check_lanes(self, batch: tuple[int, ...]) -> None:
+        if self.ndim > 1 and batch[-1] != self._lanes:
+            msg = f"rows must have {self._lanes} lanes (environments), got batch size {list(batch)}"
+            raise SchemaError(msg)
+
+    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
+        raise UsageError(msg)
+
+    def _require(self) -> Table:
+        if self._table is None:
+            msg = "the storage holds no rows yet: write some first"
+            raise UsageError(msg)
+        return self._table
+
+    def scores(self, payload: _Payload, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return the field at `path` of rows about to be written, `[rows, *shape]`."""
+        for leaf, value in zip(self._require().schema.leaves, payload.leaves, strict=True):
+            if leaf.path == path:
+                return value.reshape(-1, *leaf.shape)
+        return payload.late.get(path)
+
+    # -- rows in, rows out ------------------------------------------------------------------------------------
+
+    def set(self, placement: Placement, payload: _Payload) -> None:
+        """Write rows to slots: one copy, from whichever device they are on."""
+        table = self._require()
+        table.write(placement, payload.leaves, payload.lead, self._lanes)
+        if isinstance(placement, Picks):
+            if placement.slots.shape[0]:
+                self._rows = max(self._rows, int(placement.slots.max()) + 1)
+        else:
+            end = placement.start + placement.rows
+            self._rows = max(self._rows, min(end, table.capacity))
+            self._cursor = end % table.capacity
+        if self._late:
+            slots = placement.slots if isinstance(placement, Picks) else placement.slots(self.device)
+            rows = placement.rows if isinstance(placement, Picks) else torch.arange(placement.skip, placement.total)
+            self._late.set(slots, payload.late, rows)
+
+    def get(self, slots: Tensor, *, pin: bool = False) -> _Payload:
+        """Copy the rows at `slots` into fresh tensors `[B, *shape]`.
+
+        Raises:
+            KeyMissingError: if a row lacks a field that was added later to other rows.
+        """
+        leaves = self._require().gather(slots, pin=pin)
+        if not self._late:
+            return _Payload(leaves, 1, {})
+        self._late.require_all(slots)
+        return _Payload(leaves, 1, self._late.get(slots))
+
+    def present(self, payload: _Payload, batch: tuple[int, ...]) -> Any:
+        """Nest leaves as the rows were nested. No copy."""
+        leaves = payload.leaves
+        schema = self._require().schema
+        if len(batch) != 1:
+            leaves = [x.reshape(*batch, *leaf.shape) for x, leaf in zip(leaves, schema.leaves, strict=True)]
+        data = schema.build(leaves, batch, self.device)
+        for path, value in payload.late.items():
+            data[path[0]] = value.reshape(*batch, *value.shape[1:])
+        return data
+
+    def read(self, index: Any, *, swap: bool = False) -> Any:
+        """Return the rows at an index, or one field by its key: a view for ints, slices and keys, else a copy.
+
+        Args:
+            index: see `select`; a str or tuple of str is the path of a field.
+            swap: with `ndim=2`, address `[lanes, steps]` instead of `[steps, lanes]`.
+
+        Raises:
+            SlotError: if the index is out of range of the rows present.
+            KeyMissingError: no such field, or some of the rows lack one that was added later.
+        """
+        if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
+            return self._read_field((index,) if isinstance(index, str) else index, swap=swap)
+        table = self._require()
+        if self.ndim > 1:
+            return self._read_grid(index, swap=swap)
+        picked = select(index, self.shape, self.device)
+        if picked.span is None:
+            late = self._late.get(picked.slots) if self._late else {}
+            return self.present(_Payload(table.gather(picked.slots), 1, late), picked.batch)
+        start, stop = picked.span
+        late = self._late.view(start, stop) if self._late else {}
+        return self.present(_Payload(table.view(start, stop), 1, late), picked.batch)
+
+    def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Tensor:
+        column = self.columns.get(path)
+        if column is None:
+            column = self._table_column(path)
+        field = column[: self._rows].unflatten(0, self.shape)
+        return field.transpose(0, 1) if swap else field
+
+    def _table_column(self, path: Path) -> Tensor:
+        table = self._require()
+        return table.columns[table.schema.find(path)]
+
+    def _read_grid(self, index: Any, *, swap: bool) -> Any:
+        table = self._require()
+        index = plain_index(index)
+        batch = tuple(apply_index(_grid(torch.empty(1).expand(self._rows), self.shape, swap=swap), index).shape)
+        leaves = [apply_index(_grid(column, self.shape, swap=swap), index) for column in table.view(0, self._rows)]
+        data = table.schema.build(leaves, batch, self.device)
+        if self._late:
+            slots = select(index, self.shape, self.device, swap=swap).slots
+            for path, value in self._late.get(slots).items():
+                data[path[0]] = value.reshape(*batch, *value.shape[1:])
+        return data
+
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+        """Check rows for `slots`; keys that the schema does not know become late fields of these rows.
+
+        Raises:
+            SchemaError: if they do not match the rows stored, or a field has another number of rows.
+        """
+        table, lead = self._require(), len(batch)
+        if lead and type(data) is list:
+            data = _stack(data)
+        data, late = self._late.split(data, self._known(), batch)
+        leaves, _ = table.schema.flatten(data, batch, lead)
+        flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, table.schema.leaves, strict=True)]
+        count = slots.shape[0]
+
+        def change() -> None:
+            rows = torch.arange(count, device=self.device)
+            table.write(Picks(slots, rows, slots), flat, 1)
+            for path, value in late.items():
+                self._late.put(path, slots, value)
+
+        return change
+
+    def prepare_field(self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+        """Check one field for `slots`; a value is not broadcast.
+
+        Raises:
+            KeyMissingError: if there is no such field.
+            SchemaError: if shape or dtype differ.
+        """
+        if path in self._late.columns:
+            _, late = self._late.split({path[0]: value}, set(), batch)
+            return lambda: self._late.put(path, slots, late[path])
+        table = self._require()
+        position = table.schema.find(path)
+        leaf = table.schema.leaves[position]
+        (flat,), _ = Schema(None, [leaf]).flatten(value, batch, len(batch))
+        column = table.columns[position]
+        return lambda: column.index_copy_(0, slots, flat.reshape(-1, *leaf.shape).to(self.device)) and None
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows (`[steps, lanes]` with `ndim=2`) or one field, without transforms or collate; see `read`."""
+        return self.read(index)
+
+    def clear(self) -> None:
+        """Forget all rows and late fields, keep the memory."""
+        self._rows = 0
+        self._cursor = 0
+        self._late.clear()
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows present as views, and counts."""
+        columns, late = ({}, []) if self._table is None else name_columns(self._table, self._late, self._rows)
+        return {
+            "form": self.form,
+            "rows": self._rows,
+            "cursor": self._cursor,
+            "lanes": self._lanes,
+            "ndim": self.ndim,
+            "capacity": self.capacity,
+            "schema": None if self._table is None else encode_schema(self._table.schema),
+            "columns": columns,
+            "late": late,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy rows in, laying out the memory if that was not done.
+
+        Raises:
+            CheckpointError: if the schema differs, or there are more rows than fit; nothing is changed.
+        """
+        if state["schema"] is None:
+            self.clear()
+            return
+        schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), int(state["lanes"])
+        fresh = self._table is None
+        if fresh:
+            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
+            self._lay_out(schema, (rows // lanes, lanes) if self.ndim > 1 else (rows,), self.device)
+        table = self._require()
+        check_room(state, self.ndim, table.capacity)
+        check_form(table.schema, self._lanes, schema, lanes)
+        try:
+            late = fill_columns(table, state)
+        except Exception:
+            if fresh:
+                self._table = None  # half-read rows of a damaged file must not stay
+            raise
+        cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
+        self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
+
+
+def _stack(rows: list[Any]) -> Any:
+    if not rows:
+        msg = "the batch is empty: give at least one row"
+        raise SchemaError(msg)
+    return kinds.stack(rows)
+
+
+def _grid(column: Tensor, shape: tuple[int, ...], *, swap: bool) -> Tensor:
+    grid = column.unflatten(0, shape)
+    return grid.transpose(0, 1) if swap else grid
+
+
+def _count(batch: tuple[int, ...]) -> int:
+    count = 1
+    for size in batch:
+        count *= size
+    return count

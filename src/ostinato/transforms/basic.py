@@ -1,0 +1,211 @@
+"""The few transforms that replay needs. Each takes a dict or a TensorDict and returns a new one; inputs are never edited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from ostinato.errors import KeyMissingError, KindError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Cast", "Exclude", "Rename", "RewardScale", "Select", "ToDevice"]
+
+Key: TypeAlias = "str | tuple[str, ...]"
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _map(batch: Any, change: Callable[[tuple[str, ...], Any], tuple[tuple[str, ...], Any] | None]) -> Any:
+    """Rebuild a nested batch leaf by leaf; `change` gives each leaf's new place and value, or None to leave it out."""
+    if isinstance(batch, dict):
+        return _nest(_leaves(batch), change, {})
+    if hasattr(batch, "empty") and hasattr(batch, "batch_size"):
+        return _nest([(_path(k), v) for k, v in batch.items(include_nested=True, leaves_only=True)], change, batch.empty())
+    msg = f"this transform takes a dict or a TensorDict, got {type(batch).__name__}: use a callable of your own"
+    raise KindError(msg)
+
+
+def _leaves(batch: dict[Any, Any], path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    out = []
+    for key, value in batch.items():
+        out += _leaves(value, (*path, key)) if isinstance(value, dict) else [((*path, key), value)]
+    return out
+
+
+def _nest(leaves: list[tuple[tuple[Any, ...], Any]], change: Callable[..., Any], out: Any) -> Any:
+    for path, value in leaves:
+        changed = change(path, value)
+        if changed is None:
+            continue
+        place, new = changed
+        if isinstance(out, dict):
+            level = out
+            for key in place[:-1]:
+                level = level.setdefault(key, {})
+            level[place[-1]] = new
+        else:
+            out.set(place, new)
+    return out
+
+
+def _require(seen: set[tuple[str, ...]], wanted: set[tuple[str, ...]], known: list[Any]) -> None:
+    missing = wanted - seen
+    if missing:
+        msg = f"the batch has no field {sorted(missing)}: its fields are {known}"
+        raise KeyMissingError(msg)
+
+
+class _Named:
+    """Shared by transforms that name fields: finds them, nested ones below a name included, and reports missing ones."""
+
+    def __init__(self, *keys: Key) -> None:
+        if not keys:
+            msg = "give at least one key"
+            raise OptionError(msg)
+        self.keys = tuple(_path(key) for key in keys)
+
+    def __call__(self, batch: Any) -> Any:
+        """Apply to a batch that was read."""
+        return self.forward(batch)
+
+    def forward(self, batch: Any) -> Any:
+        """Apply to a batch that was read."""
+        seen: set[tuple[str, ...]] = set()
+        known: list[Any] = []
+
+        def change(path: tuple[str, ...], value: Any) -> Any:
+            known.append(path)
+            hit = next((key for key in self.keys if path[: len(key)] == key), None)
+            if hit is not None:
+                seen.add(hit)
+            return self._change(hit, path, value)
+
+        out = _map(batch, change)
+        _require(seen, set(self.keys), known)
+        return out
+
+    def inv(self, batch: Any) -> Any:
+        """Rows are stored as they are."""
+        return batch
+
+    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        raise NotImplementedError
+
+
+@final
+class Select(_Named):
+    """Keep only the named fields of a batch.
+
+    Args:
+        *keys: names; a tuple names a nested field; a name of a group keeps the group.
+
+    Raises:
+        KeyMissingError: when a batch lacks one.
+    """
+
+    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        return None if hit is None else (path, value)
+
+
+@final
+class Exclude(_Named):
+    """Leave the named fields out of a batch; see `Select` for names."""
+
+    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        return (path, value) if hit is None else None
+
+
+@final
+class Rename(_Named):
+    """Give fields of a batch new names.
+
+    Args:
+        names: old name -> new name; tuples name nested fields.
+    """
+
+    def __init__(self, names: Mapping[Key, Key]) -> None:
+        super().__init__(*names)
+        self._names = {_path(old): _path(new) for old, new in names.items()}
+
+    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        return (path, value) if hit is None else ((*self._names[hit], *path[len(hit) :]), value)
+
+
+@final
+class RewardScale(_Named):
+    """Scale rewards at sampling: `scale * reward + loc`. Rewards are stored as they came.
+
+    Args:
+        scale: factor.
+        loc: added after scaling.
+        key: field of the reward.
+    """
+
+    def __init__(self, scale: float, loc: float = 0.0, key: Key = "reward") -> None:
+        super().__init__(key)
+        self.scale, self.loc = scale, loc
+
+    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        return (path, value) if hit is None else (path, value * self.scale + self.loc)
+
+
+@final
+class Cast(_Named):
+    """Change the dtype of fields at sampling, and, if asked, at writing: floats in the batch, bytes in the storage.
+
+    Args:
+        dtype: dtype in the batch.
+        *keys: the fields.
+        stored: dtype in the storage; None stores what comes.
+    """
+
+    def __init__(self, dtype: torch.dtype, *keys: Key, stored: torch.dtype | None = None) -> None:
+        super().__init__(*keys)
+        self.dtype, self.stored = dtype, stored
+
+    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        return (path, value) if hit is None else (path, value.to(self.dtype))
+
+    def inv(self, batch: Any) -> Any:
+        """Cast the fields to the stored dtype."""
+        if self.stored is None:
+            return batch
+        keys, stored = self.keys, self.stored
+
+        def change(path: tuple[str, ...], value: Any) -> Any:
+            return path, (torch.as_tensor(value).to(stored) if any(path[: len(k)] == k for k in keys) else value)
+
+        return _map(batch, change)
+
+
+@final
+class ToDevice:
+    """Move batches to a device, without waiting for the copy where they lie in page-locked memory (`pin_memory=True`).
+
+    Args:
+        device: name or object.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+
+    def __call__(self, batch: Any) -> Any:
+        """Move a batch: a TensorDict, or a pytree of tensors."""
+        if hasattr(batch, "batch_size") and hasattr(batch, "to"):
+            return batch.to(self.device, non_blocking=True)
+        return _pytree.tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
+
+    def forward(self, batch: Any) -> Any:
+        """Move a batch."""
+        return self(batch)
+
+    def inv(self, batch: Any) -> Any:
+        """Rows are copied to the storage's device by the storage itself."""
+        return batch

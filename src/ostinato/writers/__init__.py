@@ -1,0 +1,8 @@
+"""Writers: where rows go. They see counts and scores, never bytes."""
+
+from ostinato.writers.base import Writer
+from ostinato.writers.fixed import ImmutableDatasetWriter
+from ostinato.writers.ranked import TensorDictMaxValueWriter
+from ostinato.writers.ring import RoundRobinWriter, TensorDictRoundRobinWriter
+
+__all__ = ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictMaxValueWriter", "TensorDictRoundRobinWriter", "Writer"]

@@ -1,0 +1,55 @@
+"""What every writer can do: give slots to rows, and keep count."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import Tensor
+
+    from ostinato.core.draw import Placement
+
+__all__ = ["Writer"]
+
+
+class Writer(ABC):
+    """Base of all writers; a writer of your own subclasses it and implements `place`.
+
+    The buffer calls every method under its lock, so a writer needs none.
+    """
+
+    rank_path: tuple[Hashable, ...] | None = None
+    """Path of the field whose values `place` gets as `scores`; None if it needs none."""
+    collections_only: bool = False
+    """Whether rows must be TensorDicts or tensorclasses."""
+
+    @abstractmethod
+    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:
+        """Choose slots for `rows` new rows (checked already), and advance.
+
+        Args:
+            rows: at least 1; with `ndim=2` cells, a multiple of the lanes.
+            capacity: slots that there are.
+            scores: `[rows, *shape]`, the field at `rank_path`.
+        """
+
+    @property
+    def cursor(self) -> int:
+        """Slot that the next row will take, as far as it is known."""
+        return 0
+
+    def resume(self, rows: int, cursor: int) -> None:  # noqa: B027
+        """Go on after rows that a storage brought along."""
+
+    def clear(self) -> None:  # noqa: B027
+        """Take note that the buffer was emptied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore what `state_dict` returned."""

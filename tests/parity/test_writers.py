@@ -1,0 +1,131 @@
+"""Writers: the keep-the-best writer, the read-only writer, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ._script import rows
+
+if TYPE_CHECKING:
+    from ._script import Both, Note
+
+
+def _ranked(values: list[Any], dtype: torch.dtype = torch.float32) -> TensorDict:
+    return TensorDict({"key": torch.tensor(values, dtype=dtype), "obs": torch.arange(len(values))}, [len(values)])
+
+
+def _best(lib: Any, storage: str = "LazyTensorStorage", buffer: str = "ReplayBuffer", **options: Any) -> Any:
+    writer = lib.TensorDictMaxValueWriter(**{"rank_key": "key", **options})
+    return getattr(lib, buffer)(storage=getattr(lib, storage)(4), batch_size=3, writer=writer)
+
+
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
+def test_the_best_stay(both: Both, storage: str) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _best(lib, storage)
+        for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0, -2.0], [4.0], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
+            note(f"extend {values}", lambda values=values: rb.extend(_ranked(values)))
+            note("kept", lambda: rb[:]["key"])
+        note("length", lambda: len(rb))
+
+    both(script)
+
+
+def test_more_rows_than_room_at_once(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _best(lib)
+        note("extend", lambda: rb.extend(_ranked([3.0, 1.0, 2.0, 9.0, 8.0, 0.0])))
+        note("kept", lambda: rb[:]["key"])
+
+    both(script)
+
+
+def test_add(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _best(lib)
+        rb.extend(_ranked([1.0, 5.0, 3.0, 4.0]))
+        for value in (0.0, 1.0, 2.0, 100.0):
+            note(f"add {value}", lambda value=value: rb.add(_ranked([value])[0]))
+            note("kept", lambda: rb[:]["key"])
+
+    both(script)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "max", "min", "mean", "median"])
+def test_reductions(both: Both, reduction: str) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _best(lib, reduction=reduction)
+        pairs = [[1.0, 9.0], [5.0, 5.0], [4.0, 0.0], [7.0, 7.0], [2.0, 3.0], [10.0, 0.0]]
+        note("extend", lambda: rb.extend(_ranked(pairs)))
+        note("kept", lambda: rb[:]["key"])
+
+    both(script)
+
+
+def test_default_rank_key(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(2), writer=lib.TensorDictMaxValueWriter())
+        data = TensorDict({("next", "reward"): torch.tensor([1.0, 3.0, 2.0])}, [3])
+        note("extend", lambda: rb.extend(data))
+        note("kept", lambda: rb[:]["next", "reward"])
+
+    both(script)
+
+
+def test_integers_and_empty(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _best(lib)
+        note("integers", lambda: rb.extend(_ranked([1, 5, 3, 4, 2], torch.int64)))
+        note("kept", lambda: rb[:]["key"])
+        rb.empty()
+        note("emptied", lambda: rb.extend(_ranked([1], torch.int64)))
+        note("kept", lambda: rb[:]["key"])
+
+    both(script)
+
+
+def test_refused(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        for data in (torch.arange(3), {"key": torch.zeros(3)}):
+            note(f"extend {type(data).__name__}", lambda data=data: _best(lib).extend(data))
+        note("add dict", lambda: _best(lib).add({"key": torch.tensor(1.0)}))
+        note.refusal("no rank key", lambda: _best(lib).extend(rows(3)))
+        note("two dimensions", lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter()))
+
+    both(script)
+
+
+@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
+def test_read_only(both: Both, buffer: str) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = getattr(lib, buffer)(storage=lib.TensorStorage(rows(4)), writer=lib.ImmutableDatasetWriter(), batch_size=2)
+        note("length", lambda: len(rb))
+        note("sample", rb.sample)
+        note("extend", lambda: rb.extend(rows(2)))
+        note("add", lambda: rb.add(rows(1)[0]))
+        note("empty", rb.empty)
+        note("rows", lambda: rb[:])
+
+    both(script)
+
+
+def test_tensordict_writer_needs_tensordicts(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        for data in (torch.arange(3), {"a": torch.arange(3)}):
+            rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), writer=lib.TensorDictRoundRobinWriter())
+            note.refusal(type(data).__name__, lambda rb=rb, data=data: rb.extend(data))
+
+    both(script)
+
+
+def test_priorities_of_a_uniform_buffer(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
+        rb.extend(rows(3))
+        note("rows are unharmed", lambda: rb[:])
+
+    both(script)

@@ -1,0 +1,232 @@
+"""The benchmarks' own tests: the harness runs, its JSON holds together, its tables and verdicts are right."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import torch
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
+
+from benchmarks import data  # noqa: E402
+from benchmarks.coordinator import SEATS, Table  # noqa: E402
+from benchmarks.peers.isaacgymenvs import AmpRing  # noqa: E402
+from benchmarks.records import FORMAT, Library, Report, Result, Round, Section  # noqa: E402
+from benchmarks.report import markdown, print_report, ratio  # noqa: E402
+from benchmarks.targets import (  # noqa: E402
+    AddsAtMost,
+    AheadOfAll,
+    AtMost,
+    Target,
+    TimesPeer,
+    WithinLimit,
+    WorstWithin,
+    human,
+    is_peer,
+)
+from benchmarks.worker import Worker, measure  # noqa: E402
+from benchmarks.workloads import WORKLOADS, select  # noqa: E402
+
+if TYPE_CHECKING:
+    from benchmarks.adapter import Adapter
+
+
+def result(*medians_us: float, worst_cpu_us: float = 0.0) -> Result:
+    """Return a result with one round per median."""
+    return Result(tuple(Round(m * 1e-6, m * 1e-6, 1e-3, worst_cpu_us * 1e-6, 9) for m in medians_us))
+
+
+RESULTS = {
+    "ostinato": result(20, 10, 30, worst_cpu_us=80),
+    "ostinato-torch": result(15),
+    "limit-packed": result(10),
+    "limit-torch": result(18, 16, 17),
+    "torchrl": result(200),
+    "cpprb": result(50),
+    "sb3": Result(missing="no such thing"),
+}
+
+
+def report() -> Report:
+    """Return a report of one workload that some libraries lack and one is missing for."""
+    libraries = tuple(Library(name, name.upper(), "1") for name in RESULTS)
+    gone = Library("tianshou", "TIANSHOU", "", "ModuleNotFoundError: No module named 'tianshou'")
+    targets = (AtMost(30e-6), AtMost(1e-6), TimesPeer("tianshou", 2))
+    results = RESULTS | {"tianshou": Result(missing=gone.missing)}
+    section = Section("uniform.dict", "sample", "C", results, tuple(t.judge(results) for t in targets))
+    machine = {"cpu": "a CPU", "cores": "2", "system": "Linux", "python": "3.11"}
+    return Report(machine, {"rounds": 3, "quick": False}, (*libraries, gone), (section,))
+
+
+def printed(shown: Report) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    print_report(shown, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.234e-6, "1.23 us"), (123.4e-6, "123 us"), (0.9996e-3, "1 ms"), (12.34e-3, "12.3 ms"), (2.5, "2.5 s")],
+)
+def test_human(seconds: float, text: str) -> None:
+    assert human(seconds) == text
+
+
+def test_result_takes_medians_over_rounds() -> None:
+    ours = RESULTS["ostinato"]
+    assert ours.median_s == pytest.approx(20e-6)
+    assert ours.spread == pytest.approx(3)
+
+
+def test_ratio_is_time_divided_by_ours() -> None:
+    assert ratio(RESULTS["torchrl"], RESULTS["ostinato"]) == "10x"
+    assert ratio(RESULTS["cpprb"], RESULTS["ostinato"]) == "2.50x"
+    assert ratio(RESULTS["cpprb"], Result(missing="gone")) == ""
+    assert ratio(RESULTS["cpprb"], None) == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "met"),
+    [
+        (AtMost(20e-6), "20 us", True),
+        (AtMost(19e-6), "20 us", False),
+        (TimesPeer("torchrl", 10), "10x", True),
+        (TimesPeer("cpprb", 3), "2.5x", False),
+        (TimesPeer("sb3", 1), "not measured: sb3", None),
+        (AheadOfAll(), "2.5x cpprb", True),
+        (WithinLimit(2), "2x the limit", True),
+        (WithinLimit(1.5), "2x the limit", False),
+        (WorstWithin(5), "4x (80 us of processor time)", True),
+        (WorstWithin(3), "4x (80 us of processor time)", False),
+        (AddsAtMost(3e-6, "limit-torch"), "2 us", True),
+    ],
+)
+def test_targets(target: Target, measured: str, met: bool | None) -> None:  # noqa: FBT001
+    verdict = target.judge(RESULTS)
+    assert (verdict.measured, verdict.met) == (measured, met)
+
+
+def test_targets_are_undecided_without_what_they_need() -> None:
+    ours = {"ostinato": RESULTS["ostinato"]}
+    targets = (AheadOfAll(), WithinLimit(1), TimesPeer("torchrl", 1), AddsAtMost(1, "limit-torch"))
+    assert [target.judge(ours).met for target in targets] == [None] * 4
+    assert AtMost(1).judge({"ostinato": Result(missing="gone")}).met is None
+
+
+def test_own_rows_and_limits_are_no_peers() -> None:
+    assert [name for name in RESULTS if is_peer(name)] == ["torchrl", "cpprb", "sb3"]
+
+
+def test_report_survives_json() -> None:
+    values = json.loads(json.dumps(report().to_json()))
+    assert values["format"] == FORMAT
+    assert values["sections"][0]["results"]["cpprb"]["summary"]["median_s"] == pytest.approx(50e-6)
+    assert Report.from_json(values) == report()
+
+
+@pytest.mark.parametrize("change", [{"format": 0}, {"machine": None}, {"libraries": [{"name": "x"}]}])
+def test_report_refuses_other_json(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="the report"):
+        Report.from_json(report().to_json() | change)
+
+
+def test_printed_table_lists_everyone() -> None:
+    text = printed(report())
+    assert text.index("LIMIT-PACKED") < text.index("OSTINATO ") < text.index("CPPRB") < text.index("TORCHRL")
+    assert "not here: SB3 (no such thing)" in text
+    assert "not here: TIANSHOU (missing, see below)" in text
+    assert "Missing: TIANSHOU: ModuleNotFoundError" in text
+    assert "met  at most 30 us: 20 us" in text
+    assert "missed  at most 1 us: 20 us" in text
+    assert "not judged  >= 2x tianshou: not measured: tianshou" in text
+
+
+def test_markdown_table() -> None:
+    lines = markdown(report()).splitlines()
+    assert lines[0] == "| work | Ostinato | limit | TORCHRL | CPPRB |"
+    assert lines[1] == "|---|---:|---:|---:|---:|"
+    assert lines[2] == "| sample | **20 us** | 10 us | 200 us (10x) | 50 us (2.50x) |"
+    assert "Not installed there: TIANSHOU." in lines[-1]
+
+
+def test_select() -> None:
+    assert select(None, quick=False) == WORKLOADS
+    names = [load.name for load in select("add,mmap.dict", quick=False)]
+    assert names == ["add.dict", "add.tensordict", "mmap.dict"]
+    assert all(load.rows <= 50_000 for load in select(None, quick=True))
+    with pytest.raises(ValueError, match=r"must be among .*; got nonsense"):
+        select("add,nonsense", quick=False)
+
+
+def test_every_library_answers_for_every_workload() -> None:
+    """An adapter either does a workload or says why not, whether or not its library is installed."""
+    for seat in SEATS:
+        adapter = cast("Adapter", importlib.import_module(f"benchmarks.peers.{seat.adapter}"))
+        for load in WORKLOADS:
+            said = {load.name, load.family} & (adapter.WORKLOADS.keys() | adapter.LACKS.keys())
+            assert said, f"{seat.name} says nothing about {load.name}"
+        assert set(adapter.WORKLOADS) <= {load.name for load in WORKLOADS}
+
+
+def test_measure_counts_calls() -> None:
+    calls: list[None] = []
+    seen = measure(lambda: calls.append(None), seconds=0.0, min_calls=5, warmup_s=0.0)
+    assert seen["calls"] == len(calls) == 5
+    assert 0 <= seen["median_s"] <= seen["worst_s"]
+
+
+def test_worker_turns_errors_into_reasons() -> None:
+    assert (
+        Worker("benchmarks.peers.nobody").answer({"op": "hello"})["missing"].startswith("ModuleNotFoundError")
+    )
+    order = {"op": "setup", "name": "amp.tensordict", "kind": "tensordict", "rows": 8, "batch": 2}
+    assert Worker("benchmarks.peers.isaacgymenvs").answer(order) == {
+        "missing": "an AMP ring buffer with dict batches"
+    }
+
+
+def test_table_names_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"libraries must be among .*; got nobody"):
+        Table(["ostinato", "nobody"], sys.executable)
+    with pytest.raises(ValueError, match="the peers' interpreter must be a program"):
+        Table(["ostinato"], str(ROOT / "no" / "python"))
+
+
+def test_chunks_cover_all_rows() -> None:
+    assert [len(rows["obs"]) for rows in data.chunks(data.transitions, 25, 10)] == [10, 10, 5]
+
+
+def test_amp_ring_samples_each_row_once() -> None:
+    ring = AmpRing(8)
+    ring.store({"x": torch.arange(6)})
+    ring.store({"x": torch.arange(6, 12)})
+    drawn = torch.cat([ring.sample(4)["x"], ring.sample(4)["x"]])
+    assert sorted(drawn.tolist()) == list(range(4, 12))
+
+
+def test_quick_run_of_ostinato(tmp_path: Path) -> None:
+    """The whole way, as `make bench` goes it, without peers and limits."""
+    path = tmp_path / "bench.json"
+    options = ["--quick", "--only", "extend", "--libraries", "ostinato", "--rounds", "1", "--json", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *options], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    measured = Report.from_json(json.loads(path.read_text()))
+    assert [section.name for section in measured.sections] == ["extend.dict", "extend.tensordict"]
+    for section in measured.sections:
+        ours = section.results["ostinato"]
+        assert len(ours.rounds) == 1, ours.missing
+        assert ours.rounds[0].calls > 0
+        assert 0 < ours.median_s <= ours.worst_s
+    assert "dict (quick: 50,000 rows)" in done.stdout
