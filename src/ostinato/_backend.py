@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["load_native", "native"]
 
 _MISSING = (
-    "ostinato runs without its compiled part: results are the same, but sample() and extend() of CPU storages "
-    "are several times slower. To get it, install a wheel (`pip install --only-binary ostinato ostinato`), or install "
-    "a C++20 compiler and run `pip install --force-reinstall --no-deps ostinato`. "
-    "OSTINATO_NATIVE=0 accepts the slower path and silences this warning."
+    "ostinato runs without its compiled part: the results are the same, but sample() and extend() of CPU "
+    "storages are several times slower. To get it, install a wheel of ostinato for this platform, or a C++20 "
+    "compiler and run `pip install --force-reinstall --no-cache-dir --no-deps ostinato`. OSTINATO_NATIVE=0 "
+    "accepts the slower path and silences this warning."
 )
 
 
@@ -61,4 +61,4 @@ def load_native(setting: str | None) -> ModuleType | None:
 
 
 native: ModuleType | None = load_native(os.environ.get("OSTINATO_NATIVE"))
-"""The compiled part, or None. Read it as `_backend.native` at the time of the call, so that tests can replace it."""
+"""The compiled part, or None. Read it as `_backend.native` when it is used, so that tests can replace it."""

@@ -1,4 +1,4 @@
-"""Types of the compiled part. Addresses are plain integers (`tensor.data_ptr()`); callers keep the memory alive."""
+"""Types of the compiled part. Addresses are integers (`tensor.data_ptr()`); callers keep the memory alive."""
 
 class Fields:
     """The fields of a storage, registered once; every call then copies all of them.

@@ -75,6 +75,10 @@ class Note:
         """Keep what the action returns; both libraries must return the same, or fail in the same family of errors."""
         self.steps.append((label, outcome(action), False))
 
+    def rows(self, label: str, action: Callable[[], object]) -> None:
+        """Keep rows that were read back, without the key `index`: TorchRL's tensordict buffers store it, ours add it to samples."""
+        self.steps.append((label, _without_index(outcome(action)), False))
+
     def refusal(self, label: str, action: Callable[[], object]) -> None:
         """Keep that the action fails; both libraries must refuse it, with whatever error."""
         self.steps.append((label, outcome(action), True))
@@ -127,6 +131,14 @@ def describe(value: Any) -> object:
     if isinstance(value, list | tuple):
         return (type(value).__name__, [describe(item) for item in value])
     return value
+
+
+def _without_index(described: object) -> object:
+    if isinstance(described, tuple) and described[:1] == ("TensorDict",):
+        return (*described[:2], {key: value for key, value in described[2].items() if key != "index"})
+    if isinstance(described, tuple) and described[:1] == ("list",):
+        return ("list", [_without_index(item) for item in described[1]])
+    return described
 
 
 def compare(theirs: Note, ours: Note) -> list[str]:

@@ -75,6 +75,9 @@ def _buffer(lib: Any, storage: str = "LazyTensorStorage") -> Any:
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("kind", EXTEND)
 def test_extend(both: Both, kind: str, storage: str) -> None:
+    if (kind, storage) == ("zero-size field", "LazyMemmapStorage"):
+        pytest.skip("TorchRL cannot map a field of no bytes; see test_differences")
+
     def script(lib: Any, note: Note) -> None:
         rb = _buffer(lib, storage)
         note("extend", lambda: rb.extend(EXTEND[kind]()))

@@ -98,7 +98,7 @@ def test_dim_extend_with_one_dimension(both: Both) -> None:
         rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=1, batch_size=4)
         note("extend", lambda: rb.extend(_block(2, 4)))
         note("length", lambda: len(rb))
-        note("rows", lambda: rb[:])
+        note("storage", lambda: rb.storage[:])
         note("negative", lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(12), dim_extend=-1))
 
     both(script)

@@ -85,7 +85,7 @@ def test_indices_out_of_range(both: Both) -> None:
         for index in (1.5, "a"):
             note.refusal(f"rb[{index!r}]", lambda index=index: rb[index])
         empty = lib.ReplayBuffer(storage=lib.ListStorage(5))
-        note("empty", lambda: empty[0])
+        note.refusal("empty", lambda: empty[0])
 
     both(script)
 

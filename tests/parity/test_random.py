@@ -32,7 +32,9 @@ def test_global_generator(both: Both) -> None:
 @pytest.mark.parametrize("prefetch", [None, 1, 3])
 def test_own_generator(both: Both, prefetch: int | None) -> None:
     def script(lib: Any, note: Note) -> None:
-        rb = _buffer(lib, generator=torch.Generator().manual_seed(3), prefetch=prefetch)
+        # with several threads TorchRL's batches may swap places: ours must give what TorchRL gives without prefetch
+        ahead = prefetch if lib.name == "ostinato" else None
+        rb = _buffer(lib, generator=torch.Generator().manual_seed(3), prefetch=ahead)
         note("uniform", lambda: [rb.sample().tolist() for _ in range(6)])
         note("the global one is untouched", lambda: torch.rand(3))
 

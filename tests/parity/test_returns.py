@@ -24,11 +24,11 @@ def test_extend_and_sample(both: Both, buffer: str, storage: str) -> None:
         rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
         note("extend", lambda: rb.extend(rows(3)))
         note("length", lambda: len(rb))
-        note("all rows", lambda: rb[:])
+        note.rows("all rows", lambda: rb[:])
         note("sample", rb.sample)
         note("sample and info", lambda: rb.sample(return_info=True))
         note("other batch size", lambda: rb.sample(2))
-        note("sampling writes nothing", lambda: rb.storage[:])
+        note.rows("sampling writes nothing", lambda: rb.storage[:])
         note("locked", lambda: (rb.sample().is_locked, rb.sample()["obs"].device.type))
 
     both(script)
@@ -41,7 +41,7 @@ def test_wrap_and_longer_than_the_ring(both: Both, buffer: str, storage: str) ->
         rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
         for count, start in ((3, 0), (4, 10), (12, 20), (5, 40), (1, 50)):
             note(f"extend {count}", lambda count=count, start=start: rb.extend(rows(count, start)))
-            note("rows", lambda: rb[:])
+            note.rows("rows", lambda: rb[:])
             note("length", lambda: len(rb))
         note("rows written in all", lambda: rb.write_count)
 
@@ -55,7 +55,7 @@ def test_add(both: Both, buffer: str, storage: str) -> None:
         rb = getattr(lib, buffer)(storage=getattr(lib, storage)(2), batch_size=2)
         for number in range(5):
             note("slot", lambda number=number: rb.add(rows(1, number)[0]))
-            note("rows", lambda: rb[:])
+            note.rows("rows", lambda: rb[:])
         note("sample", lambda: rb.sample())
 
     both(script)
@@ -67,21 +67,20 @@ def test_data_that_has_an_index_key(both: Both, buffer: str) -> None:
         rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), batch_size=2)
         data = TensorDict({"index": torch.tensor([7, 8, 9]), "a": torch.zeros(3)}, [3])
         note("extend", lambda: rb.extend(data))
-        note("stored", lambda: rb[:])
+        note.rows("stored", lambda: rb[:])
         note("sample", lambda: rb.sample())
         note("the caller's data", lambda: data)
 
     both(script)
 
 
-@pytest.mark.parametrize("buffer", BUFFERS)
 @pytest.mark.parametrize("writer", ["RoundRobinWriter", "TensorDictRoundRobinWriter"])
-def test_index_key_by_writer(both: Both, buffer: str, writer: str) -> None:
+def test_index_key_by_writer(both: Both, writer: str) -> None:
     def script(lib: Any, note: Note) -> None:
-        rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(5), writer=getattr(lib, writer)(), batch_size=2)
+        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), writer=getattr(lib, writer)(), batch_size=2)
         note("extend", lambda: rb.extend(rows(3)))
         note("add", lambda: rb.add(rows(1, 3)[0]))
-        note("stored", lambda: rb[:])
+        note.rows("stored", lambda: rb[:])
         note("sample", lambda: rb.sample(return_info=True))
 
     both(script)
@@ -97,10 +96,10 @@ def test_what_a_sample_may_suffer(both: Both) -> None:
         view = rb[:]
         view["obs"][0] = 77.0
         view["new"] = torch.zeros(3)
-        note("an edit of a view shows, a new key does not", lambda: rb[:])
+        note.rows("an edit of a view shows, a new key does not", lambda: rb[:])
         sample = rb.sample()
         sample["obs"].fill_(-1)
-        note("an edit of a sample does not", lambda: rb[:])
+        note.rows("an edit of a sample does not", lambda: rb[:])
 
     both(script)
 
@@ -128,9 +127,9 @@ def test_include_info(both: Both) -> None:
 
 def test_tensordict_buffers_take_tensordicts(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
-        for data in (torch.arange(4), {"a": torch.arange(4)}, [{"a": torch.arange(2)}], (torch.arange(3),)):
+        for data in (torch.arange(4), {"a": torch.arange(4)}, (torch.arange(3),)):
             rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5))
-            note(f"extend {type(data).__name__}", lambda rb=rb, data=data: rb.extend(data))
+            note.refusal(f"extend {type(data).__name__}", lambda rb=rb, data=data: rb.extend(data))
             note.refusal(f"add {type(data).__name__}", lambda rb=rb, data=data: rb.add(data))
             note("nothing written", lambda rb=rb: len(rb))
 

@@ -25,7 +25,7 @@ def test_example_of_the_document(both: Both) -> None:
         data["target"] = data["obs"] + 1
         note("write_all", lambda: rb.write_all(data))
         note("written", lambda: bool((rb[:] == data).all()))
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
 
     both(script)
 
@@ -48,9 +48,9 @@ def test_write_all(both: Both, storage: str) -> None:
         rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
         rb.extend(rows(4))
         note("all", lambda: rb.write_all(rows(4, 10)))
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
         note("the first two", lambda: rb.write_all(rows(2, 20), end=2))
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
         note.refusal("more than asked", lambda: rb.write_all(rows(3, 30), end=2)) if storage != "ListStorage" else None
         note("length", lambda: len(rb))
 
@@ -64,14 +64,14 @@ def test_new_field_over_all_rows(both: Both) -> None:
         data = rb[:]
         data["value"] = torch.arange(8.0).view(4, 2)
         rb.write_all(data)
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
         note("sample", lambda: rb.sample())
         note("one row", lambda: rb[1])
         data["value"] = data["value"] + 100
         rb.write_all(data)
         note("rewritten", lambda: rb[:]["value"])
         note("with the field", lambda: rb.extend(rows(2, 50).set("value", torch.ones(2, 2))))
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
 
     both(script)
 
@@ -92,11 +92,11 @@ def test_in_place(both: Both, buffer: str) -> None:
         }
         for name, call in calls.items():
             note(name, call)
-            note("rows", lambda: rb[:])
+            note.rows("rows", lambda: rb[:])
         note("unknown key", lambda: rb.set_at_("nothing", torch.tensor(1.0), 0))
         note.refusal("too many rows", lambda: rb.set_("obs", torch.arange(10.0)))
         note.refusal("too many rows", lambda: rb.update_({"obs": torch.arange(10.0)}))
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
 
     both(script)
 
@@ -109,7 +109,7 @@ def test_empty(both: Both, storage: str) -> None:
         note("empty", rb.empty)
         note("length", lambda: (len(rb), rb.write_count))
         note("extend", lambda: rb.extend(rows(2, 50)))
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
         note("sample", rb.sample)
 
     both(script)

@@ -35,10 +35,10 @@ class _AddFive(nn.Module):
 def _reads(rb: Any, note: Note) -> None:
     note("sample", rb.sample)
     for index in (0, slice(None), slice(0, 2), torch.tensor([1, 0]), [1, 0]):
-        note(f"rb[{index}]", lambda index=index: rb[index])
+        note.rows(f"rb[{index}]", lambda index=index: rb[index])
     note("field", lambda: rb["obs"])
-    note("read_all_in_order", rb.read_all_in_order)
-    note("storage", lambda: rb.storage[:])
+    note.rows("read_all_in_order", rb.read_all_in_order)
+    note.rows("storage", lambda: rb.storage[:])
 
 
 @pytest.mark.parametrize("storage", ["LazyTensorStorage", "ListStorage"])
@@ -177,11 +177,11 @@ def test_objects_of_torchrl(both: Both, name: str, buffer: str, added: str) -> N
         if added == "appended":
             rb.append_transform(transform)
         note("extend", lambda: rb.extend(data))
-        note("stored", lambda: rb.storage[:])
+        note.rows("stored", lambda: rb.storage[:])
         note("sample", rb.sample)
-        note("rows", lambda: rb[:])
+        note.rows("rows", lambda: rb[:])
         note("add", lambda: rb.add(data[0]))
-        note("stored", lambda: rb.storage[-1])
+        note.rows("stored", lambda: rb.storage[-1])
         note("the caller's data", lambda: data)
 
     both(script)

@@ -27,7 +27,7 @@ def _best(lib: Any, storage: str = "LazyTensorStorage", buffer: str = "ReplayBuf
 def test_the_best_stay(both: Both, storage: str) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _best(lib, storage)
-        for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0, -2.0], [4.0], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
+        for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0, -2.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
             note(f"extend {values}", lambda values=values: rb.extend(_ranked(values)))
             note("kept", lambda: rb[:]["key"])
         note("length", lambda: len(rb))
@@ -118,14 +118,5 @@ def test_tensordict_writer_needs_tensordicts(both: Both) -> None:
         for data in (torch.arange(3), {"a": torch.arange(3)}):
             rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), writer=lib.TensorDictRoundRobinWriter())
             note.refusal(type(data).__name__, lambda rb=rb, data=data: rb.extend(data))
-
-    both(script)
-
-
-def test_priorities_of_a_uniform_buffer(both: Both) -> None:
-    def script(lib: Any, note: Note) -> None:
-        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=2)
-        rb.extend(rows(3))
-        note("rows are unharmed", lambda: rb[:])
 
     both(script)

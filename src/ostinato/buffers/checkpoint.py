@@ -53,12 +53,15 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         for name in ("sampler", "writer"):
             saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
             if saved != mine:
-                msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
+                msg = (
+                    f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
+                )
                 raise CheckpointError(msg)
         pending = [_read_ticket(ticket) for ticket in state["pending"]]
         if pending and batch_size is not None and pending[0].draw.slots.shape[0] > batch_size:
             msg = (
-                f"the checkpoint holds queued draws of {pending[0].draw.slots.shape[0]} rows, this buffer has batch_size={batch_size}: "
+                f"the checkpoint holds queued draws of {pending[0].draw.slots.shape[0]} rows, this buffer "
+                f"has batch_size={batch_size}: "
                 "load it with the same batch_size"
             )
             raise CheckpointError(msg)

@@ -46,9 +46,9 @@ class Rows(NamedTuple):
 class Engine:
     """Owner of the parts, the one lock, the generator and the stamps.
 
-    Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. A row that is
-    replaced while it is copied is noticed by its stamp, and the batch is copied once more under the lock, so that
-    no batch holds a torn row. Writers announce (stamp) before they copy; the native calls fence both sides.
+    Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. A row
+    that is replaced while it is copied is noticed by its stamp, and the batch is copied once more under the lock, so
+    that no batch holds a torn row. Writers announce (stamp) before they copy; the native calls fence both sides.
     """
 
     def __init__(self, storage: Storage, sampler: Sampler, writer: Writer, generator: torch.Generator | None) -> None:
@@ -96,7 +96,10 @@ class Engine:
         with self.lock:
             storage, writer = self.storage, self.writer
             if writer.collections_only and not kinds.is_tensor_collection(_first_row(data)):
-                msg = f"{type(writer).__name__} expects data to be a tensor collection (TensorDict or tensorclass), got {type(data).__name__}"
+                msg = (
+                    f"{type(writer).__name__} expects data to be a tensor collection (TensorDict or "
+                    f"tensorclass), got {type(data).__name__}"
+                )
                 raise KindError(msg)
             payload, rows = storage.admit(data, lead)
             if rows == 0:
@@ -119,7 +122,10 @@ class Engine:
         self._laid_out = (storage.capacity, storage.device)
         generator = self.generator
         if generator is not None and generator.device.type != storage.device.type:
-            msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need both on one device"
+            msg = (
+                f"the generator lives on {generator.device}, the storage on {storage.device}: draws need both "
+                "on one device"
+            )
             raise OptionError(msg)
 
     def edit(self, index: Any, data: Any, *, swap: bool) -> None:
@@ -258,7 +264,10 @@ def check_pair(storage: Storage, writer: Writer) -> None:
         OptionError: for a ranking writer over a storage with `ndim=2`.
     """
     if storage.ndim > 1 and writer.rank_path is not None:
-        msg = f"{type(writer).__name__} ranks single rows and is not compatible with storages of ndim={storage.ndim}: use ndim=1"
+        msg = (
+            f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
+            f"ndim={storage.ndim}: use ndim=1"
+        )
         raise OptionError(msg)
 
 

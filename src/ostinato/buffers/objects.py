@@ -1,4 +1,4 @@
-"""Python objects of list storages on their way to disk and back: plain values, trees of tensors, and, if allowed, pickles."""
+"""Python objects of list storages on their way to disk and back: plain values, trees, and, if allowed, pickles."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.rows import map_leaves
-from ostinato.errors import KindError, OptionError
+from ostinato.errors import KindError, OptionError, UsageError
 from ostinato.samplers import Sampler
 from ostinato.storages import Storage
 from ostinato.writers import Writer
@@ -16,7 +16,19 @@ from ostinato.writers import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["check_dim", "check_generator", "check_pin", "check_prefetch", "is_field", "is_one", "part", "positive", "swap_dims"]
+__all__ = [
+    "check_dim",
+    "check_drop_last",
+    "check_generator",
+    "check_pin",
+    "check_prefetch",
+    "check_size",
+    "is_field",
+    "is_one",
+    "part",
+    "positive",
+    "swap_dims",
+]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
 
@@ -31,7 +43,10 @@ def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | 
     if not isinstance(made, base) and callable(made) and default is not None:
         made = made()
     if not isinstance(made, base):
-        msg = f"{name} must be an instance of ostinato.{base.__name__}, or a callable that returns one, got {type(made).__name__}"
+        msg = (
+            f"{name} must be an instance of ostinato.{base.__name__}, or a callable that returns one, got "
+            f"{type(made).__name__}"
+        )
         raise KindError(msg)
     return made
 
@@ -72,7 +87,10 @@ def check_generator(generator: Any) -> torch.Generator | None:
         KindError: for anything else.
     """
     if generator is not None and not isinstance(generator, torch.Generator):
-        msg = f"generator must be a torch.Generator or None, got {type(generator).__name__}: make one with torch.Generator().manual_seed(0)"
+        msg = (
+            f"generator must be a torch.Generator or None, got {type(generator).__name__}: make one with "
+            "torch.Generator().manual_seed(0)"
+        )
         raise KindError(msg)
     return generator
 
@@ -85,7 +103,8 @@ def check_pin(pin_memory: bool, storage: Storage) -> bool:  # noqa: FBT001
     """
     if pin_memory and (not torch.accelerator.is_available() or storage.device.type != "cpu"):
         msg = (
-            f"pin_memory=True needs a storage on the CPU and an accelerator to copy to, got a storage on {storage.device} and "
+            "pin_memory=True needs a storage on the CPU and an accelerator to copy to, got a storage on "
+            f"{storage.device} and "
             f"{'an' if torch.accelerator.is_available() else 'no'} accelerator: leave it out"
         )
         raise OptionError(msg)
@@ -107,6 +126,44 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
     return depth
 
 
+def check_drop_last(sampler: Sampler, batch_size: int | None) -> None:
+    """Refuse `drop_last` without a batch size.
+
+    Raises:
+        OptionError: if it is not known in advance.
+    """
+    if sampler.drop_last and batch_size is None:
+        msg = "a sampler with drop_last=True needs the batch size in advance: pass batch_size to the constructor"
+        raise OptionError(msg)
+
+
+def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
+    """Return the rows of the next batch.
+
+    Args:
+        given: what `sample` got; None takes the default.
+        default: the constructor's.
+        fixed: batches of the default size are prefetched.
+
+    Raises:
+        UsageError: if there is none.
+        OptionError: if it is below 1, or differs from what is prefetched.
+    """
+    if given is None:
+        if default is None:
+            msg = "batch_size not specified: pass it to the constructor, or to sample()"
+            raise UsageError(msg)
+        return default
+    size = given if type(given) is int and given > 0 else positive("batch_size", given)
+    if fixed and size != default:
+        msg = (
+            f"batch_size must be {default}, for which batches are prefetched, got {size}: leave it out, "
+            "or turn prefetch off"
+        )
+        raise OptionError(msg)
+    return size
+
+
 def swap_dims(data: Any, dim: int) -> Any:
     """Bring dimension `dim` of all leaves to the front. View."""
     if type(data) is list:
@@ -118,7 +175,9 @@ def swap_dims(data: Any, dim: int) -> Any:
 
 def is_field(index: Any) -> bool:
     """Whether an index is the name of a field: text, or a tuple of texts."""
-    return isinstance(index, str) or (isinstance(index, tuple) and bool(index) and all(isinstance(key, str) for key in index))
+    return isinstance(index, str) or (
+        isinstance(index, tuple) and bool(index) and all(isinstance(key, str) for key in index)
+    )
 
 
 def is_one(index: Any) -> bool:

@@ -11,9 +11,11 @@ from ostinato.buffers.engine import Engine, Ticket, require_rows
 from ostinato.buffers.feed import Batch, Feed
 from ostinato.buffers.options import (
     check_dim,
+    check_drop_last,
     check_generator,
     check_pin,
     check_prefetch,
+    check_size,
     is_field,
     is_one,
     part,
@@ -21,7 +23,8 @@ from ostinato.buffers.options import (
     swap_dims,
 )
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.errors import OptionError, UsageError
+from ostinato.core.draw import Placement, Run
+from ostinato.errors import UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import Placement
 
 __all__ = ["ReplayBuffer"]
+
 
 class ReplayBuffer:
     """A replay buffer composed of a storage, a sampler and a writer.
@@ -89,23 +92,18 @@ class ReplayBuffer:
             check_generator(generator),
         )
         self._collate = made.default_collate if collate_fn is None else collate_fn
-        self._transform = transform if isinstance(transform, Compose) else Compose(*(() if transform is None else (transform,)))
+        self._transform = (
+            transform if isinstance(transform, Compose) else Compose(*(() if transform is None else (transform,)))
+        )
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
         self._feed = Feed(self._engine, self._dress, check_prefetch(prefetch, self._batch_size))
         self._engine.pin = check_pin(pin_memory, made)
-        self._check_drop_last(self._engine.sampler)
+        check_drop_last(self._engine.sampler, self._batch_size)
 
     @staticmethod
     def _default_writer() -> Writer:
         return RoundRobinWriter()
-
-    def _check_drop_last(self, sampler: Sampler) -> None:
-        if sampler.drop_last and self._batch_size is None:
-            msg = "a sampler with drop_last=True needs to know the batch size in advance: pass batch_size to the constructor"
-            raise OptionError(msg)
-
-    # -- parts ------------------------------------------------------------------------------------------------
 
     @property
     def storage(self) -> Storage:
@@ -139,12 +137,15 @@ class ReplayBuffer:
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
-        self._check_drop_last(part("sampler", sampler, Sampler, None))
+        check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
         self._feed.drop()
         return self._engine.set_sampler(sampler)
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Exchange the storage and return the previous one; the collate function becomes `collate_fn`, or the new default."""
+        """Exchange the storage and return the previous one.
+
+        The collate function becomes `collate_fn`, or the new storage's default.
+        """
         part("storage", storage, Storage, None)
         self._feed.drop()
         old = self._engine.set_storage(storage)
@@ -171,8 +172,6 @@ class ReplayBuffer:
         self._transform.insert(index, transform, invert=invert)
         return self
 
-    # -- writing ----------------------------------------------------------------------------------------------
-
     def add(self, data: Any) -> Any:
         """Add one row.
 
@@ -188,7 +187,7 @@ class ReplayBuffer:
         placement = self._engine.write(self._inverted(data), 0)
         if self.storage.ndim > 1:
             return self._positions(placement)
-        slot = placement.start if hasattr(placement, "start") else int(placement.index()[0])
+        slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
 
     def extend(self, data: Any) -> Tensor:
@@ -215,15 +214,13 @@ class ReplayBuffer:
 
     def _positions(self, placement: Placement) -> Tensor:
         storage = self.storage
-        index = placement.index(None if storage.device.type == "cpu" else storage.device)
+        index = placement.positions(None if storage.device.type == "cpu" else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.lanes, index % storage.lanes), -1)
 
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
         self._feed.drop()
         self._engine.clear()
-
-    # -- sampling ---------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Draw a batch.
@@ -239,7 +236,7 @@ class ReplayBuffer:
             UsageError: if there is no batch size.
             EmptyBufferError: if there are no rows.
         """
-        batch = self._feed.next(self._size(batch_size))
+        batch = self._feed.next(check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None))
         return (batch.data, self._info(batch)) if return_info else batch.data
 
     def __iter__(self) -> Iterator[Any]:
@@ -261,19 +258,6 @@ class ReplayBuffer:
             if batch.ticket.last:
                 return
 
-    def _size(self, batch_size: int | None) -> int:
-        if batch_size is None:
-            if self._batch_size is None:
-                msg = "batch_size not specified: pass it to the constructor, or to sample()"
-                raise UsageError(msg)
-            return self._batch_size
-        if type(batch_size) is not int or batch_size < 1:
-            batch_size = positive("batch_size", batch_size)
-        if self._feed.prefetch is not None and batch_size != self._batch_size:
-            msg = f"batch_size must be {self._batch_size}, for which batches are prefetched, got {batch_size}: leave it out, or turn prefetch off"
-            raise OptionError(msg)
-        return batch_size
-
     def _dress(self, data: Any, ticket: Ticket) -> Any:  # noqa: ARG002
         """Collate and transform; subclasses add keys."""
         if self._collate is not None:
@@ -287,8 +271,6 @@ class ReplayBuffer:
     def _info(self, batch: Batch) -> dict[str, Any]:
         return {"index": self._index(batch.ticket), **(batch.ticket.draw.info or {}), **batch.notes}
 
-    # -- indexing ---------------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         """Rows present (cells with `ndim=2`)."""
         return len(self.storage)
@@ -298,7 +280,7 @@ class ReplayBuffer:
         return len(self) > 0
 
     def __getitem__(self, index: Any) -> Any:
-        """Read rows that are present by int, slice, tensor, mask or tuple (or a field by its key), collated and transformed.
+        """Read rows that are present, collated and transformed, by int, slice, tensor, mask or tuple, or one field.
 
         With `ndim=2` the index addresses the dimensions in the order of the data given to `extend`.
 
@@ -352,14 +334,15 @@ class ReplayBuffer:
         """Do `rb[:end] = data`: replace the rows in storage order; a new key becomes a new field."""
         self[:end] = data
 
-    # -- state ------------------------------------------------------------------------------------------------
-
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
         return measure(self._engine, self._feed.prefetch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws. Rows are not copied."""
+        """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws.
+
+        Rows are not copied.
+        """
         with self._engine.lock:
             return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform)
 
@@ -406,6 +389,8 @@ class ReplayBuffer:
     def __repr__(self) -> str:
         """Parts and options."""
         return (
-            f"{type(self).__name__}(\n    storage={self.storage!r},\n    sampler={self.sampler!r},\n    writer={self.writer!r},\n"
-            f"    transform={self._transform!r},\n    batch_size={self._batch_size}, prefetch={self._feed.prefetch and self._feed.prefetch.depth})"
+            f"{type(self).__name__}(\n    storage={self.storage!r},\n    sampler={self.sampler!r},\n    "
+            f"writer={self.writer!r},\n"
+            f"    transform={self._transform!r},\n    batch_size={self._batch_size}, "
+            f"prefetch={self._feed.prefetch and self._feed.prefetch.depth})"
         )

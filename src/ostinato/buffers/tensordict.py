@@ -80,7 +80,10 @@ def _checked(data: Any) -> Any:
     """Refuse what is no TensorDict, and drop the keys that samples carry."""
     rows = data if isinstance(data, list) else [data]
     if not rows or not all(kinds.is_tensor_collection(row) for row in rows):
-        msg = f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use ReplayBuffer for other data"
+        msg = (
+            f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
+            "ReplayBuffer for other data"
+        )
         raise KindError(msg)
     if isinstance(data, list):
         return [_without_own(row) for row in data]

@@ -1,4 +1,4 @@
-"""Records that cross walls: where rows go (`Run`, `Picks`), what a sampler may see (`View`) and what it drew (`Draw`)."""
+"""Records that cross walls: `Run` and `Picks` (where rows go), `View` (what a sampler sees), `Draw` (what it drew)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Run(NamedTuple):
         """Return the slots written, int64 `[rows]`."""
         return ring_range(self.start, self.rows, self.capacity, device)
 
-    def index(self, device: torch.device | None = None) -> Tensor:
+    def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[skip + rows]`, skipped rows included."""
         start = (self.start - self.skip) % self.capacity
         return ring_range(start, self.skip + self.rows, self.capacity, device)
@@ -42,13 +42,13 @@ class Run(NamedTuple):
 
 
 class Picks(NamedTuple):
-    """Rows `rows[i]` of a batch of `total` go to the slots `slots[i]`; -1 in `index` marks rows that were not kept."""
+    """Rows `rows[i]` of a batch of `total` go to the slots `slots[i]`; -1 in `kept` marks rows that were not kept."""
 
     slots: Tensor
     rows: Tensor
     kept: Tensor
 
-    def index(self, device: torch.device | None = None) -> Tensor:
+    def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[total]`, -1 where a row was not kept."""
         return self.kept if device is None else self.kept.to(device)
 

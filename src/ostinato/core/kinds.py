@@ -1,4 +1,4 @@
-"""The door: which kinds of data come in and go out. The only file that knows tensordict, and it asks before importing it."""
+"""The door: kinds of data that come in and go out. The only file that knows tensordict; it asks before importing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDictBase
 
-__all__ = ["Node", "as_tensor", "is_tensor_collection", "is_tensordict", "make", "open_node", "show_path", "stack", "unstack"]
+__all__ = [
+    "Node",
+    "as_tensor",
+    "is_tensor_collection",
+    "is_tensordict",
+    "make",
+    "open_node",
+    "show_path",
+    "stack",
+    "unstack",
+]
 
 
 class Node(NamedTuple):
-    """One level of nested data: its kind, its keys in order and, for TensorDicts, the batch dimensions after the row's."""
+    """One level of nested data: its kind and its keys, in order."""
 
     kind: str
     """`dict`, `list`, `tuple`, `namedtuple`, `tensordict` or `tensorclass`."""
@@ -113,7 +123,7 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
 
     # The public constructor checks every shape again and takes 7 us for five fields; these were checked when stored.
     td = TensorDict._new_unsafe(
-        dict(zip(node.keys, children, strict=True)),  # type: ignore[arg-type]
+        dict(zip(node.keys, children, strict=True)),
         batch_size=torch.Size((*batch, *node.extra)),
         device=device,
     )
@@ -177,7 +187,10 @@ def stack(items: Sequence[Any]) -> Any:
     for item in items:
         other = open_node(item, 0)
         if other is None or other[0].kind != node.kind or set(other[0].keys) != set(node.keys):
-            msg = f"a list at the root is a stack of rows of one kind, got rows {first!r} and {item!r}: give all rows the same keys"
+            msg = (
+                f"a list at the root is a stack of rows of one kind, got rows {first!r} and {item!r}: give "
+                "all rows the same keys"
+            )
             raise KindError(msg)
         for key, column in zip(node.keys, columns, strict=True):
             column.append(item[key])

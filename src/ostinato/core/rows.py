@@ -56,7 +56,7 @@ class Schema:
         self.leaves = tuple(leaves)
         # One level of nesting is by far the commonest form: it is walked without recursion.
         self._flat = tree is not None and all(child is None for child in tree[1])
-        self._shapes: tuple[int | None, list[tuple[int, ...]]] = (None, [])
+        self._shapes: tuple[tuple[int, ...] | None, list[tuple[int, ...]]] = (None, [])
 
     def __eq__(self, other: object) -> bool:
         """Compare tree and leaves."""
@@ -115,7 +115,9 @@ class Schema:
         expected = self._expected(batch)
         out: list[Tensor] = []
         for leaf, value, shape in zip(self.leaves, values, expected, strict=True):
-            tensor = value if type(value) is Tensor and not value.requires_grad else as_tensor(value, leaf.path, leaf.dtype)
+            tensor = (
+                value if type(value) is Tensor and not value.requires_grad else as_tensor(value, leaf.path, leaf.dtype)
+            )
             if tensor.dtype is not leaf.dtype or tensor.shape != shape:
                 raise SchemaError(_mismatch(leaf, tensor, batch))
             out.append(tensor)
@@ -156,7 +158,10 @@ class Schema:
             raise SchemaError(msg)
         shape = tuple(values[0].shape) if isinstance(values[0], Tensor) else tuple(as_tensor(values[0], ()).shape)
         if len(shape) < lead:
-            msg = f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: use add() for one row"
+            msg = (
+                f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: "
+                "use add() for one row"
+            )
             raise SchemaError(msg)
         return shape[:lead]
 
@@ -165,7 +170,7 @@ class Schema:
         known, shapes = self._shapes
         if known != batch:
             shapes = [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
-            self._shapes = (batch, shapes)  # type: ignore[assignment]
+            self._shapes = (batch, shapes)
         return shapes
 
 
@@ -247,7 +252,10 @@ def _build(tree: _Tree, leaves: Any, batch: tuple[int, ...], device: torch.devic
 def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:
     expected = Leaf(leaf.path, leaf.dtype, (*batch, *leaf.shape))
     got = Leaf(leaf.path, tensor.dtype, tuple(tensor.shape))
-    return f"field {show_path(leaf.path)} must be {_form(expected)} (batch size {list(batch)}), got {_form(got)}: convert it before writing"
+    return (
+        f"field {show_path(leaf.path)} must be {_form(expected)} (batch size {list(batch)}), got "
+        f"{_form(got)}: convert it before writing"
+    )
 
 
 def _form(leaf: Leaf) -> str:
@@ -256,7 +264,9 @@ def _form(leaf: Leaf) -> str:
 
 def _wrong_kind(node: Node | None, data: Any, path: Path) -> str:
     expected = "one tensor" if node is None else f"a {node.kind} with the keys {list(node.keys)}"
-    return f"{show_path(path)} must be {expected}, got {type(data).__name__}: the storage keeps the form of its first rows"
+    return (
+        f"{show_path(path)} must be {expected}, got {type(data).__name__}: the storage keeps the form of its first rows"
+    )
 
 
 def _wrong_keys(node: Node, children: dict[Any, Any], path: Path) -> str:
@@ -265,7 +275,10 @@ def _wrong_keys(node: Node, children: dict[Any, Any], path: Path) -> str:
     where = f" in {show_path(path)}" if path else ""
     parts = [f"missing {missing}"] if missing else []
     parts += [f"unknown {unknown}"] if unknown else []
-    return f"rows must have the keys {list(node.keys)}{where}, got {list(children)} ({', '.join(parts)}): the storage keeps the form of its first rows"
+    return (
+        f"rows must have the keys {list(node.keys)}{where}, got {list(children)} ({', '.join(parts)}): the "
+        "storage keeps the form of its first rows"
+    )
 
 
 def map_leaves(data: Any, change: Any) -> Any:

@@ -14,7 +14,7 @@ __all__ = ["Selection", "apply_index", "plain_index", "select"]
 
 
 class Selection(NamedTuple):
-    """Slots chosen: a contiguous `span` (start, stop) where the index allows it, else `slots`; results have the shape `batch`."""
+    """Slots chosen: a `span` (start, stop) where the index allows it, else `slots`; results have the shape `batch`."""
 
     span: tuple[int, int] | None
     slots: Tensor

@@ -25,7 +25,11 @@ def encode_schema(schema: Schema) -> dict[str, Any]:
     """
     return {
         "leaves": [
-            {"path": [_key(k) for k in leaf.path], "dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape)}
+            {
+                "path": [_key(k) for k in leaf.path],
+                "dtype": str(leaf.dtype).removeprefix("torch."),
+                "shape": list(leaf.shape),
+            }
             for leaf in schema.leaves
         ],
         "tree": _encode_tree(schema.tree),
@@ -120,4 +124,4 @@ def _find_class(name: Any) -> type | None:
     if not named and not (isinstance(found, type) and hasattr(found, "from_tensordict")):
         msg = f"the rows are of class {name}, which is not imported here: import its module before loading"
         raise CheckpointError(msg)
-    return found
+    return found  # type: ignore[no-any-return]

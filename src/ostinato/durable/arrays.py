@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.durable.blocks import BlockReader, BlockWriter
-from ostinato.durable.dtypes import check_plain, dtype_name, is_raw, raw_view, shape_nbytes
+from ostinato.durable.dtypes import check_plain, copy_elements, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import create_file, disk_errors, open_inside, safe_join, sync_fd
 from ostinato.durable.records import BLOCK_BYTES, ArrayRecord
 from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError
@@ -123,7 +123,7 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
             part = piece if is_raw(piece) else _shaped(staging, piece)
             reader.read_into(raw_view(part))
             if part is not piece:
-                piece.copy_(part)
+                copy_elements(piece, part)
 
 
 def verify_array(root: Path, record: ArrayRecord) -> None:
@@ -186,6 +186,8 @@ def _new_file(path: Path, needed_bytes: int, block_bytes: int) -> Iterator[Block
 def _open_record(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[BlockReader]:
     fd, size = open_inside(root, record.file)
     try:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
         path = root / record.file
         if size != record.nbytes:
             msg = (
@@ -234,7 +236,10 @@ def _staged(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the pieces as raw memory; staged ones are overwritten by the next."""
     staging = _staging_for(tensor)
     for piece in _pieces(tensor):
-        yield piece if is_raw(piece) else _shaped(staging, piece).copy_(piece)
+        part = piece if is_raw(piece) else _shaped(staging, piece)
+        if part is not piece:
+            copy_elements(part, piece)
+        yield part
 
 
 def _staging_for(tensor: Tensor) -> Tensor:

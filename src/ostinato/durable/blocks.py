@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import xxhash
 
-from ostinato.durable.files import write_all
+from ostinato.durable.files import start_writeback, write_all
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class BlockWriter:
     def _close_block(self) -> None:
         self._checksums.append(self._hash.hexdigest())
         self._hash.reset()
+        start = (len(self._checksums) - 1) * self._block_bytes
+        start_writeback(self._fd, start, self.nbytes - start)
 
 
 @final

@@ -176,7 +176,9 @@ class CheckpointWriter:
             lines.append(canonical(node) + b"\n")
             size += len(lines[-1])
             if len(lines[-1]) > MAX_LINE_BYTES:
-                msg = f"{name}[{i}] takes {len(lines[-1])} bytes as JSON, at most {MAX_LINE_BYTES} are allowed"
+                msg = (
+                    f"{name}[{i}] takes {len(lines[-1])} bytes as JSON, at most {MAX_LINE_BYTES} are allowed"
+                )
                 raise CheckpointError(msg)
             if size >= _LINES_BYTES:
                 yield b"".join(lines)

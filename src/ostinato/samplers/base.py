@@ -32,7 +32,7 @@ class Sampler(ABC):
             generator: the only source of chance; None stands for torch's global one.
 
         Returns:
-            Slots int64 `[B]` on `view.device`, each in `[0, view.rows)`; `B` is `batch_size`, or fewer at the end of an epoch.
+            Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, fewer where an epoch ends.
         """
 
     @property

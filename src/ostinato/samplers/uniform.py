@@ -88,7 +88,10 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def __repr__(self) -> str:
         """Options and place in the pass."""
-        return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}, drawn={self._at} of {self._rows})"
+        return (
+            f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}, drawn={self._at} "
+            f"of {self._rows})"
+        )
 
     @property
     def epochal(self) -> bool:
@@ -117,7 +120,10 @@ class SamplerWithoutReplacement(RandomSampler):
             OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any.
         """
         if self.drop_last and view.rows < batch_size:
-            msg = f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: add rows first or lower batch_size"
+            msg = (
+                f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
+                "add rows first or lower batch_size"
+            )
             raise OptionError(msg)
         self._take_in(view, generator)
         left = self._rows - self._at
@@ -126,7 +132,11 @@ class SamplerWithoutReplacement(RandomSampler):
             if self.shuffle and view.device != _CPU:
                 self._shuffle_rest(generator)
         count = min(batch_size, left)
-        slots = self._next(count, generator) if self.shuffle else torch.arange(self._at, self._at + count, device=view.device)
+        slots = (
+            self._next(count, generator)
+            if self.shuffle
+            else torch.arange(self._at, self._at + count, device=view.device)
+        )
         self._at += count
         left -= count
         self._ran_out = left == 0 or (self.drop_last and left < batch_size)
@@ -183,7 +193,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """
         if (state["drop_last"], state["shuffle"]) != (self.drop_last, self.shuffle):
             msg = (
-                f"the state is that of SamplerWithoutReplacement(drop_last={state['drop_last']}, shuffle={state['shuffle']}), "
+                f"the state is that of SamplerWithoutReplacement(drop_last={state['drop_last']}, "
+                f"shuffle={state['shuffle']}), "
                 f"this one has drop_last={self.drop_last}, shuffle={self.shuffle}: make it with the same options"
             )
             raise CheckpointError(msg)

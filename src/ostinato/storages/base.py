@@ -69,7 +69,7 @@ class Storage(ABC):
 
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
-        """What makes a batch of presented rows, if the buffer is given no `collate_fn`; None leaves them as they are."""
+        """What makes a batch of presented rows, unless the buffer has a `collate_fn`; None leaves them as they are."""
         return None
 
     @abstractmethod
@@ -139,13 +139,19 @@ class Storage(ABC):
 
     @abstractmethod
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check `data` (leading dimensions `batch`) for the rows at `slots` (int64 `[n]`, present), and return what writes it.
+        """Check `data` (leading dimensions `batch`) for the rows at `slots` (int64 `[n]`), and return what writes it.
 
         Raises:
             SchemaError: if it does not match the rows stored.
         """
 
-    def prepare_field(self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]) -> Callable[[], None]:  # noqa: ARG002
+    def prepare_field(
+        self,
+        path: tuple[Hashable, ...],
+        slots: Tensor,  # noqa: ARG002
+        value: Any,  # noqa: ARG002
+        batch: tuple[int, ...],  # noqa: ARG002
+    ) -> Callable[[], None]:
         """Check one field's value for the rows at `slots`, and return what writes it.
 
         Raises:
@@ -180,4 +186,4 @@ def check_ndim(ndim: object) -> int:
     if ndim not in (1, 2) or isinstance(ndim, bool):
         msg = f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}"
         raise OptionError(msg)
-    return int(ndim)  # type: ignore[call-overload,no-any-return]
+    return int(ndim)

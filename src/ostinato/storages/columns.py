@@ -59,7 +59,10 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
         msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
         raise CheckpointError(msg)
     if int(state["rows"]) > capacity:
-        msg = f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one with max_size >= {state['rows']}"
+        msg = (
+            f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one "
+            f"with max_size >= {state['rows']}"
+        )
         raise CheckpointError(msg)
 
 
@@ -70,7 +73,10 @@ def check_form(mine: Schema, my_lanes: int, saved: Schema, lanes: int) -> None:
         CheckpointError: naming both forms.
     """
     if mine != saved or my_lanes != lanes:
-        msg = f"the checkpoint holds {saved} in {lanes} lane(s), the storage {mine} in {my_lanes}: load into a buffer of that form"
+        msg = (
+            f"the checkpoint holds {saved} in {lanes} lane(s), the storage {mine} in {my_lanes}: load into a "
+            "buffer of that form"
+        )
         raise CheckpointError(msg)
 
 

@@ -1,4 +1,4 @@
-"""Late fields: columns that `write_all` brought after the first rows, and which rows have them (decision: no row invents a value)."""
+"""Late fields: columns that `write_all` brought after the first rows, and which rows have them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ class LateFields:
             shape = tuple(value.shape[len(batch) :])
             column = self.columns.get(path)
             if column is not None and (column.dtype is not value.dtype or tuple(column.shape[1:]) != shape):
-                msg = f"field {show_path(path)} must be {column.dtype}{list(column.shape[1:])} per row, got {value.dtype}{list(shape)}"
+                msg = (
+                    f"field {show_path(path)} must be {column.dtype}{list(column.shape[1:])} per row, got "
+                    f"{value.dtype}{list(shape)}"
+                )
                 raise SchemaError(msg)
             out[path] = value.reshape(-1, *shape)
         return out
@@ -124,7 +127,8 @@ class LateFields:
                 continue
             if lacking:
                 msg = (
-                    f"{lacking} of the {has.shape[0]} rows read lack the field {show_path(path)}, which was added to other rows: "
+                    f"{lacking} of the {has.shape[0]} rows read lack the field {show_path(path)}, which "
+                    "was added to other rows: "
                     "write it to all rows (write_all), or read rows that have it"
                 )
                 raise KeyMissingError(msg)
@@ -141,7 +145,8 @@ class LateFields:
             lacking = int((~mask[slots]).sum())
             if lacking:
                 msg = (
-                    f"{lacking} of the {slots.shape[0]} rows sampled lack the field {show_path(path)}: it was added to other rows "
+                    f"{lacking} of the {slots.shape[0]} rows sampled lack the field {show_path(path)}: it "
+                    "was added to other rows "
                     "by write_all; write it to all rows before sampling"
                 )
                 raise KeyMissingError(msg)

@@ -86,5 +86,5 @@ class LazyTensorStorage(TensorStorage):
 def _resolved(device: torch.device) -> torch.device:
     """Give `cuda` its index, so that devices compare equal to those of tensors."""
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device())  # type: ignore[unreachable]
     return device

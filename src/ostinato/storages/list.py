@@ -94,12 +94,18 @@ class ListStorage(Storage):
         if lead == 0:
             return [_owned(data)], 1
         if isinstance(data, (dict, str, bytes)):
-            msg = f"extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one {type(data).__name__}: use add(), or pass a list"
+            msg = (
+                "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one "
+                f"{type(data).__name__}: use add(), or pass a list"
+            )
             raise KindError(msg)
         try:
             rows = kinds.unstack(data)
         except TypeError as error:
-            msg = f"extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got {type(data).__name__} ({error}): use add() for one row"
+            msg = (
+                "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got "
+                f"{type(data).__name__} ({error}): use add() for one row"
+            )
             raise KindError(msg) from None
         return [_owned(row) for row in rows], len(rows)
 
@@ -219,5 +225,8 @@ def collate_rows(rows: list[Any]) -> Any:
             return torch.as_tensor(np.stack(rows))
         return default_collate(rows)
     except (TypeError, RuntimeError, ValueError) as error:
-        msg = f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a collate_fn, such as lambda rows: rows"
+        msg = (
+            f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer "
+            "a collate_fn, such as lambda rows: rows"
+        )
         raise KindError(msg) from error

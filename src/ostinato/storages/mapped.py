@@ -69,7 +69,10 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._mapped: MappedMemory | None = None
         if self._directory is not None and self._directory.exists():
             if not existsok:
-                msg = f"the directory {self._directory} exists: pass existsok=True to reopen it, or choose another scratch_dir"
+                msg = (
+                    f"the directory {self._directory} exists: pass existsok=True to reopen it, or choose "
+                    "another scratch_dir"
+                )
                 raise OptionError(msg)
             if (self._directory / "manifest.json").exists():
                 self._reopen(self._directory)
@@ -130,7 +133,9 @@ class LazyMemmapStorage(LazyTensorStorage):
             )
             raise CheckpointError(msg)
         schema = decode_schema(body["schema"])
-        layout = [Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]]
+        layout = [
+            Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]
+        ]
         self._mapped = MappedMemory(directory)
         self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
         self._table = Table(schema, body["capacity"], self._mapped, layout)
@@ -146,7 +151,10 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies: the rows travel in the pickle, the copy lives in temporary files of its own."""
         state = self.state_dict()
-        rows = {**state, "columns": [column.clone(memory_format=torch.contiguous_format) for column in state["columns"]]}
+        rows = {
+            **state,
+            "columns": [column.clone(memory_format=torch.contiguous_format) for column in state["columns"]],
+        }
         return {"max_size": self._max_size, "ndim": self.ndim, "packed": self._packed, "rows": rows}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

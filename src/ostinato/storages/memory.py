@@ -116,19 +116,25 @@ class MappedMemory:
             path = self.directory / name
             got = path.stat().st_size if path.is_file() and not path.is_symlink() else None
             if got != nbytes and nbytes:
-                msg = f"{path} must be a file of {nbytes} bytes, got {'none' if got is None else got}: the directory is damaged"
+                msg = (
+                    f"{path} must be a file of {nbytes} bytes, got {'none' if got is None else got}: the "
+                    "directory is damaged"
+                )
                 raise DamagedFileError(msg)
 
 
 def show_bytes(nbytes: float) -> str:
     """Write a number of bytes for people: `165.0 MB` (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:  # noqa: PLR2004
+        if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} TB"
 
 
 def _raise_short(nbytes: int, free: int, place: str, instead: str) -> None:
-    msg = f"the storage needs {nbytes} bytes ({show_bytes(nbytes)}) {place}, {free} bytes ({show_bytes(free)}) are free: use {instead}"
+    msg = (
+        f"the storage needs {nbytes} bytes ({show_bytes(nbytes)}) {place}, {free} bytes ({show_bytes(free)}) "
+        f"are free: use {instead}"
+    )
     raise StorageMemoryError(msg)

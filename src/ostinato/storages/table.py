@@ -1,4 +1,4 @@
-"""A table of rows: one tensor per field, small fields side by side in one packed row; gather and write in one native call."""
+"""A table of rows: a tensor per field, small fields side by side in a packed row; one native call for a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARALLEL_BYTES = 1 << 20
 
 
 class Block(NamedTuple):
-    """One run of memory: `stride` bytes for each row, holding the leaves at `members` = (leaf position, byte offset)."""
+    """A run of memory of `stride` bytes per row, holding the leaves `members` = (leaf position, byte offset)."""
 
     stride: int
     members: tuple[tuple[int, int], ...]
@@ -35,7 +35,7 @@ class Block(NamedTuple):
 def plan_layout(leaves: Sequence[Leaf], *, packed: bool) -> list[Block]:
     """Decide which fields share memory: all small ones if `packed` and there are two or more, each wide one alone."""
     small = [i for i, leaf in enumerate(leaves) if 0 < leaf.nbytes <= _SMALL_BYTES] if packed else []
-    if len(small) < 2:  # noqa: PLR2004
+    if len(small) < 2:
         small = []
     blocks = [Block(leaf.nbytes, ((i, 0),)) for i, leaf in enumerate(leaves) if i not in small]
     if small:
@@ -126,7 +126,9 @@ class Table:
             self._write_native(placement, leaves)
         elif isinstance(placement, Run):
             for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
-                _copy_run(column, source if lead else source[None], placement, lanes if lead > 1 else 1, len(leaf.shape))
+                _copy_run(
+                    column, source if lead else source[None], placement, lanes if lead > 1 else 1, len(leaf.shape)
+                )
         else:
             slots, rows = _last_of_each(placement.slots, placement.rows)
             for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
@@ -188,7 +190,7 @@ def _copy_run(column: Tensor, source: Tensor, run: Run, lanes: int, row_dims: in
             continue
         target = column[slot : slot + count]
         if lead > 1:
-            target = target.unflatten(0, (count // lanes, lanes))
+            target = target.view(count // lanes, lanes, *target.shape[1:])
         target.copy_(source[row // lanes : (row + count) // lanes])
 
 
@@ -197,5 +199,7 @@ def _last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     unique, inverse = torch.unique(slots, return_inverse=True)
     if unique.shape[0] == slots.shape[0]:
         return slots, rows
-    last = torch.zeros_like(unique).scatter_reduce_(0, inverse, torch.arange(slots.shape[0], device=slots.device), "amax")
+    last = torch.zeros_like(unique).scatter_reduce_(
+        0, inverse, torch.arange(slots.shape[0], device=slots.device), "amax"
+    )
     return unique, rows.to(slots.device)[last]

@@ -10,11 +10,12 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.draw import Picks
 from ostinato.core.rows import Schema, describe
-from ostinato.core.select import apply_index, plain_index, select
+from ostinato.core.select import select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_ndim
 from ostinato.storages.columns import check_form, check_room, fill_columns, name_columns
+from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.table import Table
@@ -58,6 +59,7 @@ class TensorStorage(Storage):
     """
 
     form = "tensors"
+    _table: Table | None
 
     def __init__(
         self,
@@ -73,20 +75,26 @@ class TensorStorage(Storage):
         self._lanes = batch[1] if self.ndim > 1 else 1
         rows = batch[0] * self._lanes
         if max_size is not None and max_size != rows:
-            msg = f"max_size must be the {rows} rows of the data given (or None), got {max_size}: use LazyTensorStorage to leave room"
+            msg = (
+                f"max_size must be the {rows} rows of the data given (or None), got {max_size}: use "
+                "LazyTensorStorage to leave room"
+            )
             raise CapacityError(msg)
         self._max_size = check_capacity(rows)
         self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
         self.device = self._table.device
         if device != "auto" and torch.device(device) != self.device:
-            msg = f"the data lies on {self.device}, device={device!r} was asked for: move the data first, or pass device='auto'"
+            msg = (
+                f"the data lies on {self.device}, device={device!r} was asked for: move the data first, or "
+                "pass device='auto'"
+            )
             raise OptionError(msg)
         self._rows = rows
         self._late = LateFields(rows, self.device)
 
     def _start(self, ndim: int) -> None:
         self.ndim = ndim
-        self._table: Table | None = None
+        self._table = None
         self._rows = 0
         self._cursor = 0
         self._lanes = 1
@@ -147,8 +155,6 @@ class TensorStorage(Storage):
             f"device={self.device}, bytes={show_bytes(self.nbytes)}, fields=[{fields}])"
         )
 
-    # -- the door ---------------------------------------------------------------------------------------------
-
     def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
         """Check rows against the schema (the first ones set it, and lay out the memory). No copy.
 
@@ -181,7 +187,10 @@ class TensorStorage(Storage):
     def _refuse_unknown(self, late: dict[Path, Tensor]) -> None:
         for path in late:
             if path not in self._late.columns:
-                msg = f"unknown field {kinds.show_path(path)}: extend() takes the stored fields; write_all() and rb[...] = may add one"
+                msg = (
+                    f"unknown field {kinds.show_path(path)}: extend() takes the stored fields; write_all() "
+                    "and rb[...] = may add one"
+                )
                 raise SchemaError(msg)
 
     def _check_lanes(self, batch: tuple[int, ...]) -> None:
@@ -205,8 +214,6 @@ class TensorStorage(Storage):
             if leaf.path == path:
                 return value.reshape(-1, *leaf.shape)
         return payload.late.get(path)
-
-    # -- rows in, rows out ------------------------------------------------------------------------------------
 
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
@@ -262,7 +269,7 @@ class TensorStorage(Storage):
             return self._read_field((index,) if isinstance(index, str) else index, swap=swap)
         table = self._require()
         if self.ndim > 1:
-            return self._read_grid(index, swap=swap)
+            return read_grid(table, self._late, self.shape, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
             late = self._late.get(picked.slots) if self._late else {}
@@ -275,24 +282,11 @@ class TensorStorage(Storage):
         column = self.columns.get(path)
         if column is None:
             column = self._table_column(path)
-        field = column[: self._rows].unflatten(0, self.shape)
-        return field.transpose(0, 1) if swap else field
+        return as_grid(column[: self._rows], self.shape, swap=swap)
 
     def _table_column(self, path: Path) -> Tensor:
         table = self._require()
         return table.columns[table.schema.find(path)]
-
-    def _read_grid(self, index: Any, *, swap: bool) -> Any:
-        table = self._require()
-        index = plain_index(index)
-        batch = tuple(apply_index(_grid(torch.empty(1).expand(self._rows), self.shape, swap=swap), index).shape)
-        leaves = [apply_index(_grid(column, self.shape, swap=swap), index) for column in table.view(0, self._rows)]
-        data = table.schema.build(leaves, batch, self.device)
-        if self._late:
-            slots = select(index, self.shape, self.device, swap=swap).slots
-            for path, value in self._late.get(slots).items():
-                data[path[0]] = value.reshape(*batch, *value.shape[1:])
-        return data
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check rows for `slots`; keys that the schema does not know become late fields of these rows.
@@ -316,7 +310,9 @@ class TensorStorage(Storage):
 
         return change
 
-    def prepare_field(self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+    def prepare_field(
+        self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]
+    ) -> Callable[[], None]:
         """Check one field for `slots`; a value is not broadcast.
 
         Raises:
@@ -331,7 +327,11 @@ class TensorStorage(Storage):
         leaf = table.schema.leaves[position]
         (flat,), _ = Schema(None, [leaf]).flatten(value, batch, len(batch))
         column = table.columns[position]
-        return lambda: column.index_copy_(0, slots, flat.reshape(-1, *leaf.shape).to(self.device)) and None
+
+        def change() -> None:
+            column.index_copy_(0, slots, flat.reshape(-1, *leaf.shape).to(self.device))
+
+        return change
 
     def __getitem__(self, index: Any) -> Any:
         """Read rows (`[steps, lanes]` with `ndim=2`) or one field, without transforms or collate; see `read`."""
@@ -342,8 +342,6 @@ class TensorStorage(Storage):
         self._rows = 0
         self._cursor = 0
         self._late.clear()
-
-    # -- state ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return rows present as views, and counts."""
@@ -392,11 +390,6 @@ def _stack(rows: list[Any]) -> Any:
         msg = "the batch is empty: give at least one row"
         raise SchemaError(msg)
     return kinds.stack(rows)
-
-
-def _grid(column: Tensor, shape: tuple[int, ...], *, swap: bool) -> Tensor:
-    grid = column.unflatten(0, shape)
-    return grid.transpose(0, 1) if swap else grid
 
 
 def _count(batch: tuple[int, ...]) -> int:

@@ -1,4 +1,4 @@
-"""The few transforms that replay needs. Each takes a dict or a TensorDict and returns a new one; inputs are never edited."""
+"""The few transforms that replay needs: a dict or TensorDict in, a new one out; inputs are never edited."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _map(batch: Any, change: Callable[[tuple[str, ...], Any], tuple[tuple[str, .
     if isinstance(batch, dict):
         return _nest(_leaves(batch), change, {})
     if hasattr(batch, "empty") and hasattr(batch, "batch_size"):
-        return _nest([(_path(k), v) for k, v in batch.items(include_nested=True, leaves_only=True)], change, batch.empty())
+        return _nest(
+            [(_path(k), v) for k, v in batch.items(include_nested=True, leaves_only=True)], change, batch.empty()
+        )
     msg = f"this transform takes a dict or a TensorDict, got {type(batch).__name__}: use a callable of your own"
     raise KindError(msg)
 
@@ -63,7 +65,7 @@ def _require(seen: set[tuple[str, ...]], wanted: set[tuple[str, ...]], known: li
 
 
 class _Named:
-    """Shared by transforms that name fields: finds them, nested ones below a name included, and reports missing ones."""
+    """Shared by transforms that name fields: finds them, nested ones below a name too, and reports missing ones."""
 
     def __init__(self, *keys: Key) -> None:
         if not keys:

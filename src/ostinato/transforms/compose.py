@@ -98,7 +98,9 @@ class Compose:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the transforms that have one, by position."""
-        return {str(i): dict(s.origin.state_dict()) for i, s in enumerate(self._steps) if hasattr(s.origin, "state_dict")}
+        return {
+            str(i): dict(s.origin.state_dict()) for i, s in enumerate(self._steps) if hasattr(s.origin, "state_dict")
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -108,7 +110,10 @@ class Compose:
         """
         mine = self.state_dict()
         if set(mine) != set(state):
-            msg = f"the state has transforms with a state at positions {sorted(state)}, this chain at {sorted(mine)}: append the same transforms first"
+            msg = (
+                f"the state has transforms with a state at positions {sorted(state)}, this chain at "
+                f"{sorted(mine)}: append the same transforms first"
+            )
             raise OptionError(msg)
         for position, value in state.items():
             self._steps[int(position)].origin.load_state_dict(value)

@@ -5,4 +5,10 @@ from ostinato.writers.fixed import ImmutableDatasetWriter
 from ostinato.writers.ranked import TensorDictMaxValueWriter
 from ostinato.writers.ring import RoundRobinWriter, TensorDictRoundRobinWriter
 
-__all__ = ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictMaxValueWriter", "TensorDictRoundRobinWriter", "Writer"]
+__all__ = [
+    "ImmutableDatasetWriter",
+    "RoundRobinWriter",
+    "TensorDictMaxValueWriter",
+    "TensorDictRoundRobinWriter",
+    "Writer",
+]

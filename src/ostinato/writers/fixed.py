@@ -23,7 +23,7 @@ class ImmutableDatasetWriter(Writer):
         compilable: no effect: there is nothing to compile.
     """
 
-    def __init__(self, *, compilable: bool = False) -> None:  # noqa: ARG002
+    def __init__(self, *, compilable: bool = False) -> None:
         """Take the options of TorchRL's class."""
 
     def __repr__(self) -> str:
@@ -36,5 +36,8 @@ class ImmutableDatasetWriter(Writer):
         Raises:
             UsageError: always.
         """
-        msg = f"this buffer is an immutable dataset (ImmutableDatasetWriter), {rows} row(s) were to be written: use RoundRobinWriter to write"
+        msg = (
+            f"this buffer is an immutable dataset (ImmutableDatasetWriter), {rows} row(s) were to be written: "
+            "use RoundRobinWriter to write"
+        )
         raise UsageError(msg)

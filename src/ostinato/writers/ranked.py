@@ -45,7 +45,11 @@ class TensorDictMaxValueWriter(Writer):
     collections_only = True
 
     def __init__(
-        self, rank_key: str | tuple[str, ...] | None = None, reduction: str = "sum", *, compilable: bool = False  # noqa: ARG002
+        self,
+        rank_key: str | tuple[str, ...] | None = None,
+        reduction: str = "sum",
+        *,
+        compilable: bool = False,  # noqa: ARG002
     ) -> None:
         if reduction not in _REDUCTIONS:
             msg = f"reduction must be one of {sorted(_REDUCTIONS)}, got {reduction!r}"
@@ -91,7 +95,9 @@ class TensorDictMaxValueWriter(Writer):
                 kept[owner[slot]] = -1  # outranked by a later row of the same batch
             owner[slot], kept[row] = row, slot
         slots = torch.tensor(list(owner.keys()), dtype=torch.int64)
-        return Picks(slots, torch.tensor(list(owner.values()), dtype=torch.int64), torch.tensor(kept, dtype=torch.int64))
+        return Picks(
+            slots, torch.tensor(list(owner.values()), dtype=torch.int64), torch.tensor(kept, dtype=torch.int64)
+        )
 
     def _ranks(self, rows: int, scores: Tensor | None) -> list[float]:
         if scores is None:

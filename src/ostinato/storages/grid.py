@@ -1,0 +1,44 @@
+"""Reading storages of two dimensions, steps x lanes, by a user's index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.core.select import apply_index, plain_index, select
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.storages.late import LateFields
+    from ostinato.storages.table import Table
+
+__all__ = ["as_grid", "read_grid"]
+
+
+def as_grid(column: Tensor, shape: tuple[int, ...], *, swap: bool) -> Tensor:
+    """Return a column of present rows as `[steps, lanes, *shape]`, or with `swap` `[lanes, steps, *shape]`. View."""
+    grid = column.view(*shape, *column.shape[1:])
+    return grid.transpose(0, 1) if swap else grid
+
+
+def read_grid(table: Table, late: LateFields, shape: tuple[int, ...], index: Any, *, swap: bool) -> Any:
+    """Return the rows at an index into `[steps, lanes]`: a view for ints and slices, else a copy.
+
+    Args:
+        table: where rows are.
+        late: fields added later.
+        shape: `(steps, lanes)` present.
+        index: see `select`.
+        swap: the index addresses `[lanes, steps]`.
+    """
+    index = plain_index(index)
+    rows = shape[0] * shape[1]
+    batch = tuple(apply_index(as_grid(torch.empty(1).expand(rows), shape, swap=swap), index).shape)
+    leaves = [apply_index(as_grid(column, shape, swap=swap), index) for column in table.view(0, rows)]
+    data = table.schema.build(leaves, batch, table.device)
+    if late:
+        for path, value in late.get(select(index, shape, table.device, swap=swap).slots).items():
+            data[path[0]] = value.reshape(*batch, *value.shape[1:])
+    return data

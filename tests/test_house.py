@@ -1,0 +1,187 @@
+"""The house: imports go down only, parts are strangers, files and functions stay small. Exceptions carry their reason."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "ostinato"
+
+FLOORS = (
+    ("errors", "_optional", "_backend", "_native"),
+    ("core",),
+    ("durable",),
+    ("storages", "samplers", "writers", "units", "transforms"),
+    ("buffers", "trajectories"),
+    ("compat", "distributed", "testing", "tools", "viz", "demo"),
+    ("cli",),
+)
+"""From the ground up. A part imports lower floors only; parts on one floor are strangers."""
+
+NEIGHBOURS = {
+    ("_backend", "errors"): "the switch of the native part raises the tree's errors",
+    ("_optional", "errors"): "the importer of extras raises the tree's errors",
+    ("trajectories", "buffers"): "one room in two folders",
+    ("demo", "viz"): "the demo draws its report with the library's own plots",
+}
+"""Pairs on one floor that may meet, and why."""
+
+LONG_FILES: dict[str, str] = {}
+"""Files of more than 400 lines, and why."""
+
+LONG_FUNCTIONS: dict[str, str] = {}
+"""Functions of more than 40 lines of code, and why (`file:function`)."""
+
+TORCH_PRIVATE = {
+    "core/kinds.py": "TensorDict._new_unsafe: the public constructor checks again what was checked when stored (7 us for five fields)",
+    "transforms/basic.py": "torch.utils._pytree: torch's own tree walker has no public name",
+}
+"""Files that use a private name of a library, and why."""
+
+
+def modules() -> list[Path]:
+    """All files of the package."""
+    return sorted(p for p in SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The part that a file belongs to: its top folder, or its own name."""
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def floor_of(part: str) -> int:
+    """Number of the floor of a part."""
+    for number, parts in enumerate(FLOORS):
+        if part in parts:
+            return number
+    pytest.fail(f"{part} stands on no floor: add it to FLOORS and to docs/architecture.md")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Parts of ostinato that a file imports, imports for typing included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+            if node.module == "ostinato":
+                names = [f"ostinato.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("ostinato.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down_only(path: Path) -> None:
+    part = part_of(path)
+    if part in {"__init__", "__main__"}:
+        return
+    for other in imported_parts(path) - {part}:
+        if other not in {name for floor in FLOORS for name in floor}:
+            continue  # a public name of the package's root: doors and roof may use those
+        lower = floor_of(other) < floor_of(part)
+        assert lower or (part, other) in NEIGHBOURS, f"{path.name} ({part}) imports {other}, which is not below it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_only_doors_use_the_package_root(path: Path) -> None:
+    names = imported_parts(path) - {name for floor in FLOORS for name in floor}
+    if names and part_of(path) not in {"__init__", "__main__"}:
+        assert floor_of(part_of(path)) >= floor_of("compat"), f"{path} imports {names} from the root"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_are_small(path: Path) -> None:
+    name = str(path.relative_to(SOURCE))
+    assert len(path.read_text().splitlines()) <= 400 or name in LONG_FILES, f"{name} has more than 400 lines"
+
+
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature and docstring."""
+    body = node.body
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+        body = body[1:]
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_functions_are_small() -> None:
+    lengths = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = body_lines(node)
+                lengths.append(lines)
+                name = f"{path.relative_to(SOURCE)}:{node.name}"
+                assert lines <= 40 or name in LONG_FUNCTIONS, f"{name} has {lines} lines"
+    lengths.sort()
+    assert lengths[int(len(lengths) * 0.9)] <= 25
+
+
+def test_exceptions_are_still_needed() -> None:
+    for name in LONG_FILES:
+        assert len((SOURCE / name).read_text().splitlines()) > 400
+    pairs = {(part_of(p), other) for p in modules() for other in imported_parts(p)}
+    for pair in NEIGHBOURS:
+        exists = (SOURCE / pair[0]).is_dir() or (SOURCE / f"{pair[0]}.py").exists()
+        assert pair in pairs or not exists, f"{pair} no longer meet"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_no_forbidden_habits(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    name = str(path.relative_to(SOURCE))
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Assert) or part_of(path) == "testing", f"{name}: errors, not assert, for user input"
+        assert not isinstance(node, (ast.Global, ast.Nonlocal)), f"{name}: no global state"
+        if isinstance(node, ast.FunctionDef):
+            assert node.name not in {"__getattr__", "__getattribute__"}, f"{name}: no attribute forwarding"
+        if isinstance(node, ast.ClassDef):
+            assert not any(keyword.arg == "metaclass" for keyword in node.keywords), f"{name}: no metaclass"
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in {"manual_seed", "seed"} or part_of(path) == "demo", f"{name}: no global seeding"
+        if isinstance(node, ast.Import):
+            heavy = {alias.name.split(".")[0] for alias in node.names} & {"torchrl", "matplotlib", "ray", "gymnasium"}
+            assert not heavy or node.col_offset > 0, f"{name}: {heavy} must be imported lazily"
+    text = path.read_text()
+    private = "._new_unsafe" in text or "torch.utils import _pytree" in text or "._tensordict" in text
+    assert private == (name in TORCH_PRIVATE), f"{name}: private names of libraries are listed in TORCH_PRIVATE"
+
+
+def test_only_kinds_knows_tensordict() -> None:
+    for path in modules():
+        if path.name == "kinds.py" or part_of(path) in {"testing", "demo", "compat"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module is None or not node.module.startswith("tensordict"), path
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("tensordict") for alias in node.names), path
+
+
+def test_bindings_alone_know_nanobind() -> None:
+    for path in (ROOT / "native").glob("*.*pp"):
+        assert path.name == "bindings.cpp" or "nanobind" not in path.read_text(), path
+        assert path.name == "bindings.cpp" or "Python.h" not in path.read_text(), path
+
+
+def test_root_exports_exactly_all() -> None:
+    import ostinato
+
+    public = {name for name in vars(ostinato) if not name.startswith("_")}
+    submodules = {p.stem if p.is_file() else p.name for p in SOURCE.iterdir()}
+    assert set(ostinato.__all__) == public - submodules
+    assert list(ostinato.__all__) == sorted(ostinato.__all__)
+
+
+def test_architecture_page_shows_every_part() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for path in SOURCE.iterdir():
+        name = path.name
+        if name.startswith("__") or name.endswith((".so", ".pyi", ".typed", ".pyd")):
+            continue
+        assert name in page, f"docs/architecture.md does not show {name}"
