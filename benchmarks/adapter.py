@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from pathlib import Path
 
+KINDS = ("dict", "tensordict", "tdbuffer")
 Call: TypeAlias = Callable[[], object]
 
 
@@ -17,7 +18,8 @@ class Setup:
     """What a library is asked to prepare.
 
     Attributes:
-        kind: `dict` or `tensordict`: the kind of batches that go in and come out.
+        kind: `dict`: dicts of tensors, or the library's own kind where it has no choice; `tensordict`:
+            TensorDicts; `tdbuffer`: TensorDicts in a `TensorDictReplayBuffer`.
         rows: Capacity of the buffer in rows; it must be full when the setup returns.
         batch: Rows per call.
         directory: An empty directory for files, removed after the workload.

@@ -159,9 +159,7 @@ class Table:
         for worker in self._workers:
             words = worker.hear(120)
             missing = words.get("missing")
-            library = Library(
-                worker.seat.name, words.get("title", worker.seat.name), words.get("version", ""), missing
-            )
+            library = Library(worker.seat.name, worker.seat.title, words.get("version", ""), missing)
             self.libraries.append(library)
             if missing is None:
                 self.present.append(worker)

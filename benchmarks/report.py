@@ -69,7 +69,11 @@ def section_table(section: Section, report: Report) -> Table:
     measured = {name: result for name, result in section.results.items() if result.rounds}
     for name, result in sorted(measured.items(), key=lambda item: item[1].median_s):
         style = "bold" if name == OURS else "dim" if name.startswith(LIMIT_PREFIX) else None
-        times = (human(value) for value in (result.mean_s, result.worst_s, result.worst_cpu_s))
+        times = [human(value) for value in (result.mean_s, result.worst_s, result.worst_cpu_s)]
+        if all(turn.calls == 1 for turn in result.rounds):
+            times = [""] * len(
+                times
+            )  # one call: these would repeat its time, or time the waiting for a process
         cells = (human(result.median_s), ratio(result, ours), *times, f"{result.spread:.2f}x")
         table.add_row(Text(titles[name]), *cells, style=style)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.adapter import KINDS
 from benchmarks.targets import AddsAtMost, AheadOfAll, AtMost, Target, TimesPeer, WithinLimit, WorstWithin
 
 MILLION = 1_000_000
@@ -17,7 +18,7 @@ class Workload:
 
     Attributes:
         name: `family.kind`; `--only` selects families or whole names. The kind says which batches go in and
-            come out: `dict` stands for the library's own kind where it has no choice (numpy, Batch).
+            come out, see `adapter.Setup`.
         title: One line for the table.
         limit: What the limit rows do.
         rows: Capacity of the buffer, full before the first measured call.
@@ -32,9 +33,9 @@ class Workload:
     limit: str
     rows: int
     batch: int
-    seconds: float = 0.15
+    seconds: float = 0.12
     min_calls: int = 20
-    warmup_s: float = 0.03
+    warmup_s: float = 0.02
     targets: tuple[Target, ...] = ()
 
     @property
@@ -55,75 +56,75 @@ class Workload:
         return replace(self, title=title, rows=rows, seconds=0.03, warmup_s=0.01, min_calls=calls)
 
 
-_GATHER = (
-    "bare C: draw fresh random rows, copy them into preallocated memory (packed rows, or field by field)"
-)
-_RING = "bare C: memcpy the rows to the ring's cursor (packed rows, or field by field)"
+_GATHER = "draw fresh random rows and copy them into preallocated memory, nothing else"
+_RING = "copy the rows to the ring's cursor, nothing else"
+_START = "a process that imports torch alone"
 
 
-def _both(
-    base: Workload, dict_targets: tuple[Target, ...], td_targets: tuple[Target, ...]
-) -> tuple[Workload, ...]:
-    return (
-        replace(base, name=f"{base.name}.dict", title=f"{base.title}, dict", targets=dict_targets),
-        replace(base, name=f"{base.name}.tensordict", title=f"{base.title}, TensorDict", targets=td_targets),
+def _kinds(base: Workload, targets: tuple[Target, ...], **more: tuple[Target, ...]) -> tuple[Workload, ...]:
+    """Return one workload per kind of batch: `targets` hold for each, `more` for one kind."""
+    titles = zip(KINDS, ("dict", "TensorDict", "TensorDictReplayBuffer"), strict=True)
+    return tuple(
+        replace(
+            base,
+            name=f"{base.name}.{kind}",
+            title=f"{base.title}, {words}",
+            targets=(*more.get(kind, ()), *targets),
+        )
+        for kind, words in titles
     )
 
 
-_EXTEND = (TimesPeer("torchrl", 12),)
-_ADD = (TimesPeer("torchrl", 10),)
-_IMAGES = (AheadOfAll(), WithinLimit(1.2))
-_MMAP = (TimesPeer("torchrl", 6),)
-_AMP = (AtMost(400 * US), WorstWithin(5))
 _CPPRB = TimesPeer("cpprb", 1)
 
 WORKLOADS: tuple[Workload, ...] = (
-    *_both(
+    *_kinds(
         Workload("uniform", "uniform sample(256) of 1,000,000 rows", _GATHER, MILLION, 256),
-        (AtMost(30 * US), TimesPeer("torchrl", 6), TimesPeer("cpprb", 2.3)),
-        (AtMost(35 * US), TimesPeer("torchrl", 6)),
+        (TimesPeer("torchrl", 6),),
+        dict=(AtMost(30 * US), TimesPeer("cpprb", 2.3)),
+        tensordict=(AtMost(35 * US),),
     ),
-    *_both(
+    *_kinds(
         Workload("extend", "extend of 256 rows, ring of 1,000,000", _RING, MILLION, 256),
-        (*_EXTEND, _CPPRB),
-        _EXTEND,
+        (TimesPeer("torchrl", 12),),
+        dict=(_CPPRB,),
     ),
-    *_both(Workload("add", "add of one row, ring of 1,000,000", _RING, MILLION, 1), (*_ADD, _CPPRB), _ADD),
-    *_both(
-        Workload(
-            "images", "sample(32) of 10,000 rows of two 84x84x4 uint8", _GATHER, IMAGE_ROWS, 32, min_calls=100
-        ),
-        _IMAGES,
-        _IMAGES,
+    *_kinds(
+        Workload("add", "add of one row, ring of 1,000,000", _RING, MILLION, 1),
+        (TimesPeer("torchrl", 10),),
+        dict=(_CPPRB,),
     ),
-    *_both(
-        Workload(
-            "mmap",
-            "memory-mapped: extend(256) + sample(256), 1,000,000 rows",
-            f"{_RING}, then {_GATHER}",
-            MILLION,
-            256,
-        ),
-        (*_MMAP, _CPPRB),
-        _MMAP,
+    Workload(
+        "images.dict",
+        "sample(32) of 10,000 rows of two 84x84x4 uint8",
+        _GATHER,
+        IMAGE_ROWS,
+        32,
+        min_calls=100,
+        targets=(AheadOfAll(), WithinLimit(1.2)),
     ),
-    *_both(
-        # More calls than one pass over the ring has batches (244), so that every round meets its reshuffle.
-        Workload(
-            "amp",
-            "store 4096 + sample 4096 without replacement, 64 float32, ring of 1,000,000",
-            "bare C, or torch's index_select(out=): copy to the ring, then gather along a ready permutation",
-            MILLION,
-            4096,
-            min_calls=260,
-        ),
-        _AMP,
-        _AMP,
+    Workload(
+        "mmap.dict",
+        "memory-mapped: extend(256) + sample(256), 1,000,000 rows",
+        "both in bare C (packed rows, or field by field)",
+        MILLION,
+        256,
+        targets=(TimesPeer("torchrl", 6), _CPPRB),
+    ),
+    # More calls than one pass over the ring has batches (244), so that every round meets its reshuffle.
+    Workload(
+        "amp.dict",
+        "store 4096 + sample 4096 without replacement, 64 float32, ring of 1,000,000",
+        "bare C, or torch's index_select(out=): copy to the ring, then gather along a ready permutation",
+        MILLION,
+        4096,
+        min_calls=260,
+        targets=(AtMost(400 * US), WorstWithin(5)),
     ),
     Workload(
         "start.import",
         "process that imports torch and the library",
-        "process that imports torch alone",
+        _START,
         0,
         0,
         seconds=0,
@@ -134,7 +135,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload(
         "start.first-batch",
         "process start to the first batch of 256",
-        "process that imports torch alone",
+        _START,
         0,
         256,
         seconds=0,

@@ -8,6 +8,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import data
+from benchmarks.adapter import KINDS
 from benchmarks.peers._start import program
 from benchmarks.peers._torch import as_item, as_kind
 
@@ -30,9 +31,7 @@ def workloads(module: str) -> dict[str, Callable[[Setup], Call]]:
     """Return the table of an adapter for a module that has TorchRL's names."""
     both = {"uniform": uniform, "extend": extend, "add": add, "images": images, "mmap": mmap, "amp": amp}
     table: dict[str, Callable[[Setup], Call]] = {
-        f"{family}.{kind}": partial(prepare, module)
-        for family, prepare in both.items()
-        for kind in ("dict", "tensordict")
+        f"{family}.{kind}": partial(prepare, module) for family, prepare in both.items() for kind in KINDS
     }
     table["start.import"] = lambda _setup: program(f"import torch, {module}")
     table["start.first-batch"] = lambda _setup: program(_FIRST_BATCH.format(module=module))
@@ -49,7 +48,8 @@ def _full(
 ) -> Any:
     parts = _parts(module)
     storage = parts.LazyTensorStorage(setup.rows) if storage is None else storage
-    buffer = parts.ReplayBuffer(storage=storage, sampler=sampler, batch_size=setup.batch)
+    made = parts.TensorDictReplayBuffer if setup.kind == "tdbuffer" else parts.ReplayBuffer
+    buffer = made(storage=storage, sampler=sampler, batch_size=setup.batch)
     for rows in data.chunks(make, setup.rows, 500 if make is data.frames else 10_000):
         buffer.extend(as_kind(rows, setup.kind))
     return buffer

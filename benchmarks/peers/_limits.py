@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from benchmarks import data
+from benchmarks.adapter import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +177,4 @@ def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
     }
     if not packed:  # one field, or fields so wide that their layout does not matter
         families |= {"images": lambda setup: Table(setup, data.frames, packed=False).sample, "amp": amp}
-    return {
-        f"{family}.{kind}": prepare for family, prepare in families.items() for kind in ("dict", "tensordict")
-    }
+    return {f"{family}.{kind}": prepare for family, prepare in families.items() for kind in KINDS}

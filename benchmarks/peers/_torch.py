@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def as_kind(rows: Rows, kind: str) -> Any:
-    """Return the rows as a dict of tensors or, where `kind` is `tensordict`, as a TensorDict."""
+    """Return the rows as a dict of tensors where `kind` is `dict`, else as a TensorDict."""
     tensors = {key: torch.from_numpy(value.copy()) for key, value in rows.items()}
-    if kind != "tensordict":
+    if kind == "dict":
         return tensors
     batch = next(iter(tensors.values())).shape[:1]
     return import_module("tensordict").TensorDict(tensors, batch_size=batch)
@@ -22,6 +22,6 @@ def as_kind(rows: Rows, kind: str) -> Any:
 
 def as_item(rows: Rows, kind: str) -> Any:
     """Return the first row without batch dimension, as a dict of tensors or a TensorDict."""
-    if kind == "tensordict":
+    if kind != "dict":
         return as_kind(rows, kind)[0].clone()
     return {key: torch.from_numpy(value.copy())[0].clone() for key, value in rows.items()}

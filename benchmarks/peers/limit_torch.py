@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks import data
+from benchmarks.adapter import KINDS
 from benchmarks.peers._start import program
 from benchmarks.peers._torch import as_kind
 
@@ -62,7 +63,7 @@ _FAMILIES: dict[str, Callable[[Setup], Call]] = {
     "amp": lambda setup: _Table(setup, data.amp).write_and_sample_in_order,
 }
 WORKLOADS: dict[str, Callable[[Setup], Call]] = {
-    f"{family}.{kind}": prepare for family, prepare in _FAMILIES.items() for kind in ("dict", "tensordict")
+    f"{family}.{kind}": prepare for family, prepare in _FAMILIES.items() for kind in KINDS
 } | {
     "start.import": lambda _setup: program("import torch"),
     "start.first-batch": lambda _setup: program("import torch"),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from benchmarks.adapter import Call, Setup
     from benchmarks.data import Rows
 
-_OWN_KIND = "one batch kind only, measured at `dict`"
-LACKS = {f"{family}.tensordict": _OWN_KIND for family in ("uniform", "extend", "add", "images")} | {
+_OWN_KIND = "one kind of batch only, see dict"
+LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "mmap": "no memory-mapped storage",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",

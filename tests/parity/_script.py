@@ -109,7 +109,7 @@ def outcome(action: Callable[[], object]) -> object:
     """Return the description of what an action returns, or the error it raises."""
     try:
         return describe(action())
-    except Exception as error:  # noqa: BLE001 (whatever happens is the result)
+    except Exception as error:
         families = frozenset(base.__name__ for base in _BUILTIN_ERRORS if isinstance(error, base))
         return Raised(families, type(error).__name__, str(error)[:200])
 
@@ -117,7 +117,11 @@ def outcome(action: Callable[[], object]) -> object:
 def describe(value: Any) -> object:
     """Turn a value into plain comparable Python: kinds, dtypes, shapes and contents, no identities."""
     if isinstance(value, TensorDictBase):
-        return ("TensorDict", tuple(value.batch_size), {key: describe(value.get(key)) for key in value.keys(True, True)})  # noqa: FBT003
+        return (
+            "TensorDict",
+            tuple(value.batch_size),
+            {key: describe(value.get(key)) for key in value.keys(True, True)},
+        )
     if is_tensorclass(value):
         return (type(value).__name__, describe(value.to_tensordict()))
     if isinstance(value, torch.Tensor):  # a MemoryMappedTensor and a Tensor are the same to a user's code

@@ -1,5 +1,7 @@
 """Where a batch size may and must be given, and what sampling from nothing says."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ def test_both_given(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _buffer(lib, batch_size=4)
         for size in (2, 4, None, 7):
-            note(f"sample({size})", lambda size=size: rb.sample(size))
+            note(f"sample({size})", lambda: rb.sample(size))
         note("the buffer's own", lambda: rb.batch_size)
 
     both(script)
@@ -51,7 +53,10 @@ def test_prefetch(both: Both) -> None:
 def test_drop_last(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         note("no batch size", lambda: _buffer(lib, sampler=lib.SamplerWithoutReplacement(drop_last=True)))
-        note("without drop_last", lambda: sorted(_buffer(lib, sampler=lib.SamplerWithoutReplacement()).sample(5).tolist()))
+        note(
+            "without drop_last",
+            lambda: sorted(_buffer(lib, sampler=lib.SamplerWithoutReplacement()).sample(5).tolist()),
+        )
 
     both(script)
 

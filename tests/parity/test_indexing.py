@@ -1,5 +1,7 @@
 """Reading and writing by index: which rows are meant, views and copies, and what is refused."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -67,7 +69,9 @@ def test_read(both: Both, storage: str, index: str) -> None:
         rb = _filled(lib, storage, rows(6))
         note("rb", lambda: rb[INDICES[index]])
         note("storage", lambda: rb.storage[INDICES[index]])
-        tree = _filled(lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)]), 30: torch.ones(6)})
+        tree = _filled(
+            lib, storage, {"a": torch.arange(6), "b": (torch.zeros(6, 2), [torch.ones(6)]), 30: torch.ones(6)}
+        )
         note("pytree", lambda: tree[INDICES[index]])
         tensor = _filled(lib, storage, torch.arange(12).view(6, 2))
         note("tensor", lambda: tensor[INDICES[index]])
@@ -96,7 +100,9 @@ def test_read_by_key(both: Both) -> None:
     both(script)
 
 
-@pytest.mark.parametrize("index", ["first", "slice", "all", "every second", "ellipsis", "tensor", "mask", "list", "array"])
+@pytest.mark.parametrize(
+    "index", ["first", "slice", "all", "every second", "ellipsis", "tensor", "mask", "list", "array"]
+)
 def test_view_or_copy(both: Both, index: str) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _filled(lib, "LazyTensorStorage", rows(6))
@@ -117,7 +123,19 @@ def test_a_field_is_a_view(both: Both) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(
-    "index", ["first", "slice", "tensor", "int32 tensor", "0-d tensor", "list", "array", "range", "numpy integer", "tuple of one"]
+    "index",
+    [
+        "first",
+        "slice",
+        "tensor",
+        "int32 tensor",
+        "0-d tensor",
+        "list",
+        "array",
+        "range",
+        "numpy integer",
+        "tuple of one",
+    ],
 )
 def test_write(both: Both, storage: str, index: str) -> None:
     def script(lib: Any, note: Note) -> None:
@@ -141,10 +159,16 @@ def test_write(both: Both, storage: str, index: str) -> None:
 
 def test_write_refused(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
-        for index, data in ((12, rows(1)[0]), (-11, rows(1)[0]), (slice(0, 3), rows(6)), (slice(1, 3), rows(1)[0]), (slice(0, 2), {"obs": 1})):
+        for index, data in (
+            (12, rows(1)[0]),
+            (-11, rows(1)[0]),
+            (slice(0, 3), rows(6)),
+            (slice(1, 3), rows(1)[0]),
+            (slice(0, 2), {"obs": 1}),
+        ):
             rb = _filled(lib, "LazyTensorStorage", rows(6))
-            note.refusal(f"rb[{index}]", lambda rb=rb, index=index, data=data: rb.__setitem__(index, data))
-            note("unchanged", lambda rb=rb: rb[:])
+            note.refusal(f"rb[{index}]", lambda: rb.__setitem__(index, data))
+            note("unchanged", lambda: rb[:])
 
     both(script)
 

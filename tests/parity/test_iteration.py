@@ -1,5 +1,7 @@
 """Epochs without replacement, endless uniform loops, and what breaks, writes and prefetch do to them."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,7 @@ def _epoch(rb: Any, most: int = 30) -> list[list[int]]:
 @pytest.mark.parametrize("prefetch", PREFETCH)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("count", [8, 10, 4, 5])
-def test_epochs_in_order(both: Both, prefetch: int | None, drop_last: bool, count: int) -> None:  # noqa: FBT001
+def test_epochs_in_order(both: Both, prefetch: int | None, drop_last: bool, count: int) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _buffer(lib, count, sampler={"shuffle": False, "drop_last": drop_last}, prefetch=prefetch)
         for number in range(3):
@@ -49,22 +51,22 @@ def test_epochs_in_order(both: Both, prefetch: int | None, drop_last: bool, coun
 
 @pytest.mark.parametrize("prefetch", PREFETCH)
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_shuffled_epochs(both: Both, prefetch: int | None, drop_last: bool) -> None:  # noqa: FBT001
+def test_shuffled_epochs(both: Both, prefetch: int | None, drop_last: bool) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _buffer(lib, 10, sampler={"drop_last": drop_last}, prefetch=prefetch)
         for number in range(3):
             epoch = _epoch(rb)
-            note(f"sizes {number}", lambda epoch=epoch: [len(batch) for batch in epoch])
+            note(f"sizes {number}", lambda: [len(batch) for batch in epoch])
             drawn = [row for batch in epoch for row in batch]
-            note(f"no row twice {number}", lambda drawn=drawn: len(set(drawn)) == len(drawn))
+            note(f"no row twice {number}", lambda: len(set(drawn)) == len(drawn))
             if not drop_last:
-                note(f"every row {number}", lambda drawn=drawn: sorted(drawn))
+                note(f"every row {number}", lambda: sorted(drawn))
 
     both(script)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_ran_out(both: Both, drop_last: bool) -> None:  # noqa: FBT001
+def test_ran_out(both: Both, drop_last: bool) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _buffer(lib, sampler={"shuffle": False, "drop_last": drop_last})
         for number in range(7):
@@ -90,7 +92,7 @@ def test_batch_sizes_may_vary(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _buffer(lib, 10, batch_size=None)
         for size in (3, 4, 5, 2, 10, 8):
-            note(f"sample {size}", lambda size=size: rb.sample(size))
+            note(f"sample {size}", lambda: rb.sample(size))
 
     both(script)
 

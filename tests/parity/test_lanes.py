@@ -1,5 +1,7 @@
 """Storages with two batch dimensions: where time goes, capacities, indices and samples."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ def test_example_of_the_document(both: Both) -> None:
         one = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10, ndim=2), dim_extend=1, batch_size=5)
         two = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10, ndim=2), dim_extend=1, batch_size=5)
         for column in data.unbind(1):
-            note("add", lambda column=column: one.add(column))
+            note("add", lambda: one.add(column))
             note("sizes", lambda: _sizes(one))
         note("extend", lambda: two.extend(data))
         note("sizes", lambda: _sizes(two))
@@ -47,7 +49,7 @@ def test_default_dim_extend(both: Both, buffer: str, capacity: int) -> None:
         rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(capacity, ndim=2), batch_size=4)
         note("dim_extend", lambda: rb.dim_extend)
         for number in range(3):
-            note("extend", lambda number=number: rb.extend(_block(4, 3, start=100 * number)))
+            note("extend", lambda: rb.extend(_block(4, 3, start=100 * number)))
             note("sizes", lambda: _sizes(rb))
             note("rows", lambda: rb[:]["a"])
         note("sample size", lambda: tuple(rb.sample().batch_size))
@@ -60,10 +62,20 @@ def test_rows_by_index(both: Both) -> None:
         rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2))
         rb.extend(_block(4, 3))
         every = slice(None)
-        for index in ((0, 1), (every, 1), (1, every), (torch.tensor([0, 1]), torch.tensor([1, 2])), ..., every, slice(0, 2), (-1, -1), (0, slice(1, 3))):
-            note(f"rb[{index}]", lambda index=index: rb[index]["a"])
+        for index in (
+            (0, 1),
+            (every, 1),
+            (1, every),
+            (torch.tensor([0, 1]), torch.tensor([1, 2])),
+            ...,
+            every,
+            slice(0, 2),
+            (-1, -1),
+            (0, slice(1, 3)),
+        ):
+            note(f"rb[{index}]", lambda: rb[index]["a"])
         for index in ((0, 5), (7, 0)):
-            note(f"rb[{index}]", lambda index=index: rb[index])
+            note(f"rb[{index}]", lambda: rb[index])
 
     both(script)
 
@@ -86,7 +98,7 @@ def test_dim_extend_zero(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2), dim_extend=0, batch_size=4)
         for shape in ((4, 3), (2, 3)):
-            note(f"extend {shape}", lambda shape=shape: rb.extend(_block(*shape, start=100)))
+            note(f"extend {shape}", lambda: rb.extend(_block(*shape, start=100)))
             note("sizes", lambda: _sizes(rb))
             note("rows", lambda: rb[:]["a"])
 

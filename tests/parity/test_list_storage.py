@@ -1,5 +1,7 @@
 """ListStorage: what comes in, what a batch is made of, and how rows are addressed."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -44,7 +46,7 @@ def test_default_collate(both: Both, batch: str) -> None:
         note("one row", lambda: rb[1])
         note("last row", lambda: rb[-1])
         for index in (slice(None), slice(0, 2), torch.tensor([0, 2]), [2, 1]):
-            note(f"rb[{index}]", lambda index=index: rb[index])
+            note(f"rb[{index}]", lambda: rb[index])
         note("storage", lambda: rb.storage[:])
         note("storage, one row", lambda: rb.storage[0])
 
@@ -58,7 +60,7 @@ def test_any_object(both: Both, batch: str) -> None:
         note("extend", lambda: rb.extend(OBJECTS[batch]()))
         note("sample", lambda: rb.sample(return_info=True))
         for index in (0, -1, slice(None), slice(1, None), slice(None, None, 2), torch.tensor([0, 2]), [2, 1]):
-            note(f"rb[{index}]", lambda index=index: rb[index])
+            note(f"rb[{index}]", lambda: rb[index])
         note("storage", lambda: list(rb.storage))
         note("add", lambda: rb.add("z"))
         note("length", lambda: len(rb))
@@ -70,8 +72,8 @@ def test_what_cannot_be_extended(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         for data in ("abc", torch.tensor(3.0), []):
             rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=2)
-            note.refusal(f"extend {data!r}", lambda rb=rb, data=data: rb.extend(data))
-            note("nothing written", lambda rb=rb: len(rb))
+            note.refusal(f"extend {data!r}", lambda: rb.extend(data))
+            note("nothing written", lambda: len(rb))
 
     both(script)
 
@@ -81,9 +83,9 @@ def test_indices_out_of_range(both: Both) -> None:
         rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=lambda x: x)
         rb.extend(["a", "b", "c"])
         for index in (3, 7, 12, -4, torch.tensor([3])):
-            note(f"rb[{index}]", lambda index=index: rb[index])
+            note(f"rb[{index}]", lambda: rb[index])
         for index in (1.5, "a"):
-            note.refusal(f"rb[{index!r}]", lambda index=index: rb[index])
+            note.refusal(f"rb[{index!r}]", lambda: rb[index])
         empty = lib.ReplayBuffer(storage=lib.ListStorage(5))
         note.refusal("empty", lambda: empty[0])
 
@@ -94,7 +96,13 @@ def test_assignment(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = lib.ReplayBuffer(storage=lib.ListStorage(10), collate_fn=lambda x: x)
         rb.extend([10, 11, 12, 13])
-        for index, data in ((0, 20), (-1, 23), (slice(1, 3), [21, 22]), (torch.tensor([0, 2]), [30, 32]), ([1, 3], [31, 33])):
+        for index, data in (
+            (0, 20),
+            (-1, 23),
+            (slice(1, 3), [21, 22]),
+            (torch.tensor([0, 2]), [30, 32]),
+            ([1, 3], [31, 33]),
+        ):
 
             def assign(index: Any = index, data: Any = data) -> object:
                 rb[index] = data

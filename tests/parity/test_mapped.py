@@ -34,7 +34,9 @@ def test_directory_in_use(both: Both, tmp_path: Path) -> None:
         home = tmp_path / lib.name
         rb = lib.ReplayBuffer(storage=lib.LazyMemmapStorage(10, scratch_dir=home))
         rb.extend(rows(3))
-        note.refusal("again", lambda: lib.ReplayBuffer(storage=lib.LazyMemmapStorage(10, scratch_dir=home)).extend(rows(2)))
+        note.refusal(
+            "again", lambda: lib.ReplayBuffer(storage=lib.LazyMemmapStorage(10, scratch_dir=home)).extend(rows(2))
+        )
         note("the first is unharmed", lambda: rb[:])
 
     both(script)

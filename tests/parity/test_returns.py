@@ -1,5 +1,7 @@
 """What extend, add and sample return, and which keys rows and samples have."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -40,7 +42,7 @@ def test_wrap_and_longer_than_the_ring(both: Both, buffer: str, storage: str) ->
     def script(lib: Any, note: Note) -> None:
         rb = getattr(lib, buffer)(storage=getattr(lib, storage)(5), batch_size=4)
         for count, start in ((3, 0), (4, 10), (12, 20), (5, 40), (1, 50)):
-            note(f"extend {count}", lambda count=count, start=start: rb.extend(rows(count, start)))
+            note(f"extend {count}", lambda: rb.extend(rows(count, start)))
             note.rows("rows", lambda: rb[:])
             note("length", lambda: len(rb))
         note("rows written in all", lambda: rb.write_count)
@@ -54,7 +56,7 @@ def test_add(both: Both, buffer: str, storage: str) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = getattr(lib, buffer)(storage=getattr(lib, storage)(2), batch_size=2)
         for number in range(5):
-            note("slot", lambda number=number: rb.add(rows(1, number)[0]))
+            note("slot", lambda: rb.add(rows(1, number)[0]))
             note.rows("rows", lambda: rb[:])
         note("sample", lambda: rb.sample())
 
@@ -108,9 +110,9 @@ def test_defaults(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         for buffer in BUFFERS:
             rb = getattr(lib, buffer)()
-            note("parts", lambda rb=rb: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
-            note("capacity", lambda rb=rb: rb.storage.max_size)
-            note("empty", lambda rb=rb: (len(rb), bool(rb)))
+            note("parts", lambda: [type(part).__name__ for part in (rb.storage, rb.sampler, rb.writer)])
+            note("capacity", lambda: rb.storage.max_size)
+            note("empty", lambda: (len(rb), bool(rb)))
         note("priority key", lambda: lib.TensorDictReplayBuffer(priority_key="p").priority_key)
 
     both(script)
@@ -129,8 +131,8 @@ def test_tensordict_buffers_take_tensordicts(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         for data in (torch.arange(4), {"a": torch.arange(4)}, (torch.arange(3),)):
             rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(5))
-            note.refusal(f"extend {type(data).__name__}", lambda rb=rb, data=data: rb.extend(data))
-            note.refusal(f"add {type(data).__name__}", lambda rb=rb, data=data: rb.add(data))
-            note("nothing written", lambda rb=rb: len(rb))
+            note.refusal(f"extend {type(data).__name__}", lambda: rb.extend(data))
+            note.refusal(f"add {type(data).__name__}", lambda: rb.add(data))
+            note("nothing written", lambda: len(rb))
 
     both(script)

@@ -1,5 +1,7 @@
 """Reading and rewriting everything: read_all_in_order, write_all, set_, set_at_, update_, new fields."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,7 @@ def test_read_all_in_order(both: Both, storage: str) -> None:
         rb = lib.ReplayBuffer(storage=getattr(lib, storage)(10))
         rb.extend(rows(4))
         for end in (None, 0, 2, 4) if storage != "ListStorage" else (None, 2, 4):
-            note(f"end={end}", lambda end=end: rb.read_all_in_order(end=end))
+            note(f"end={end}", lambda: rb.read_all_in_order(end=end))
         note("positional", lambda: rb.read_all_in_order(2))
 
     both(script)

@@ -1,5 +1,7 @@
 """Transforms: when they run, in which order, on which kinds of data, and TorchRL's own objects inside our buffers."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,7 @@ class _AddFive(nn.Module):
 def _reads(rb: Any, note: Note) -> None:
     note("sample", rb.sample)
     for index in (0, slice(None), slice(0, 2), torch.tensor([1, 0]), [1, 0]):
-        note.rows(f"rb[{index}]", lambda index=index: rb[index])
+        note.rows(f"rb[{index}]", lambda: rb[index])
     note("field", lambda: rb["obs"])
     note.rows("read_all_in_order", rb.read_all_in_order)
     note.rows("storage", lambda: rb.storage[:])
@@ -96,23 +98,32 @@ def test_insert(both: Both) -> None:
         def scale(loc: float, factor: float) -> Any:
             return RewardScaling(loc, factor, in_keys=["obs"])
 
-        for index, transform in ((0, scale(0.0, 2.0)), (1, scale(1.0, 3.0)), (3, scale(2.0, 1.0)), (-1, scale(0.0, 10.0))):
-            note(f"insert {index}", lambda index=index, transform=transform: rb.insert_transform(index, transform) is rb)
+        for index, transform in (
+            (0, scale(0.0, 2.0)),
+            (1, scale(1.0, 3.0)),
+            (3, scale(2.0, 1.0)),
+            (-1, scale(0.0, 10.0)),
+        ):
+            note(f"insert {index}", lambda: rb.insert_transform(index, transform) is rb)
             note("rows", lambda: rb[:]["obs"])
         for index in (9, -9):
-            note(f"insert {index}", lambda index=index: rb.insert_transform(index, scale(0.0, 1.0)))
+            note(f"insert {index}", lambda: rb.insert_transform(index, scale(0.0, 1.0)))
 
     both(script)
 
 
 def test_anything_may_come_out(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
-        for transform in (lambda data: data["obs"].sum(), lambda data: data.set("new", data["obs"] * 2), lambda data: data.to_dict()):
+        for transform in (
+            lambda data: data["obs"].sum(),
+            lambda data: data.set("new", data["obs"] * 2),
+            lambda data: data.to_dict(),
+        ):
             rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=3, transform=transform)
             rb.extend(rows(4))
             note("sample", rb.sample)
-            note("sample and info", lambda rb=rb: rb.sample(return_info=True))
-            note("stored", lambda rb=rb: rb.storage[:])
+            note("sample and info", lambda: rb.sample(return_info=True))
+            note("stored", lambda: rb.storage[:])
 
     both(script)
 

@@ -1,5 +1,7 @@
 """Writers: the keep-the-best writer, the read-only writer, and what they refuse."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -27,8 +29,14 @@ def _best(lib: Any, storage: str = "LazyTensorStorage", buffer: str = "ReplayBuf
 def test_the_best_stay(both: Both, storage: str) -> None:
     def script(lib: Any, note: Note) -> None:
         rb = _best(lib, storage)
-        for values in ([1.0, 5.0, 3.0], [0.0, 9.0, 4.0, 2.0], [-1.0, -2.0], [4.5], [200.0, 1.0, 201.0, 202.0, 3.0, 203.0]):
-            note(f"extend {values}", lambda values=values: rb.extend(_ranked(values)))
+        for values in (
+            [1.0, 5.0, 3.0],
+            [0.0, 9.0, 4.0, 2.0],
+            [-1.0, -2.0],
+            [4.5],
+            [200.0, 1.0, 201.0, 202.0, 3.0, 203.0],
+        ):
+            note(f"extend {values}", lambda: rb.extend(_ranked(values)))
             note("kept", lambda: rb[:]["key"])
         note("length", lambda: len(rb))
 
@@ -49,7 +57,7 @@ def test_add(both: Both) -> None:
         rb = _best(lib)
         rb.extend(_ranked([1.0, 5.0, 3.0, 4.0]))
         for value in (0.0, 1.0, 2.0, 100.0):
-            note(f"add {value}", lambda value=value: rb.add(_ranked([value])[0]))
+            note(f"add {value}", lambda: rb.add(_ranked([value])[0]))
             note("kept", lambda: rb[:]["key"])
 
     both(script)
@@ -91,10 +99,13 @@ def test_integers_and_empty(both: Both) -> None:
 def test_refused(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         for data in (torch.arange(3), {"key": torch.zeros(3)}):
-            note(f"extend {type(data).__name__}", lambda data=data: _best(lib).extend(data))
+            note(f"extend {type(data).__name__}", lambda: _best(lib).extend(data))
         note("add dict", lambda: _best(lib).add({"key": torch.tensor(1.0)}))
         note.refusal("no rank key", lambda: _best(lib).extend(rows(3)))
-        note("two dimensions", lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter()))
+        note(
+            "two dimensions",
+            lambda: lib.ReplayBuffer(storage=lib.LazyTensorStorage(4, ndim=2), writer=lib.TensorDictMaxValueWriter()),
+        )
 
     both(script)
 
@@ -117,6 +128,6 @@ def test_tensordict_writer_needs_tensordicts(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
         for data in (torch.arange(3), {"a": torch.arange(3)}):
             rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), writer=lib.TensorDictRoundRobinWriter())
-            note.refusal(type(data).__name__, lambda rb=rb, data=data: rb.extend(data))
+            note.refusal(type(data).__name__, lambda: rb.extend(data))
 
     both(script)

@@ -64,7 +64,7 @@ class Engine:
         self.rows_stale = 0
         self.redone = 0
         self.stamps = Stamps(storage.capacity, storage.device)
-        self._laid_out = (storage.capacity, storage.device)
+        self._settled = False
         check_pair(storage, writer)
         if len(storage):
             self.stamps.resume(len(storage), storage.cursor)
@@ -105,21 +105,19 @@ class Engine:
             if rows == 0:
                 msg = "the batch is empty: expected at least one row"
                 raise SchemaError(msg)
-            if (storage.capacity, storage.device) != self._laid_out:
-                self._lay_out()
+            if not self._settled:
+                self._settle()
             scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
             placement = writer.place(rows, storage.capacity, scores)
             self.stamps.note(placement)
             storage.set(placement, payload)
             self.rows_written += rows
-            self.sampler.hear(placement, self.view())
+            self.sampler.hear(placement)
             return placement
 
-    def _lay_out(self) -> None:
+    def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""
         storage = self.storage
-        self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
-        self._laid_out = (storage.capacity, storage.device)
         generator = self.generator
         if generator is not None and generator.device.type != storage.device.type:
             msg = (
@@ -127,6 +125,9 @@ class Engine:
                 "on one device"
             )
             raise OptionError(msg)
+        if (self.stamps.capacity, self.stamps.device) != (storage.capacity, storage.device):
+            self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
+        self._settled = True
 
     def edit(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows at a user's index."""
@@ -156,8 +157,8 @@ class Engine:
         rows = len(storage)
         saved = Stamps(capacity, storage.device)
         saved.load_state_dict(state)
-        self._laid_out = (storage.capacity, storage.device)
         self.stamps = Stamps(storage.capacity, storage.device)
+        self._settled = True
         if storage.capacity == capacity:
             self.stamps = saved
             return
@@ -249,7 +250,7 @@ class Engine:
             self.sampler.clear()
             self.pending.clear()
             old, self.storage = self.storage, storage
-            self._laid_out = (storage.capacity, storage.device)
+            self._settled = False
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written + 1)
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)

@@ -78,18 +78,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 def _checked(data: Any) -> Any:
     """Refuse what is no TensorDict, and drop the keys that samples carry."""
-    rows = data if isinstance(data, list) else [data]
-    if not rows or not all(kinds.is_tensor_collection(row) for row in rows):
+    if kinds.is_tensor_collection(data):
+        return _without_own(data)
+    if not isinstance(data, list) or not data or not all(map(kinds.is_tensor_collection, data)):
         msg = (
             f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
             "ReplayBuffer for other data"
         )
         raise KindError(msg)
-    if isinstance(data, list):
-        return [_without_own(row) for row in data]
-    return _without_own(data)
+    return [_without_own(row) for row in data]
 
 
 def _without_own(row: Any) -> Any:
-    own = [key for key in _OWN_KEYS if key in row.keys()]  # noqa: SIM118 (a TensorDict iterates over rows)
+    keys = row.keys()
+    own = [key for key in _OWN_KEYS if key in keys]
     return row.exclude(*own) if own else row

@@ -156,14 +156,15 @@ class Schema:
         if not values:
             msg = "rows have no fields: give at least one"
             raise SchemaError(msg)
-        shape = tuple(values[0].shape) if isinstance(values[0], Tensor) else tuple(as_tensor(values[0], ()).shape)
+        first = values[0]
+        shape = first.shape if isinstance(first, Tensor) else as_tensor(first, ()).shape
         if len(shape) < lead:
             msg = (
                 f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: "
                 "use add() for one row"
             )
             raise SchemaError(msg)
-        return shape[:lead]
+        return tuple(shape[:lead])
 
     def _expected(self, batch: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Full shapes for this batch; the last answer is kept, since loops write batches of one size."""

@@ -27,11 +27,11 @@ class Stamps:
     Not thread-safe: the buffer that owns it holds its lock.
     """
 
-    __slots__ = ("_array", "_base", "_capacity", "_cursor", "_device", "written")
+    __slots__ = ("_array", "_base", "_cursor", "capacity", "device", "written")
 
     def __init__(self, capacity: int, device: torch.device | None = None, *, after: int = 0) -> None:
-        self._capacity = capacity
-        self._device = device or torch.device("cpu")
+        self.capacity = capacity
+        self.device = device or torch.device("cpu")
         self._array: Tensor | None = None
         self._base = after
         self._cursor = 0
@@ -46,13 +46,13 @@ class Stamps:
         """Give fresh serials to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
         first = self.written + 1
         if isinstance(placement, Run):
-            if self._array is None and (placement.start - placement.skip - self._cursor) % self._capacity == 0:
+            if self._array is None and (placement.start - placement.skip - self._cursor) % self.capacity == 0:
                 self.written += placement.total
-                self._cursor = (placement.start + placement.rows) % self._capacity
+                self._cursor = (placement.start + placement.rows) % self.capacity
                 return
-            slots, first = placement.slots(self._device), first + placement.skip
+            slots, first = placement.slots(self.device), first + placement.skip
         else:
-            slots = placement.slots.to(self._device)
+            slots = placement.slots.to(self.device)
         self.touch(slots, first, placement.total)
 
     def touch(self, slots: Tensor, first: int | None = None, total: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Stamps:
             return
         array = self._materialise(int(slots.max()) + 1)
         first = self.written + 1 if first is None else first
-        serials = torch.arange(first, first + count, device=self._device)
+        serials = torch.arange(first, first + count, device=self.device)
         self.written += count if total is None else total
         # put in order: torch leaves the winner among duplicates open, the largest serial is the last one
         array.scatter_reduce_(0, slots, serials, "amax")
@@ -72,7 +72,7 @@ class Stamps:
         if self._array is not None:
             known = slots.clamp(max=self._array.shape[0] - 1)
             return torch.where(slots == known, self._array[known], 0)
-        age = (self._cursor - 1 - slots).remainder_(self._capacity)
+        age = (self._cursor - 1 - slots).remainder_(self.capacity)
         stamps = self.written - age
         return torch.where(stamps > self._base, stamps, 0)
 
@@ -101,12 +101,12 @@ class Stamps:
         """Restore what `state_dict` returned."""
         array = state["array"]
         self.written, self._base, self._cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
-        self._array = None if array is None else array.to(self._device, torch.int64).clone()
+        self._array = None if array is None else array.to(self.device, torch.int64).clone()
 
     def _materialise(self, needed: int) -> Tensor:
         """Lay out stamps for at least `needed` slots; the array doubles, since a list storage may have no bound."""
         held = 0 if self._array is None else self._array.shape[0]
         if self._array is None or held < needed:
-            size = min(self._capacity, max(needed, 2 * held, min(self.written, self._capacity)))
-            self._array = self.of(torch.arange(size, device=self._device))
+            size = min(self.capacity, max(needed, 2 * held, min(self.written, self.capacity)))
+            self._array = self.of(torch.arange(size, device=self.device))
         return self._array

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.durable.blocks import BlockReader, BlockWriter
+from ostinato.durable.blocks import BlockReader, BlockWriter, read_whole
 from ostinato.durable.dtypes import check_plain, copy_elements, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import create_file, disk_errors, open_inside, safe_join, sync_fd
 from ostinato.durable.records import BLOCK_BYTES, ArrayRecord
@@ -30,14 +30,15 @@ __all__ = [
     "write_stream",
 ]
 
-_STAGING_BYTES = 8 * 2**20
+_STAGING_BYTES = 2**20  # stays in the processor's cache
+_DEVICE_STAGING_BYTES = 8 * 2**20
 
 
 def write_array(root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLOCK_BYTES) -> ArrayRecord:
     """Write a tensor to a new file and wait until it is on the disk.
 
-    Contiguous CPU memory is written from where it lies; strided rows and other devices go through 8 MiB of
-    staging. Nobody may write to the tensor meanwhile: the checksums would not fit.
+    Contiguous CPU memory is written from where it lies; strided rows and other devices go through a few MiB
+    of staging. Nobody may write to the tensor meanwhile: the checksums would not fit.
 
     Args:
         root: Directory, which exists.
@@ -62,9 +63,7 @@ def write_array(root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLO
     return ArrayRecord(file, dtype_name(plain.dtype), shape, writer.nbytes, block_bytes, checksums)
 
 
-def write_stream(
-    root: Path, file: str, chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES
-) -> ArrayRecord:
+def write_stream(root: Path, file: str, chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> ArrayRecord:
     """Write bytes whose number is not known beforehand; the record is that of a `uint8` array `[nbytes]`.
 
     Raises:
@@ -117,7 +116,12 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
         )
         raise CheckpointError(msg)
     plain = check_plain(dest, root / record.file)
-    with _open_record(root, record, verify=verify) as reader:
+    path = root / record.file
+    with _open_record(root, record) as fd:
+        if is_raw(plain):
+            read_whole(fd, record, path, raw_view(plain), verify=verify)
+            return
+        reader = BlockReader(fd, record, path, verify=verify)
         staging = _staging_for(plain)
         for piece in _pieces(plain):
             part = piece if is_raw(piece) else _shaped(staging, piece)
@@ -183,31 +187,30 @@ def _new_file(path: Path, needed_bytes: int, block_bytes: int) -> Iterator[Block
 
 
 @contextlib.contextmanager
-def _open_record(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[BlockReader]:
+def _open_record(root: Path, record: ArrayRecord) -> Iterator[int]:
     fd, size = open_inside(root, record.file)
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
         path = root / record.file
         if size != record.nbytes:
-            msg = (
-                f"{path} has {size} bytes, {record.nbytes} expected: the file was cut, lengthened or replaced"
-            )
+            msg = f"{path} has {size} bytes, {record.nbytes} expected: the file was cut, lengthened or replaced"
             raise DamagedFileError(msg)
-        yield BlockReader(fd, record, path, verify=verify)
+        yield fd
     finally:
         os.close(fd)
 
 
 def _check_size(root: Path, record: ArrayRecord) -> None:
-    with _open_record(root, record, verify=False):
+    with _open_record(root, record):
         pass
 
 
 def _blocks(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[memoryview]:
     """Yield each block in a buffer that the next one overwrites."""
     buffer = memoryview(bytearray(min(record.block_bytes, record.nbytes)))
-    with _open_record(root, record, verify=verify) as reader:
+    with _open_record(root, record) as fd:
+        reader = BlockReader(fd, record, root / record.file, verify=verify)
         for start in range(0, record.nbytes, record.block_bytes):
             block = buffer[: record.nbytes - start]
             reader.read_into(block)
@@ -218,12 +221,13 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Divide a tensor, in row-major order, into views that are raw memory or fit the staging."""
     if tensor.numel() == 0:
         return
-    if is_raw(tensor) or tensor.nbytes <= _STAGING_BYTES:
+    limit = _staging_bytes(tensor)
+    if is_raw(tensor) or tensor.nbytes <= limit:
         yield tensor
         return
     if tensor.is_contiguous():
         tensor = tensor.view(-1)
-    rows = _STAGING_BYTES * len(tensor) // tensor.nbytes
+    rows = limit * len(tensor) // tensor.nbytes
     if rows == 0:
         for row in tensor:
             yield from _pieces(row)
@@ -242,8 +246,12 @@ def _staged(tensor: Tensor) -> Iterator[Tensor]:
         yield part
 
 
+def _staging_bytes(tensor: Tensor) -> int:
+    return _STAGING_BYTES if tensor.device.type == "cpu" else _DEVICE_STAGING_BYTES
+
+
 def _staging_for(tensor: Tensor) -> Tensor:
-    return torch.empty(0 if is_raw(tensor) else min(tensor.nbytes, _STAGING_BYTES), dtype=torch.uint8)
+    return torch.empty(0 if is_raw(tensor) else min(tensor.nbytes, _staging_bytes(tensor)), dtype=torch.uint8)
 
 
 def _shaped(staging: Tensor, like: Tensor) -> Tensor:

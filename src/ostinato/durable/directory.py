@@ -176,9 +176,7 @@ class CheckpointWriter:
             lines.append(canonical(node) + b"\n")
             size += len(lines[-1])
             if len(lines[-1]) > MAX_LINE_BYTES:
-                msg = (
-                    f"{name}[{i}] takes {len(lines[-1])} bytes as JSON, at most {MAX_LINE_BYTES} are allowed"
-                )
+                msg = f"{name}[{i}] takes {len(lines[-1])} bytes as JSON, at most {MAX_LINE_BYTES} are allowed"
                 raise CheckpointError(msg)
             if size >= _LINES_BYTES:
                 yield b"".join(lines)
@@ -251,10 +249,6 @@ def _collect_garbage(root: Path, format_name: str) -> None:
             body = read_manifest(root, format_name=format_name).body
             named = {record.file for record in read_records(root, body).values()}
         for entry in os.scandir(root):
-            if (
-                entry.name not in named
-                and _OWN_FILE.fullmatch(entry.name)
-                and entry.is_file(follow_symlinks=False)
-            ):
+            if entry.name not in named and _OWN_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(OSError):
                     Path(entry.path).unlink()

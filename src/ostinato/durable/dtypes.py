@@ -30,9 +30,7 @@ _NAMES = (
     "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 )
 # The installed torch may be too old for the last of them.
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
 _BY_DTYPE = {dtype: name for name, dtype in DTYPES.items()}
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _MAX_DIMS = 64
@@ -81,9 +79,7 @@ def check_plain(tensor: Tensor, where: Path | str) -> Tensor:
         CheckpointError: It is sparse, nested, without data, or of a dtype that files cannot hold.
     """
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
-        msg = (
-            f"{where}: cannot save a {tensor.layout} tensor on {tensor.device}: only dense tensors with data"
-        )
+        msg = f"{where}: cannot save a {tensor.layout} tensor on {tensor.device}: only dense tensors with data"
         raise CheckpointError(msg)
     if sys.byteorder != "little":
         msg = f"{where}: files are little-endian, big-endian machines are not supported"
@@ -94,12 +90,7 @@ def check_plain(tensor: Tensor, where: Path | str) -> Tensor:
 
 def is_raw(tensor: Tensor) -> bool:
     """Whether the memory of `tensor` is its elements in order, readable by the CPU."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def copy_elements(dest: Tensor, source: Tensor) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
+import importlib.util
 import os
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+# One of the two is there; typed as Any, since which one depends on the system.
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
+msvcrt: Any = importlib.import_module("msvcrt") if importlib.util.find_spec("msvcrt") else None
 
 __all__ = ["LOCK_NAME", "DirectoryLock"]
 
@@ -76,10 +77,8 @@ def _lock(fd: int, path: Path) -> None:
     try:
         if fcntl is not None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
-            import msvcrt  # noqa: PLC0415 - exists on Windows only
-
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        elif msvcrt is not None:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
     except OSError as error:
         if error.errno in _BUSY:
             msg = f"{path.parent} is being saved to by another thread or process: save elsewhere, or later"

@@ -167,9 +167,7 @@ class _Decoder:
         except ValueError as error:  # sizes that overflow in spite of a zero among them
             self.fail(str(error))
         if dtype.kind == "U" and array.size:
-            codes = np.ndarray(
-                (len(raw) // 4,), np.dtype(np.uint32).newbyteorder(dtype.byteorder), buffer=raw
-            )
+            codes = np.ndarray((len(raw) // 4,), np.dtype(np.uint32).newbyteorder(dtype.byteorder), buffer=raw)
             if int(codes.max()) > 0x10FFFF:
                 self.fail("not text")
         return array

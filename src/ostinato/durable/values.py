@@ -28,9 +28,7 @@ __all__ = ["INLINE_BYTES", "MAX_DEPTH", "decode", "encode"]
 INLINE_BYTES = 64 * 2**10
 
 
-def encode(
-    value: object, *, where: str = "state", store: Store | None = None, inline_bytes: int = INLINE_BYTES
-) -> Any:
+def encode(value: object, *, where: str = "state", store: Store | None = None, inline_bytes: int = INLINE_BYTES) -> Any:
     """Turn Python state into JSON values from which `decode` makes an equal one.
 
     Understood are None, bool, int, float, str, bytes, list, tuple, dict, OrderedDict, torch.Size, dtypes,

@@ -48,8 +48,8 @@ class Sampler(ABC):
     def restart(self) -> None:  # noqa: B027
         """Begin a new epoch with the next draw."""
 
-    def hear(self, placement: Placement, view: View) -> None:  # noqa: B027
-        """Take note of rows just written; `view` already counts them."""
+    def hear(self, placement: Placement) -> None:  # noqa: B027
+        """Take note of rows just written."""
 
     def clear(self) -> None:  # noqa: B027
         """Take note that the buffer was emptied."""

@@ -122,7 +122,7 @@ class Table:
             lead: number of leading dimensions (0 is one row).
             lanes: cells in one step of the first dimension, if there are two.
         """
-        if self._fields is not None and all(t.is_cpu and t.is_contiguous() for t in leaves):
+        if self._fields is not None and _all_plain(leaves):
             self._write_native(placement, leaves)
         elif isinstance(placement, Run):
             for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
@@ -156,6 +156,14 @@ class Table:
             templates = [torch.empty((), dtype=x.dtype).expand(rows, *x.shape) for x in self.schema.leaves]
             self._templates = (rows, templates)
         return [torch.empty_like(t) for t in templates]
+
+
+def _all_plain(leaves: list[Tensor]) -> bool:
+    """Whether the native copy can read all sources; a loop, since a generator costs as much as the copy."""
+    for leaf in leaves:  # noqa: SIM110
+        if not (leaf.is_cpu and leaf.is_contiguous()):
+            return False
+    return True
 
 
 def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -163,23 +164,18 @@ class TensorStorage(Storage):
         lead += self.ndim - 1
         if lead and type(data) is list:
             data = _stack(data)
-        table = self._table
-        if table is None:
-            schema = describe(data, lead)
-            leaves, batch = schema.flatten(data, None, lead)
+        late: dict[Path, Tensor] = {}
+        schema = describe(data, lead) if self._table is None else self._table.schema
+        if self._late:
+            data, late = self._late.split(data, self._known(), None if lead else ())
+            self._refuse_unknown(late)
+        leaves, batch = schema.flatten(data, None, lead)
+        rows = _count(batch)
+        if self._table is None:
             self._lay_out(schema, batch, leaves[0].device)
-            table = self._require()
-        else:
-            late: dict[Path, Tensor] = {}
-            if self._late:
-                data, late = self._late.split(data, self._known(), None if lead else ())
-                self._refuse_unknown(late)
-            leaves, batch = table.schema.flatten(data, None, lead)
-            if late:
-                self._check_lanes(batch)
-                return _Payload(leaves, lead, self._late.rows(late, batch)), _count(batch)
-        self._check_lanes(batch)
-        return _Payload(leaves, lead, {}), _count(batch)
+        elif self.ndim > 1:
+            self._check_lanes(batch)
+        return _Payload(leaves, lead, self._late.rows(late, batch) if late else late), rows
 
     def _known(self) -> set[Path]:
         return {leaf.path for leaf in self._require().schema.leaves}
@@ -194,7 +190,7 @@ class TensorStorage(Storage):
                 raise SchemaError(msg)
 
     def _check_lanes(self, batch: tuple[int, ...]) -> None:
-        if self.ndim > 1 and batch[-1] != self._lanes:
+        if batch[-1] != self._lanes:
             msg = f"rows must have {self._lanes} lanes (environments), got batch size {list(batch)}"
             raise SchemaError(msg)
 
@@ -393,7 +389,9 @@ def _stack(rows: list[Any]) -> Any:
 
 
 def _count(batch: tuple[int, ...]) -> int:
-    count = 1
-    for size in batch:
-        count *= size
+    """Return the number of rows; none at all are refused, and show no form to keep."""
+    count = math.prod(batch)
+    if count == 0:
+        msg = f"the batch is empty (batch size {list(batch)}): expected at least one row"
+        raise SchemaError(msg)
     return count

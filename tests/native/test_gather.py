@@ -1,0 +1,122 @@
+"""Gather gives exactly the rows asked for, whatever the layout, and touches nothing if one is out of range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .tables import LAYOUTS, address, gather, in_columns, in_rows, make, noise, slots_of
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# Sizes with a kernel of their own, their neighbours, and those where prefetching changes its pace.
+SIZES = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 68, 96, 112, 127, 128, 129]
+SIZES += [192, 205, 255, 256, 257, 300, 511, 512, 513, 1000, 1024, 2049, 4096, 4097, 9000]
+
+field_sizes = st.lists(st.sampled_from(SIZES), min_size=1, max_size=7)
+segment_rows = st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any)
+layouts = st.sampled_from(LAYOUTS)
+
+
+@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
+def test_gather_gives_the_rows_asked_for(
+    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
+) -> None:
+    table = make(native, layout, sizes, segments)
+    picked = data.draw(st.lists(st.integers(0, sum(segments) - 1), max_size=90))
+    indices = slots_of(picked)
+    for got, field in zip(gather(table, indices), table.contents(), strict=True):
+        np.testing.assert_array_equal(got, field[indices])
+
+
+@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
+def test_every_field_may_have_its_own_indices(
+    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
+) -> None:
+    table = make(native, layout, sizes, segments)
+    n = data.draw(st.integers(0, 50))
+    column = st.lists(st.integers(0, sum(segments) - 1), min_size=n, max_size=n).map(slots_of)
+    pool = data.draw(st.lists(column, min_size=1, max_size=2))
+    indices = [data.draw(st.sampled_from(pool)) for _ in sizes]
+    contents = table.contents()
+    for got, field, picked in zip(gather(table, indices), contents, indices, strict=True):
+        np.testing.assert_array_equal(got, field[picked])
+
+
+@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
+def test_an_index_out_of_range_leaves_every_batch_untouched(
+    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
+) -> None:
+    table = make(native, layout, sizes, segments)
+    rows = sum(segments)
+    picked = data.draw(st.lists(st.integers(0, rows - 1), max_size=40))
+    bad = data.draw(st.sampled_from([-1, rows, rows + 7, -(2**63), 2**63 - 1]))
+    picked.insert(data.draw(st.integers(0, len(picked))), bad)
+    indices = slots_of(picked)
+    outs = [np.full((len(picked), size), 7, dtype=np.uint8) for size in sizes]
+    with pytest.raises(IndexError, match=f"^index {bad} is out of range for {rows} rows$"):
+        table.fields.gather([address(indices)], len(picked), [address(out) for out in outs])
+    assert all((out == 7).all() for out in outs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 16, 17, 20, 21, 37, 64, 257])
+def test_every_row_size_at_every_block_edge(native: ModuleType, size: int, n: int) -> None:
+    table = in_rows(native, [3, size, 1], [50, 9], gap=2)
+    indices = np.random.default_rng(n).integers(0, 59, n)
+    for got, field in zip(gather(table, indices), table.contents(), strict=True):
+        np.testing.assert_array_equal(got, field[indices])
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_share_a_large_batch(native: ModuleType, threads: int) -> None:
+    table = in_columns(native, [1000, 8], [500])
+    indices = np.random.default_rng(0).integers(0, 500, 3001)
+    assert indices.size * 1008 > 2**20
+    for got, field in zip(gather(table, indices, threads), table.contents(), strict=True):
+        np.testing.assert_array_equal(got, field[indices])
+
+
+def test_fields_of_unequal_length_are_checked_one_by_one(native: ModuleType) -> None:
+    fields = native.Fields()
+    ring, side = noise(10, 8, 0), noise(3, 4, 1)
+    fields.add([(address(ring), 10)], 8, 8)
+    fields.add([(address(side), 3)], 4, 4)
+    assert fields.rows == 3
+    out = [np.zeros((2, 8), np.uint8), np.zeros((2, 4), np.uint8)]
+    many, few = slots_of([9, 3]), slots_of([2, 0])
+    fields.gather([address(many), address(few)], 2, [address(o) for o in out])
+    np.testing.assert_array_equal(out[0], ring[many])
+    np.testing.assert_array_equal(out[1], side[few])
+    for indices in ([address(many)], [address(few), address(many)]):
+        with pytest.raises(IndexError, match=r"^index 9 is out of range for 3 rows$"):
+            fields.gather(indices, 2, [address(o) for o in out])
+
+
+def test_rows_that_cross_lines_and_pages(native: ModuleType) -> None:
+    memory = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8)
+    for shift in (0, 1, 63):
+        fields = native.Fields()
+        fields.add([(address(memory) + shift, 1000)], 165, 168)
+        indices = np.random.default_rng(shift).integers(0, 1000, 512)
+        out = np.zeros((512, 165), np.uint8)
+        fields.gather([address(indices)], 512, [address(out)])
+        rows = np.lib.stride_tricks.as_strided(memory[shift:], (1000, 165), (168, 1))
+        np.testing.assert_array_equal(out, rows[indices])
+
+
+def test_nothing_to_gather_is_legal(native: ModuleType) -> None:
+    native.Fields().gather([], 0, [])
+    native.Fields().gather([0], 5, [])
+    empty = native.Fields()
+    assert (empty.count, empty.rows) == (0, 0)
+    empty.add([], 8, 8)
+    empty.add([(0, 0)], 8, 8)
+    empty.gather([0], 0, [0, 0])
+    with pytest.raises(IndexError, match=r"^index 0 is out of range for 0 rows$"):
+        empty.gather([address(slots_of([0]))], 1, [0, 0])
