@@ -53,7 +53,8 @@ class Workload:
         rows = max(self.rows // 20, 4 * self.batch) if self.rows else 0
         title = f"{self.title} (quick: {rows:,} rows)" if rows else self.title
         calls = max(self.min_calls // 10, 1)
-        return replace(self, title=title, rows=rows, seconds=0.03, warmup_s=0.01, min_calls=calls)
+        seconds, warmup_s = (0.03, 0.01) if rows else (0.0, 0.0)
+        return replace(self, title=title, rows=rows, seconds=seconds, warmup_s=warmup_s, min_calls=calls)
 
 
 _GATHER = "draw fresh random rows and copy them into preallocated memory, nothing else"
@@ -146,12 +147,14 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def select(only: str | None, *, quick: bool) -> tuple[Workload, ...]:
-    """Return the workloads whose name or family stands in `only` (all when None).
+    """Return the workloads whose name or family stands in `only`.
+
+    None selects all, or in a quick run all but those that start processes: they take most of the time.
 
     Raises:
         ValueError: A word in `only` names none.
     """
-    chosen = WORKLOADS
+    chosen = tuple(load for load in WORKLOADS if load.rows or not quick)
     if only is not None:
         words = [word.strip() for word in only.split(",") if word.strip()]
         known = {name for load in WORKLOADS for name in (load.name, load.family)}

@@ -7,15 +7,17 @@ from importlib import import_module
 
 from benchmarks.peers._composable import workloads
 
-LACKS: dict[str, str] = {}
-WORKLOADS = workloads("ostinato")
+_OFF = os.environ.get("OSTINATO_NATIVE") == "0"
+LACKS = {"start": "imports the same"} if _OFF else {}
+WORKLOADS = {
+    name: call for name, call in workloads("ostinato").items() if not (_OFF and name.startswith("start"))
+}
 
 
 def version() -> str:
     """Return the library's version, and say so when the native part is absent though not switched off."""
     package = import_module("ostinato")
     _ = package.ReplayBuffer
-    off = os.environ.get("OSTINATO_NATIVE") == "0"
     absent = getattr(import_module("ostinato._backend"), "native", None) is None
     number = getattr(package, "__version__", "from source")
-    return f"{number}{' (native part missing)' if absent and not off else ''}"
+    return f"{number}{' (native part missing)' if absent and not _OFF else ''}"

@@ -1,4 +1,4 @@
-"""What parity scripts are written with: the two libraries' names, a notebook of what happened, and how notes compare."""
+"""Parity scripts: the two libraries' names, a notebook of what happened, and how notebooks compare."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Note:
         self.steps.append((label, outcome(action), False))
 
     def rows(self, label: str, action: Callable[[], object]) -> None:
-        """Keep rows that were read back, without the key `index`: TorchRL's tensordict buffers store it, ours add it to samples."""
+        """Keep rows read back, without the key `index`: TorchRL stores it, ours is added to samples."""
         self.steps.append((label, _without_index(outcome(action)), False))
 
     def refusal(self, label: str, action: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The `both` fixture: runs a script against TorchRL and against Ostinato. All tests here skip where TorchRL is missing."""
+"""The `both` fixture: runs a script against TorchRL and Ostinato. All tests here skip where TorchRL is missing."""
 
 from __future__ import annotations
 

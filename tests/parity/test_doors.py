@@ -11,6 +11,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._script import Both, Note
 
 
@@ -26,7 +28,11 @@ def _count(n: int) -> torch.Tensor:
     return torch.arange(n)
 
 
-EXTEND = {
+# mypy knows nothing of the constructor that the decorator adds
+_pair: Any = Pair
+
+
+EXTEND: dict[str, Callable[[], Any]] = {
     "tensor": lambda: _count(4),
     "half precision": lambda: torch.zeros(4, 2, dtype=torch.float16),
     "list of 0-d tensors": lambda: [torch.tensor(1.0), torch.tensor(2.0)],
@@ -40,21 +46,21 @@ EXTEND = {
     "dict with a list": lambda: {"a": _count(3), "l": [_count(3), _count(3) + 1]},
     "tensordict": lambda: TensorDict({"a": _count(3), "n": {"b": torch.zeros(3, 2)}}, [3]),
     "tensordict rows with a batch size": lambda: TensorDict({"a": _count(6).view(3, 2)}, [3, 2]),
-    "tensorclass": lambda: Pair(_count(3), torch.zeros(3, 2), batch_size=[3]),
+    "tensorclass": lambda: _pair(_count(3), torch.zeros(3, 2), batch_size=[3]),
     "lazy stack": lambda: LazyStackedTensorDict(TensorDict({"a": 1.0}, []), TensorDict({"a": 2.0}, [])),
     "scalar bools": lambda: {"done": torch.tensor([True, False])},
     "non-contiguous": lambda: _count(12).view(3, 4).t(),
     "zero-size field": lambda: {"a": _count(3), "none": torch.zeros(3, 0)},
 }
-ADD = {
+ADD: dict[str, Callable[[], Any]] = {
     "tensor": lambda: _count(2),
     "0-d tensor": lambda: torch.tensor(3),
     "tuple": lambda: (_count(2), torch.tensor(1.0)),
     "document": lambda: {"a": torch.randn(3), "b": {"c": (torch.zeros(2), [torch.ones(1)])}, 30: -torch.ones(())},
     "tensordict": lambda: TensorDict({"a": 1.0, "n": {"b": torch.zeros(2)}}, []),
-    "tensorclass": lambda: Pair(torch.tensor(1), torch.zeros(2), batch_size=[]),
+    "tensorclass": lambda: _pair(torch.tensor(1), torch.zeros(2), batch_size=[]),
 }
-BAD_EXTEND = {
+BAD_EXTEND: dict[str, Callable[[], Any]] = {
     "0-d tensor": lambda: torch.tensor(1.0),
     "no rows": lambda: torch.zeros(0, 2),
     "empty list": list,
@@ -67,7 +73,7 @@ BAD_EXTEND = {
     "text": lambda: "abc",
     "a number": lambda: 3,
 }
-BAD_ADD = {"text": lambda: "a"}
+BAD_ADD: dict[str, Callable[[], Any]] = {"text": lambda: "a"}
 
 
 def _buffer(lib: Any, storage: str = "LazyTensorStorage") -> Any:

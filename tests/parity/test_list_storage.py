@@ -13,9 +13,11 @@ from tensordict import TensorDict
 from ._script import rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._script import Both, Note
 
-BATCHES = {
+BATCHES: dict[str, Callable[[], Any]] = {
     "tensors": lambda: [torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)],
     "one tensor": lambda: torch.arange(6).view(3, 2),
     "tensordicts": lambda: [rows(3)[i] for i in range(3)],
@@ -24,7 +26,7 @@ BATCHES = {
     "tuples of tensors": lambda: [(torch.tensor(i), torch.zeros(2)) for i in range(3)],
     "lists of tensors": lambda: [[torch.tensor(i), torch.zeros(2)] for i in range(3)],
 }
-OBJECTS = {
+OBJECTS: dict[str, Callable[[], Any]] = {
     "range": lambda: range(3),
     "floats": lambda: [1.0, 2.0, 3.0],
     "strings": lambda: ["a", "b", "c"],
@@ -70,7 +72,8 @@ def test_any_object(both: Both, batch: str) -> None:
 
 def test_what_cannot_be_extended(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
-        for data in ("abc", torch.tensor(3.0), []):
+        bad: list[Any] = ["abc", torch.tensor(3.0), []]
+        for data in bad:
             rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=2)
             note.refusal(f"extend {data!r}", lambda: rb.extend(data))
             note("nothing written", lambda: len(rb))
@@ -84,8 +87,8 @@ def test_indices_out_of_range(both: Both) -> None:
         rb.extend(["a", "b", "c"])
         for index in (3, 7, 12, -4, torch.tensor([3])):
             note(f"rb[{index}]", lambda: rb[index])
-        for index in (1.5, "a"):
-            note.refusal(f"rb[{index!r}]", lambda: rb[index])
+        for name in (1.5, "a"):
+            note.refusal(f"rb[{name!r}]", lambda: rb[name])
         empty = lib.ReplayBuffer(storage=lib.ListStorage(5))
         note.refusal("empty", lambda: empty[0])
 

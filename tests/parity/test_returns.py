@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,5 +135,17 @@ def test_tensordict_buffers_take_tensordicts(both: Both) -> None:
             note.refusal(f"extend {type(data).__name__}", lambda: rb.extend(data))
             note.refusal(f"add {type(data).__name__}", lambda: rb.add(data))
             note("nothing written", lambda: len(rb))
+
+    both(script)
+
+
+def test_add_of_rows_with_a_batch_size_warns(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            note("add", lambda: rb.add(TensorDict({"a": torch.arange(2)}, [2])))
+        note("warned", lambda: [one.category.__name__ for one in caught if "batch_size" in str(one.message)])
+        note("rows", lambda: rb[:])
 
     both(script)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import torch
+
 from ostinato.buffers.prefetch import Prefetcher
+from ostinato.buffers.streams import CopyStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +38,9 @@ class Feed:
     def __init__(self, engine: Engine, dress: Callable[[Any, Ticket], Any], depth: int) -> None:
         self._engine = engine
         self._dress = dress
-        self.prefetch = Prefetcher(depth, self._make) if depth else None
+        # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work
+        self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
+        self.prefetch = Prefetcher(depth, self._make if self._stream is None else self._make_aside) if depth else None
 
     def next(self, size: int, *, within_epoch: bool = False) -> Batch:
         """Return the next batch of `size` rows; `within_epoch` keeps prefetch from drawing beyond the epoch's end."""
@@ -46,6 +51,8 @@ class Feed:
                 made = self._make(ticket)
             else:
                 ticket, made = prefetch.next(lambda: engine.draw(size), within_epoch=within_epoch)
+                if self._stream is not None:
+                    made = self._take(*made)
             if made is None:
                 continue  # the buffer was emptied in between: draw again, or learn that it is empty
             data, rows = made
@@ -58,6 +65,14 @@ class Feed:
             return None
         data = self._engine.storage.present(rows.payload, (ticket.draw.slots.shape[0],))
         return self._dress(data, ticket), rows
+
+    def _make_aside(self, ticket: Ticket) -> Any:
+        return self._stream.run(lambda: self._make(ticket))  # type: ignore[union-attr]
+
+    def _take(self, made: tuple[Any, Rows] | None, event: Any) -> tuple[Any, Rows] | None:
+        if made is not None:
+            self._stream.take(made[0], event)  # type: ignore[union-attr]
+        return made
 
     @property
     def tickets(self) -> list[Ticket]:

@@ -170,7 +170,7 @@ def swap_dims(data: Any, dim: int) -> Any:
         data = kinds.stack(data)
     if kinds.is_tensor_collection(data):
         return data.transpose(0, dim)
-    return map_leaves(data, lambda x: x.transpose(0, dim))
+    return map_leaves(data, lambda x: kinds.as_tensor(x, ()).transpose(0, dim))
 
 
 def is_field(index: Any) -> bool:

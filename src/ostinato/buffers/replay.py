@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers import checkpoint
 from ostinato.buffers.engine import Engine, Ticket, require_rows
@@ -92,13 +93,11 @@ class ReplayBuffer:
             check_generator(generator),
         )
         self._collate = made.default_collate if collate_fn is None else collate_fn
-        self._transform = (
-            transform if isinstance(transform, Compose) else Compose(*(() if transform is None else (transform,)))
-        )
+        self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
-        self._feed = Feed(self._engine, self._dress, check_prefetch(prefetch, self._batch_size))
         self._engine.pin = check_pin(pin_memory, made)
+        self._feed = Feed(self._engine, self._dress, check_prefetch(prefetch, self._batch_size))
         check_drop_last(self._engine.sampler, self._batch_size)
 
     @staticmethod
@@ -184,6 +183,8 @@ class ReplayBuffer:
         Raises:
             SchemaError: if the row does not match the rows stored; nothing is changed.
         """
+        if is_dynamo_compiling():
+            return torch.compiler.disable(ReplayBuffer.add)(self, data)  # addresses and locks are not for a graph
         placement = self._engine.write(self._inverted(data), 0)
         if self.storage.ndim > 1:
             return self._positions(placement)
@@ -204,6 +205,8 @@ class ReplayBuffer:
         Raises:
             SchemaError: if the rows do not match the rows stored, or there are none; nothing is changed.
         """
+        if is_dynamo_compiling():
+            return torch.compiler.disable(ReplayBuffer.extend)(self, data)
         data = self._inverted(data)
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
@@ -236,6 +239,8 @@ class ReplayBuffer:
             UsageError: if there is no batch size.
             EmptyBufferError: if there are no rows.
         """
+        if is_dynamo_compiling():
+            return torch.compiler.disable(ReplayBuffer.sample)(self, batch_size, return_info)
         batch = self._feed.next(check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None))
         return (batch.data, self._info(batch)) if return_info else batch.data
 

@@ -283,9 +283,9 @@ def _wrong_keys(node: Node, children: dict[Any, Any], path: Path) -> str:
 
 
 def map_leaves(data: Any, change: Any) -> Any:
-    """Apply `change` to every leaf of nested data and nest the results the same way."""
+    """Apply `change` to every leaf (tensor or not) of nested data and nest the results the same way."""
     opened = open_node(data, 0)
     if opened is None:
-        return change(as_tensor(data, ()))
+        return change(data)
     node, children = opened
     return kinds.make(node, [map_leaves(child, change) for child in children], (), torch.device("cpu"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.durable.blocks import BlockReader, BlockWriter, read_whole
+from ostinato.durable.blocks import BlockReader, BlockWriter
 from ostinato.durable.dtypes import check_plain, copy_elements, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import create_file, disk_errors, open_inside, safe_join, sync_fd
 from ostinato.durable.records import BLOCK_BYTES, ArrayRecord
@@ -116,12 +116,7 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
         )
         raise CheckpointError(msg)
     plain = check_plain(dest, root / record.file)
-    path = root / record.file
-    with _open_record(root, record) as fd:
-        if is_raw(plain):
-            read_whole(fd, record, path, raw_view(plain), verify=verify)
-            return
-        reader = BlockReader(fd, record, path, verify=verify)
+    with _open_record(root, record, verify=verify) as reader:
         staging = _staging_for(plain)
         for piece in _pieces(plain):
             part = piece if is_raw(piece) else _shaped(staging, piece)
@@ -187,30 +182,29 @@ def _new_file(path: Path, needed_bytes: int, block_bytes: int) -> Iterator[Block
 
 
 @contextlib.contextmanager
-def _open_record(root: Path, record: ArrayRecord) -> Iterator[int]:
+def _open_record(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[BlockReader]:
     fd, size = open_inside(root, record.file)
     try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
         path = root / record.file
         if size != record.nbytes:
             msg = f"{path} has {size} bytes, {record.nbytes} expected: the file was cut, lengthened or replaced"
             raise DamagedFileError(msg)
-        yield fd
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
+        yield BlockReader(fd, record, path, verify=verify)
     finally:
         os.close(fd)
 
 
 def _check_size(root: Path, record: ArrayRecord) -> None:
-    with _open_record(root, record):
+    with _open_record(root, record, verify=False):
         pass
 
 
 def _blocks(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[memoryview]:
     """Yield each block in a buffer that the next one overwrites."""
     buffer = memoryview(bytearray(min(record.block_bytes, record.nbytes)))
-    with _open_record(root, record) as fd:
-        reader = BlockReader(fd, record, root / record.file, verify=verify)
+    with _open_record(root, record, verify=verify) as reader:
         for start in range(0, record.nbytes, record.block_bytes):
             block = buffer[: record.nbytes - start]
             reader.read_into(block)

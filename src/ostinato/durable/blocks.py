@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, final
 
 import xxhash
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 
     from ostinato.durable.records import ArrayRecord
 
-__all__ = ["BlockReader", "BlockWriter", "read_whole"]
+__all__ = ["BlockReader", "BlockWriter"]
 
 # Hashed and written, or read and hashed, in steps that stay in the processor's cache.
-_STEP_BYTES = 256 * 1024
-_PARALLEL_BYTES = 16 * 2**20
+_STEP_BYTES = 512 * 1024
 
 
 @final
@@ -73,10 +71,6 @@ class BlockReader:
         self._hash = xxhash.xxh3_64()
         self._offset = 0
 
-    def seek(self, block: int) -> None:
-        """Go on with this block; the one before must have been read to its end."""
-        self._offset = block * self._record.block_bytes
-
     def read_into(self, view: memoryview) -> None:
         """Fill `view` with the next bytes.
 
@@ -98,7 +92,7 @@ class BlockReader:
     def _fill(self, view: memoryview) -> None:
         filled = 0
         while filled < len(view):
-            count = _read_at(self._fd, view[filled:], self._offset + filled)
+            count = _read_into(self._fd, view[filled:])
             if count == 0:
                 msg = f"{self._path} ends at byte {self._offset + filled}, {self._record.nbytes} bytes expected"
                 raise DamagedFileError(msg)
@@ -116,34 +110,9 @@ class BlockReader:
         self._hash.reset()
 
 
-def read_whole(fd: int, record: ArrayRecord, path: Path, view: memoryview, *, verify: bool) -> None:
-    """Fill `view` with all bytes of the record; two threads take every other block, so that hashing costs no time.
-
-    Raises:
-        DamagedFileError: As `BlockReader.read_into`.
-    """
-    threads = 2 if record.nbytes >= _PARALLEL_BYTES and hasattr(os, "preadv") else 1
-
-    def read(first: int) -> None:
-        reader = BlockReader(fd, record, path, verify=verify)
-        for block in range(first, len(record.checksums), threads):
-            reader.seek(block)
-            start = block * record.block_bytes
-            reader.read_into(view[start : start + record.block_bytes])
-
-    if threads == 1:
-        read(0)
-        return
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(read, 1)
-        read(0)
-        other.result()
-
-
-def _read_at(fd: int, view: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [view], offset)
-    os.lseek(fd, offset, os.SEEK_SET)  # Windows, where only one thread reads a file
-    data = os.read(fd, len(view))
+def _read_into(fd: int, view: memoryview) -> int:
+    if hasattr(os, "readv"):
+        return os.readv(fd, [view])
+    data = os.read(fd, len(view))  # Windows
     view[: len(data)] = data
     return len(data)

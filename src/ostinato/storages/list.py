@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -118,7 +119,7 @@ class ListStorage(Storage):
         else:
             slots = placement.slots.tolist()
             rows = [payload[i] for i in placement.rows.tolist()]
-        for slot, row in zip(slots, rows, strict=True):
+        for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows from its end
             if slot == len(self._items):
                 self._items.append(row)
             elif slot < len(self._items):

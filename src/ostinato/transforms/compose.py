@@ -46,6 +46,13 @@ class Compose:
     def __init__(self, *transforms: Any) -> None:
         self._steps = [_adapt(transform, invert=False) for transform in transforms]
 
+    @classmethod
+    def of(cls, transform: Any) -> Compose:
+        """Return a chain as it is, and anything else (None: nothing) in a chain of its own."""
+        if isinstance(transform, Compose):
+            return transform
+        return cls() if transform is None else cls(transform)
+
     def __len__(self) -> int:
         """Number of transforms."""
         return len(self._steps)

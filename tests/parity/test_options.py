@@ -1,0 +1,64 @@
+"""Every constructor argument of TorchRL stands in `docs/compat/torchrl.md`, and what the page says of it is true."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ._script import library
+
+PAGE = Path(__file__).parents[2] / "docs" / "compat" / "torchrl.md"
+_ROW = re.compile(r"^\| `(\w+)` \| (honoured|no effect|refused) \| (.+) \|$", re.MULTILINE)
+_HIDDEN = {"RandomSampler": {"replacement": True}}
+"""Arguments that TorchRL takes without showing them in the signature."""
+
+
+def _tables() -> dict[str, dict[str, str]]:
+    """Class -> argument -> what the page says of it."""
+    chapter = PAGE.read_text(encoding="utf-8").split("## Constructor arguments")[1].split("\n## ")[0]
+    sections = re.split(r"^### (\w+)$", chapter, flags=re.MULTILINE)[1:]
+    return {
+        name: {row[0]: row[1] for row in _ROW.findall(text)}
+        for name, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+TABLES = _tables()
+
+
+def _arguments(cls: Any) -> list[str]:
+    return [name for name in inspect.signature(cls.__init__).parameters if name not in {"self", "args"}]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_page_names_every_argument(name: str) -> None:
+    theirs = set(_arguments(getattr(library("torchrl"), name)))
+    if name in _HIDDEN:
+        theirs = set(_HIDDEN[name])
+    assert set(TABLES[name]) == theirs
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_page_tells_the_truth(name: str) -> None:
+    ours = _arguments(getattr(library("ostinato"), name))
+    for argument, word in TABLES[name].items():
+        if argument == "kwargs":
+            continue
+        assert (argument in ours) == (word != "refused"), f"{name}({argument}=): the page says {word}"
+
+
+@pytest.mark.parametrize("name", ["ReplayBuffer", "TensorDictReplayBuffer"])
+def test_refused_arguments_raise(name: str) -> None:
+    for argument, word in TABLES["ReplayBuffer"].items():
+        if word == "refused":
+            with pytest.raises(TypeError, match=argument):
+                getattr(library("ostinato"), name)(**{argument: None})
+
+
+def test_page_covers_the_classes() -> None:
+    public = {name for name in vars(library("ostinato")) if name not in {"name", "Storage", "Sampler", "Writer"}}
+    assert public == set(TABLES)

@@ -1,0 +1,124 @@
+"""Every code block of README and docs runs, and so does every example in a docstring."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import ostinato
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+] + sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SHOWN = {"text", "json", "toml", "mermaid"}
+"""Languages of blocks that show something and cannot be run."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each fenced block of a page."""
+    return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for number, (language, text) in enumerate(blocks(page)):
+        assert language, f"block {number} of {page.name} names no language"
+        if language == "python":
+            exec(compile(text, f"{page.name}:block{number}", "exec"), namespace)
+        elif language == "pycon":
+            test = doctest.DocTestParser().get_doctest(text, namespace, f"block{number}", str(page), 0)
+            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+            runner.run(test, clear_globs=False)
+            assert runner.summarize(verbose=False).failed == 0
+        else:
+            assert language in SHOWN | {"sh"}, f"{page.name}: a block of {language} would not be tested"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_exist(page: Path) -> None:
+    for language, text in blocks(page):
+        if language != "sh":
+            continue
+        for line in text.splitlines():
+            words = line.split("#")[0].split()
+            if words[:1] == ["make"]:
+                subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+            elif words[:1] == ["ostinato"]:
+                from ostinato.cli.main import app
+
+                assert words[1] in command_names(app), f"{page.name}: no command {words[1]}"
+            else:
+                assert not words or words[0] in {"git", "cd", "python", "pip", ".venv/bin/python"}, line
+
+
+def command_names(app: object) -> set[str]:
+    """Names of the commands of a typer app."""
+    import typer
+
+    group = typer.main.get_command(app)  # type: ignore[arg-type]
+    return set(group.commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            path, _, name = target.partition("::")
+            assert (page.parent / path).exists(), f"{page.name} links to {target}"
+
+
+def test_tests_named_in_readme_exist() -> None:
+    for target in re.findall(r"\((tests/[^)#]+)#([\w]+)\)", (ROOT / "README.md").read_text()):
+        assert f"def {target[1]}(" in (ROOT / target[0]).read_text(), f"README names {target[0]}:{target[1]}"
+
+
+def modules() -> list[str]:
+    """Modules of the package that can be imported without extras."""
+    names = [m.name for m in pkgutil.walk_packages(ostinato.__path__, "ostinato.")]
+    return [n for n in names if not re.match(r"ostinato\.(cli|demo|viz|_native)", n)]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in ostinato.__all__:
+        thing = getattr(ostinato, name)
+        assert thing.__doc__, name
+        for method, value in vars(thing).items():
+            if callable(value) and not method.startswith("_"):
+                assert value.__doc__ or any(
+                    getattr(getattr(base, method, None), "__doc__", None) for base in thing.__mro__[1:]
+                ), f"{name}.{method}"
+
+
+def test_no_machine_paths_in_the_tree() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    home = re.compile(rb"/(?:home|root|Users)/[a-z]")
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".md", ".py", ".toml", ".cpp", ".hpp", ".txt", ""} and path.is_file():
+            assert not home.search(path.read_bytes()), f"{name} holds a path of some machine"
+    assert tracked or not (ROOT / ".git").exists() or os.environ.get("GIT_DIR")
