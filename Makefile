@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*)
 COMPILED := $(VENV)/lib/python3*/site-packages/ostinato/_native*
-PYTEST := $(BIN)/python -m pytest -p xdist -n 2 $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,8 +25,16 @@ $(VENV)/.tools: constraints.txt
 	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
 	@touch $@
 
+# An editable install remembers where modules are: it has to be renewed when one has moved, or a package is new.
+$(VENV)/.layout: FORCE
+	@export LC_ALL=C; mkdir -p $(VENV); find src -name '*.py' | sort > $@.new; \
+	if [ ! -f $@ ] || comm -23 $@ $@.new | grep -q . || comm -13 $@ $@.new | grep -q __init__; \
+	then mv $@.new $@; else rm $@.new; fi
+.PHONY: FORCE
+FORCE:
+
 # Without isolation the build uses the tools above: it never fetches torch (nor needs it).
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE_SOURCES)
+$(VENV)/.installed: $(VENV)/.tools $(VENV)/.layout pyproject.toml $(NATIVE_SOURCES)
 	$(PIP) install -c constraints.txt --no-build-isolation -Ccmake.define.OSTINATO_WERROR=$(WERROR) -e '.[dev,parity]'
 	@ls $(COMPILED) >/dev/null 2>&1 \
 		|| echo 'make: ostinato has NO compiled part (no working C++20 compiler?); all runs through torch, slower.'

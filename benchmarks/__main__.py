@@ -25,22 +25,14 @@ PEERS_VARIABLE = "OSTINATO_BENCH_PEERS_PYTHON"
 
 def _parser() -> argparse.ArgumentParser:
     families = ", ".join(dict.fromkeys(load.family for load in WORKLOADS))
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measures Ostinato beside its peers."
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="small buffers and 3 rounds: a look, not a result"
-    )
-    parser.add_argument(
-        "--only", metavar="LIST", help=f"workloads or families, separated by commas: {families}"
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures Ostinato beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="small buffers and 3 rounds: a look, not a result")
+    parser.add_argument("--only", metavar="LIST", help=f"workloads or families, separated by commas: {families}")
     parser.add_argument(
         "--libraries", metavar="LIST", help=f"separated by commas: {', '.join(seat.name for seat in SEATS)}"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds per workload (7; 3 when quick)")
-    parser.add_argument(
-        "--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="where to write the report"
-    )
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="where to write the report")
     parser.add_argument(
         "--peers-python",
         default=os.environ.get(PEERS_VARIABLE, sys.executable),

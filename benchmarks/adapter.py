@@ -13,6 +13,10 @@ KINDS = ("dict", "tensordict", "tdbuffer")
 Call: TypeAlias = Callable[[], object]
 
 
+class Seconds(float):
+    """What a call returns that has timed itself: the clock around it does not count."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a library is asked to prepare.

@@ -140,9 +140,7 @@ class Table:
         chosen = list(names) if names is not None else [seat.name for seat in SEATS]
         unknown = sorted(set(chosen) - {seat.name for seat in SEATS})
         if unknown:
-            msg = (
-                f"libraries must be among {', '.join(seat.name for seat in SEATS)}; got {', '.join(unknown)}"
-            )
+            msg = f"libraries must be among {', '.join(seat.name for seat in SEATS)}; got {', '.join(unknown)}"
             raise ValueError(msg)
         if shutil.which(peers_python) is None:
             msg = f"the peers' interpreter must be a program, got {peers_python}: see benchmarks/README.md"
@@ -224,9 +222,7 @@ def run(
         results = table.measure(load, rounds)
         verdicts = tuple(target.judge(results) for target in load.targets) if "ostinato" in results else ()
         sections.append(Section(load.name, load.title, load.limit, results, verdicts))
-    return Report(
-        machine(), settings | {"rounds": rounds, "threads": 1}, tuple(table.libraries), tuple(sections)
-    )
+    return Report(machine(), settings | {"rounds": rounds, "threads": 1}, tuple(table.libraries), tuple(sections))
 
 
 def machine() -> dict[str, str]:
@@ -235,9 +231,7 @@ def machine() -> dict[str, str]:
     info = Path("/proc/cpuinfo")
     if info.exists():
         models = [
-            line.partition(":")[2].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
         ]
         cpu = models[0] if models else cpu
     pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -25,7 +25,7 @@ def ratio(result: Result, ours: Result | None) -> str:
     if ours is None or not ours.rounds:
         return ""
     times = result.median_s / ours.median_s
-    return f"{times:.0f}x" if times >= 10 else f"{times:.2f}x"  # noqa: PLR2004
+    return f"{times:.0f}x" if times >= 10 else f"{times:.2f}x"
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -71,9 +71,7 @@ def section_table(section: Section, report: Report) -> Table:
         style = "bold" if name == OURS else "dim" if name.startswith(LIMIT_PREFIX) else None
         times = [human(value) for value in (result.mean_s, result.worst_s, result.worst_cpu_s)]
         if all(turn.calls == 1 for turn in result.rounds):
-            times = [""] * len(
-                times
-            )  # one call: these would repeat its time, or time the waiting for a process
+            times = [""] * len(times)  # one call: these would repeat its time, or time the waiting for a process
         cells = (human(result.median_s), ratio(result, ours), *times, f"{result.spread:.2f}x")
         table.add_row(Text(titles[name]), *cells, style=style)
     return table
@@ -101,7 +99,7 @@ def markdown(report: Report) -> str:
     note = (
         f"Time per call: median of {report.settings['rounds']} rounds, one thread, {machine['cpu']} "
         f"({machine['cores']} cores), Python {machine['python']}. In brackets: time divided by Ostinato's. "
-        "`limit`: the same bytes copied by bare C into preallocated memory (start-up: `import torch` "
+        "`limit`: the same bytes copied by bare C into preallocated memory (process start: `import torch` "
         f"alone). {_versions(report)}."
     )
     missing = [library.title for library in report.libraries if library.missing is not None]
@@ -136,4 +134,5 @@ def _titles(report: Report) -> dict[str, str]:
 
 def _versions(report: Report) -> str:
     present = [library for library in report.libraries if library.missing is None]
-    return ", ".join(f"{library.title} {library.version}" for library in present if library.version)
+    measured = [library for library in present if not library.name.startswith(LIMIT_PREFIX)]
+    return ", ".join(f"{library.title} {library.version}" for library in measured)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ def human(seconds: float) -> str:
     """Return seconds in the unit that reads best, with three digits."""
     scale, unit = next((pair for pair in _UNITS if seconds * pair[0] < _FOUR_DIGITS), (1.0, "s"))
     value = seconds * scale
-    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"  # noqa: PLR2004 - no 1e+02
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def is_peer(name: str) -> bool:
@@ -146,21 +145,3 @@ class WorstWithin(Target):
         ours = results[OURS]
         ratio = ours.worst_cpu_s / ours.median_s
         return f"{ratio:.3g}x ({human(ours.worst_cpu_s)} of processor time)", ratio <= self.times
-
-
-@dataclass(frozen=True)
-class AddsAtMost(Target):
-    """We take at most so many seconds more than another row, compared round by round."""
-
-    seconds: float
-    base: str
-
-    def text(self) -> str:
-        """Return the target in a few words."""
-        return f"adds at most {human(self.seconds)}"
-
-    def measure(self, results: Mapping[str, Result]) -> tuple[str, bool]:
-        """Compare round by round: from minute to minute a start varies more than the difference."""
-        pairs = zip(results[OURS].rounds, results[self.base].rounds, strict=False)
-        added = statistics.median(ours.median_s - base.median_s for ours, base in pairs)
-        return f"{'-' if added < 0 else ''}{human(abs(added))}", added <= self.seconds

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from benchmarks.adapter import Setup
+from benchmarks.adapter import Seconds, Setup
 
 if TYPE_CHECKING:
     from benchmarks.adapter import Adapter, Call
@@ -38,8 +38,9 @@ def measure(call: Call, seconds: float, min_calls: int, warmup_s: float) -> dict
     while len(times) < min_calls or clock() < end:
         before_cpu = processor()
         before = clock()
-        call()
-        times.append(clock() - before)
+        value = call()
+        times.append(int(value * 1e9) if type(value) is Seconds else clock() - before)
+        del value
         worst_cpu = max(worst_cpu, processor() - before_cpu)
     return {
         "median_s": statistics.median(times) / 1e9,

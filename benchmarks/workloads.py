@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.adapter import KINDS
-from benchmarks.targets import AddsAtMost, AheadOfAll, AtMost, Target, TimesPeer, WithinLimit, WorstWithin
+from benchmarks.targets import AheadOfAll, AtMost, Target, TimesPeer, WithinLimit, WorstWithin
 
 MILLION = 1_000_000
 IMAGE_ROWS = 10_000
@@ -124,14 +124,14 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         "start.import",
-        "process that imports torch and the library",
-        _START,
+        "import of the library, in a process that has imported torch",
+        "nothing",
         0,
         0,
         seconds=0,
         min_calls=1,
         warmup_s=0,
-        targets=(AddsAtMost(0.1, "limit-torch"),),
+        targets=(AtMost(0.1),),
     ),
     Workload(
         "start.first-batch",

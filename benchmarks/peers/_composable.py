@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import data
 from benchmarks.adapter import KINDS
-from benchmarks.peers._start import program
+from benchmarks.peers._start import importing, program
 from benchmarks.peers._torch import as_item, as_kind
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def workloads(module: str) -> dict[str, Callable[[Setup], Call]]:
     table: dict[str, Callable[[Setup], Call]] = {
         f"{family}.{kind}": partial(prepare, module) for family, prepare in both.items() for kind in KINDS
     }
-    table["start.import"] = lambda _setup: program(f"import torch, {module}")
+    table["start.import"] = lambda _setup: importing(module)
     table["start.first-batch"] = lambda _setup: program(_FIRST_BATCH.format(module=module))
     return table
 
@@ -43,9 +43,7 @@ def _parts(module: str) -> Any:
     return import_module(module)
 
 
-def _full(
-    module: str, setup: Setup, make: Callable[[int], Rows], *, storage: Any = None, sampler: Any = None
-) -> Any:
+def _full(module: str, setup: Setup, make: Callable[[int], Rows], *, storage: Any = None, sampler: Any = None) -> Any:
     parts = _parts(module)
     storage = parts.LazyTensorStorage(setup.rows) if storage is None else storage
     made = parts.TensorDictReplayBuffer if setup.kind == "tdbuffer" else parts.ReplayBuffer
@@ -95,9 +93,7 @@ def add(module: str, setup: Setup) -> Call:
 def mmap(module: str, setup: Setup) -> Call:
     """Write and samples memory-mapped transitions."""
     storage = _parts(module).LazyMemmapStorage(setup.rows, scratch_dir=str(setup.directory / "rows"))
-    return _write_and_read(
-        _full(module, setup, data.transitions, storage=storage), _batches(setup, data.transitions)
-    )
+    return _write_and_read(_full(module, setup, data.transitions, storage=storage), _batches(setup, data.transitions))
 
 
 def amp(module: str, setup: Setup) -> Call:

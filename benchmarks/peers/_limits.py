@@ -75,18 +75,14 @@ def library() -> ctypes.CDLL:
 class Table:
     """Rows in preallocated memory: one array per field, or all fields of a row side by side in one array."""
 
-    def __init__(
-        self, setup: Setup, make: Callable[[int, int], Rows], *, packed: bool, mapped: bool = False
-    ) -> None:
+    def __init__(self, setup: Setup, make: Callable[[int, int], Rows], *, packed: bool, mapped: bool = False) -> None:
         """Allocate and fills the table, the batch to write and the batch to read into."""
         self.rows, self.batch = setup.rows, setup.batch
         self._lib = library()
         self._source = make(setup.batch, 1)
         self._target = {key: np.empty_like(value) for key, value in self._source.items()}
         self._cursor = c_int64(0)
-        self._order = (
-            np.random.default_rng(0).permutation(setup.rows) if make is data.amp else np.empty(0, np.int64)
-        )
+        self._order = np.random.default_rng(0).permutation(setup.rows) if make is data.amp else np.empty(0, np.int64)
         self._at = 0
         widths = {key: value[0].nbytes for key, value in self._source.items()}
         strides = dict.fromkeys(widths, -(-sum(widths.values()) // _LINE) * _LINE) if packed else widths
@@ -115,9 +111,7 @@ class Table:
     def _allocate(self, setup: Setup, stride: int, mapped: str | None) -> NDArray[np.uint8]:
         size = setup.rows * stride
         if mapped is not None:
-            memory: NDArray[np.uint8] = np.memmap(
-                setup.directory / f"{mapped}.bin", np.uint8, "w+", shape=(size,)
-            )
+            memory: NDArray[np.uint8] = np.memmap(setup.directory / f"{mapped}.bin", np.uint8, "w+", shape=(size,))
         else:
             room = np.empty(size + _LINE, np.uint8)
             skip = -room.ctypes.data % _LINE
@@ -139,9 +133,7 @@ class Table:
 
     def write(self) -> None:
         """Copy `batch` rows in at the ring's cursor."""
-        self._lib.limit_write(
-            self._fields, len(self._fields), self.rows, ctypes.byref(self._cursor), self.batch
-        )
+        self._lib.limit_write(self._fields, len(self._fields), self.rows, ctypes.byref(self._cursor), self.batch)
 
 
 def version() -> str:

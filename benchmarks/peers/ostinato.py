@@ -9,9 +9,7 @@ from benchmarks.peers._composable import workloads
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
 LACKS = {"start": "imports the same"} if _OFF else {}
-WORKLOADS = {
-    name: call for name, call in workloads("ostinato").items() if not (_OFF and name.startswith("start"))
-}
+WORKLOADS = {name: call for name, call in workloads("ostinato").items() if not (_OFF and name.startswith("start"))}
 
 
 def version() -> str:

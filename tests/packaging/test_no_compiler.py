@@ -76,6 +76,7 @@ def report(site: Path) -> dict[str, Any]:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("no_compiler"),  # one worker: the install is shared
     pytest.mark.skipif(sys.platform == "win32", reason="makes a PATH of symlinks"),
     pytest.mark.skipif(
         os.environ.get("OSTINATO_NATIVE") == "0", reason="does not depend on OSTINATO_NATIVE: runs once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.engine import Ticket
 from ostinato.buffers.objects import pack, unpack
@@ -21,25 +22,35 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import Engine
     from ostinato.transforms import Compose
 
-__all__ = ["FORMAT", "engine_state", "load", "load_engine_state", "save"]
+__all__ = ["FORMAT", "engine_state", "load", "load_engine_state", "own_copy", "save"]
 
 FORMAT = "ostinato-buffer"
 
 _PARTS = ("storage", "sampler", "writer")
 
 
-def engine_state(engine: Engine, queued: Sequence[Ticket], transform: Compose) -> dict[str, Any]:
-    """Return the whole state as nested dicts of plain values and tensors; rows are views, not copies."""
+def engine_state(
+    engine: Engine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
+) -> dict[str, Any]:
+    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     parts = {name: getattr(engine, name) for name in _PARTS}
     return {
         **{name: {"class": type(part).__name__, "state": part.state_dict()} for name, part in parts.items()},
         "stamps": engine.stamps.state_dict(),
         "rows_written": engine.rows_written,
+        "rows_since_empty": engine.rows_since_empty,
         "rows_drawn": engine.rows_drawn,
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
+        "batch_size": batch_size,
         "pending": [_show_ticket(ticket) for ticket in (*queued, *engine.pending)],
     }
+
+
+def own_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy all tensors of a state but the rows themselves, so that later draws and writes do not change it."""
+    rest = {name: part for name, part in state.items() if name != "storage"}
+    return {**tree_map_only(torch.Tensor, torch.clone, rest), "storage": state["storage"]}
 
 
 def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
@@ -57,18 +68,18 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
                     f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
                 )
                 raise CheckpointError(msg)
-        pending = [_read_ticket(ticket) for ticket in state["pending"]]
-        if pending and batch_size is not None and pending[0].draw.slots.shape[0] > batch_size:
+        if state["pending"] and state["batch_size"] != batch_size:
             msg = (
-                f"the checkpoint holds queued draws of {pending[0].draw.slots.shape[0]} rows, this buffer "
-                f"has batch_size={batch_size}: "
-                "load it with the same batch_size"
+                f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this buffer has "
+                f"batch_size={batch_size}: load it with the same batch_size"
             )
             raise CheckpointError(msg)
         _load_parts(engine, state, transform)
+        engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]))
         engine.pending.clear()
-        engine.pending.extend(pending)
+        engine.pending.extend(_read_ticket(ticket, engine) for ticket in state["pending"])
         engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
+        engine.rows_since_empty = int(state["rows_since_empty"])
         _load_generator(engine, state["generator"])
 
 
@@ -83,18 +94,20 @@ def _check_form(engine: Engine, state: dict[str, Any]) -> None:
 
 
 def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> None:
-    """Load the parts, those that may refuse first: the storage checks schema and capacity before it copies."""
-    sampler, writer = engine.sampler.state_dict(), engine.writer.state_dict()
+    """Load the parts; the storage is last, it checks schema and capacity before it copies. A refusal undoes the rest."""
+    parts: tuple[Any, ...] = (engine.sampler, engine.writer, transform)
+    before = [tree_map_only(torch.Tensor, torch.clone, part.state_dict()) for part in parts]
+    stamps = engine.begin_load()
     try:
         engine.sampler.load_state_dict(state["sampler"]["state"])
         engine.writer.load_state_dict(state["writer"]["state"])
         transform.load_state_dict(state["transforms"])
         engine.storage.load_state_dict(state["storage"]["state"])
     except Exception:
-        engine.sampler.load_state_dict(sampler)
-        engine.writer.load_state_dict(writer)
+        for part, old in zip(parts, before, strict=True):
+            part.load_state_dict(old)
+        engine.stamps = stamps
         raise
-    engine.relayout(state["stamps"], int(state["storage"]["state"]["capacity"]))
 
 
 def _load_generator(engine: Engine, saved: Any) -> None:
@@ -107,11 +120,15 @@ def _load_generator(engine: Engine, saved: Any) -> None:
 
 
 def _show_ticket(ticket: Ticket) -> dict[str, Any]:
-    return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "serial": ticket.serial, "last": ticket.last}
+    return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "last": ticket.last}
 
 
-def _read_ticket(state: dict[str, Any]) -> Ticket:
-    return Ticket(Draw(state["slots"].clone(), state["weights"]), int(state["serial"]), bool(state["last"]))
+def _read_ticket(state: dict[str, Any], engine: Engine) -> Ticket:
+    slots = state["slots"].to(engine.storage.device, torch.int64).clone()
+    if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < len(engine.storage):
+        msg = f"the checkpoint holds queued draws of slots beyond its {len(engine.storage)} rows: it is damaged"
+        raise CheckpointError(msg)
+    return Ticket(Draw(slots, state["weights"]), engine.stamps.written, bool(state["last"]), engine.stamps)
 
 
 @final

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.draw import View
+from ostinato.core.draw import Picks, Run, View
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
-from ostinato.errors import EmptyBufferError, KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import EmptyBufferError, OptionError, SchemaError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,8 @@ class Ticket(NamedTuple):
     """Number of the last write before the draw."""
     last: bool
     """Whether the draw ended an epoch."""
+    stamps: Stamps
+    """The stamps that `serial` counts in; a load or another storage brings new ones."""
 
 
 class Rows(NamedTuple):
@@ -40,6 +42,7 @@ class Rows(NamedTuple):
 
     payload: Any
     serial: int
+    stamps: Stamps
 
 
 @final
@@ -60,6 +63,7 @@ class Engine:
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.rows_written = 0
+        self.rows_since_empty = 0
         self.rows_drawn = 0
         self.rows_stale = 0
         self.redone = 0
@@ -100,20 +104,33 @@ class Engine:
                     f"{type(writer).__name__} expects data to be a tensor collection (TensorDict or "
                     f"tensorclass), got {type(data).__name__}"
                 )
-                raise KindError(msg)
+                raise UsageError(msg)
             payload, rows = storage.admit(data, lead)
-            if rows == 0:
-                msg = "the batch is empty: expected at least one row"
-                raise SchemaError(msg)
-            if not self._settled:
-                self._settle()
-            scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
-            placement = writer.place(rows, storage.capacity, scores)
+            try:
+                placement = self._place(payload, rows)
+            except Exception:
+                if not len(storage):
+                    storage.forget_form()
+                    self._settled = False
+                raise
             self.stamps.note(placement)
             storage.set(placement, payload)
             self.rows_written += rows
+            self.rows_since_empty += rows
             self.sampler.hear(placement)
             return placement
+
+    def _place(self, payload: Any, rows: int) -> Placement:
+        """Let the writer choose slots; nothing is written if it, or a check, refuses."""
+        storage, writer = self.storage, self.writer
+        if rows == 0:
+            msg = "the batch is empty: expected at least one row"
+            raise SchemaError(msg)
+        if not self._settled:
+            self._settle()
+        scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
+        placement = writer.place(rows, storage.capacity, scores)
+        return placement if isinstance(placement, Run) else checked_picks(placement, len(storage), storage.capacity)
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""
@@ -137,32 +154,38 @@ class Engine:
             self.stamps.touch(slots)
             change()
 
-    def edit_field(self, path: tuple[str, ...], index: Any, value: Any, *, swap: bool) -> None:
-        """Replace one stored field of rows at a user's index."""
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+        """Replace stored fields of rows at a user's index; all are checked before the first is written."""
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
-            change = self.storage.prepare_field(path, slots, value, batch)
+            changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
             self.stamps.touch(slots)
-            change()
+            for change in changes:
+                change()
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)
         if picked.span is None:
             return picked.slots, picked.batch
-        return torch.arange(*picked.span, device=self.storage.device), picked.batch
+        return torch.arange(len(self.storage), device=self.storage.device)[picked.span].contiguous(), picked.batch
 
-    def relayout(self, state: dict[str, Any], capacity: int) -> None:
+    def begin_load(self) -> Stamps:
+        """Put new stamps in place before rows change, so that gathers in flight notice; return the old ones."""
+        old, self.stamps = self.stamps, Stamps(self.storage.capacity, self.storage.device)
+        return old
+
+    def end_load(self, state: dict[str, Any], capacity: int) -> None:
         """Take over the stamps of a checkpoint whose storage had `capacity` slots."""
         storage = self.storage
         rows = len(storage)
-        saved = Stamps(capacity, storage.device)
-        saved.load_state_dict(state)
         self.stamps = Stamps(storage.capacity, storage.device)
         self._settled = True
         if storage.capacity == capacity:
-            self.stamps = saved
+            self.stamps.load_state_dict(state)
             return
-        wrapped = saved.state_dict()["cursor"] % capacity != rows % capacity or rows == capacity
+        saved = Stamps(capacity, storage.device)
+        saved.load_state_dict(state)
+        wrapped = rows == capacity or saved.cursor != rows % capacity
         array = saved.of(torch.arange(rows, device=storage.device)) if wrapped else state["array"]
         self.stamps.load_state_dict({**state, "array": array})
         if self.writer.cursor < rows:
@@ -171,7 +194,11 @@ class Engine:
     def clear(self) -> None:
         """Forget all rows and queued draws."""
         with self.lock:
+            if not self.writer.mutable:
+                msg = f"this dataset does not allow writing ({type(self.writer).__name__}): it cannot be emptied"
+                raise UsageError(msg)
             self.writer.clear()
+            self.rows_since_empty = 0
             self.stamps.clear()
             self.storage.clear()
             self.sampler.clear()
@@ -193,7 +220,9 @@ class Engine:
                 msg = "Cannot sample from an empty storage: add rows first"
                 raise EmptyBufferError(msg)
             draw = self.sampler.draw(view, batch_size, self.generator)
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out)
+            if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
+                draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps)
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
@@ -201,34 +230,43 @@ class Engine:
         try:
             payload = self.storage.get(slots, pin=self.pin)
         except IndexError:
-            if self.stamps.written == ticket.serial:
+            if self._untouched(ticket):
                 raise
             return None  # emptied, or given another storage, since the draw
-        if self.stamps.written == ticket.serial:
-            return Rows(payload, ticket.serial)
+        if self._untouched(ticket):
+            return Rows(payload, ticket.serial, ticket.stamps)
         with self.lock:
-            if bool(self.stamps.newer(slots, ticket.serial).any()):
+            if bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None
                 payload = self.storage.get(slots, pin=self.pin)
                 self.redone += 1
-            return Rows(payload, self.stamps.written)
+            return Rows(payload, self.stamps.written, self.stamps)
+
+    def _untouched(self, ticket: Ticket) -> bool:
+        """Whether nothing at all was written since a draw."""
+        stamps = self.stamps
+        return stamps is ticket.stamps and stamps.written == ticket.serial
+
+    def _newer(self, slots: Tensor, serial: int, stamps: Stamps) -> Tensor:
+        if stamps is not self.stamps:
+            return torch.ones_like(slots, dtype=torch.bool)
+        return stamps.newer(slots, serial)
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[B]`: which rows were replaced since they were gathered."""
         slots = ticket.draw.slots
         with self.lock:
-            if self.stamps.written == rows.serial:
+            if self.stamps is rows.stamps and self.stamps.written == rows.serial:
                 return torch.zeros_like(slots, dtype=torch.bool)
-            stale = self.stamps.newer(slots, rows.serial)
+            stale = self._newer(slots, rows.serial, rows.stamps)
             self.rows_stale += int(stale.sum())
             return stale
-
-    # -- parts ------------------------------------------------------------------------------------------------
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one go."""
         with self.lock:
+            sampler.clear()  # whatever it remembers is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
             return old
@@ -270,6 +308,25 @@ def check_pair(storage: Storage, writer: Writer) -> None:
             f"ndim={storage.ndim}: use ndim=1"
         )
         raise OptionError(msg)
+
+
+def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
+    """Bring a writer's picks to the form that native code reads, and refuse gaps: unwritten slots must stay out of reach.
+
+    Raises:
+        SlotError: if a slot is out of range, or slots between the rows present and the new ones stay empty.
+    """
+    slots = picks.slots.to(torch.int64).contiguous()
+    if slots.numel():
+        low, high = int(slots.min()), int(slots.max())
+        fresh = int(torch.unique(slots[slots >= rows]).numel())
+        if low < 0 or high >= capacity or fresh != max(0, high + 1 - rows):
+            msg = (
+                f"a writer must choose slots in [0, {capacity}) without leaving gaps after the {rows} rows present, "
+                f"got slots from {low} to {high}"
+            )
+            raise SlotError(msg)
+    return Picks(slots, picks.rows.to(torch.int64).contiguous(), picks.kept)
 
 
 def _first_row(data: Any) -> Any:

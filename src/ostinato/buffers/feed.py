@@ -40,7 +40,8 @@ class Feed:
         self._dress = dress
         # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
-        self.prefetch = Prefetcher(depth, self._make if self._stream is None else self._make_aside) if depth else None
+        work = self._make if self._stream is None else self._make_aside
+        self.prefetch = Prefetcher(depth, work, engine.lock) if depth else None
 
     def next(self, size: int, *, within_epoch: bool = False) -> Batch:
         """Return the next batch of `size` rows; `within_epoch` keeps prefetch from drawing beyond the epoch's end."""

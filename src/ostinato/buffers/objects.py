@@ -22,7 +22,7 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
     """
     if kinds.is_tensor_collection(row):
         schema = describe(row, 0)
-        return {"form": "tree", "schema": encode_schema(schema), "leaves": schema.flatten(row, (), 0)[0]}
+        return {"form": "tree", "schema": encode_schema(schema), "leaves": schema.flatten(row, (), 0).leaves}
     try:
         encode(row, store=lambda _: "state:0")
     except CheckpointError as error:
@@ -44,7 +44,7 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
         return saved["value"]
     if form == "tree":
         schema = decode_schema(saved["schema"])
-        leaves, _ = schema.flatten(_nest(schema, saved["leaves"]), (), 0)
+        leaves = schema.flatten(_nest(schema, saved["leaves"]), (), 0).leaves
         return schema.build(leaves, (), leaves[0].device)
     if form == "pickle":
         if not allow_pickle:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ostinato.core import kinds
 from ostinato.core.rows import map_leaves
-from ostinato.errors import KindError, OptionError, UsageError
+from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import Sampler
 from ostinato.storages import Storage
 from ostinato.writers import Writer
@@ -23,11 +24,14 @@ __all__ = [
     "check_pin",
     "check_prefetch",
     "check_size",
-    "is_field",
+    "descend",
     "is_one",
+    "leaves_by_path",
     "part",
     "positive",
+    "refuse_shared",
     "swap_dims",
+    "warn_of_batch",
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -164,20 +168,73 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
     return size
 
 
+def refuse_shared(*, shared: bool) -> None:
+    """Refuse `shared=True`.
+
+    Raises:
+        OptionError: if it is asked for.
+    """
+    if shared:
+        msg = "shared=True is not available: a buffer serves the threads of one process, and pickling copies it"
+        raise OptionError(msg)
+
+
+def warn_of_batch(data: Any, ndim: int) -> None:
+    """Warn where `add` gets what looks like several rows."""
+    if kinds.is_tensor_collection(data) and data.batch_dims >= ndim:
+        warnings.warn(
+            f"add() got a TensorDict with batch_size={list(data.batch_size)}, which is stored as one row: use extend() "
+            "to add its rows",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def swap_dims(data: Any, dim: int) -> Any:
-    """Bring dimension `dim` of all leaves to the front. View."""
+    """Bring dimension `dim` of all leaves to the front. View.
+
+    Raises:
+        SchemaError: if a leaf has not so many dimensions.
+    """
     if type(data) is list:
         data = kinds.stack(data)
-    if kinds.is_tensor_collection(data):
+    if kinds.is_tensor_collection(data) and data.batch_dims > dim:
         return data.transpose(0, dim)
-    return map_leaves(data, lambda x: kinds.as_tensor(x, ()).transpose(0, dim))
+
+    def swap(leaf: Any) -> torch.Tensor:
+        tensor = kinds.as_tensor(leaf, ())
+        if tensor.ndim <= dim:
+            msg = (
+                f"dim_extend={dim} needs rows with {dim + 1} batch dimensions, got shape {list(tensor.shape)}: use add() "
+                "for one step"
+            )
+            raise SchemaError(msg)
+        return tensor.transpose(0, dim)
+
+    return map_leaves(data, swap)
 
 
-def is_field(index: Any) -> bool:
-    """Whether an index is the name of a field: text, or a tuple of texts."""
-    return isinstance(index, str) or (
-        isinstance(index, tuple) and bool(index) and all(isinstance(key, str) for key in index)
-    )
+def descend(data: Any, path: str | tuple[str, ...]) -> Any:
+    """Return a field of nested data by its path."""
+    for key in (path,) if isinstance(path, str) else path:
+        data = data[key]
+    return data
+
+
+def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:
+    """Return the leaves of a dict or TensorDict by their paths.
+
+    Raises:
+        KindError: for other data.
+    """
+    if not (isinstance(data, dict) or kinds.is_tensordict(data)):
+        msg = f"update_() takes a dict or a TensorDict of stored fields, got {type(data).__name__}"
+        raise KindError(msg)
+    out: dict[tuple[str, ...], Any] = {}
+    for key, value in data.items():
+        nested = isinstance(value, dict) or kinds.is_tensordict(value)
+        out |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
+    return out
 
 
 def is_one(index: Any) -> bool:

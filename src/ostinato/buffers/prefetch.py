@@ -25,13 +25,18 @@ class Prefetcher:
     Draws are made in the caller's thread, in order, so that the sequence of batches is the one without
     prefetch; the worker copies, collates and transforms. One worker: batches are delivered in order in any case, and
     user transforms need not be thread-safe.
+
+    Args:
+        depth: batches to keep ready, at least 1.
+        work: makes a batch of a draw; runs in the worker.
+        lock: the engine's: one lock, so that nobody waits for two.
     """
 
-    def __init__(self, depth: int, work: _Work) -> None:
+    def __init__(self, depth: int, work: _Work, lock: threading.RLock) -> None:
         self.depth = depth
         self.waits = 0
         self._work = work
-        self._lock = threading.Lock()
+        self._lock = lock
         self._queue: deque[tuple[Ticket, Future[Any]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0

@@ -17,14 +17,18 @@ from ostinato.buffers.options import (
     check_pin,
     check_prefetch,
     check_size,
-    is_field,
+    descend,
     is_one,
+    leaves_by_path,
     part,
     positive,
+    refuse_shared,
     swap_dims,
+    warn_of_batch,
 )
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.core.draw import Placement, Run
+from ostinato.core.select import is_field
 from ostinato.errors import UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
@@ -57,6 +61,9 @@ class ReplayBuffer:
         batch_size: rows that `sample()` and iteration give.
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator.
+        shared: must be False: a buffer serves one process.
+        compilable: no effect: the native calls are opaque to `torch.compile` in any case.
+        delayed_init: no effect: nothing is allocated before the first row in any case.
 
     Raises:
         KindError: if a part is not of its base class.
@@ -84,7 +91,11 @@ class ReplayBuffer:
         batch_size: int | None = None,
         dim_extend: int | None = None,
         generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool = False,  # noqa: ARG002
+        delayed_init: bool = False,  # noqa: ARG002
     ) -> None:
+        refuse_shared(shared=shared)
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         self._engine = Engine(
             made,
@@ -95,6 +106,7 @@ class ReplayBuffer:
         self._collate = made.default_collate if collate_fn is None else collate_fn
         self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self._dim_given = dim_extend is not None
         self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
         self._engine.pin = check_pin(pin_memory, made)
         self._feed = Feed(self._engine, self._dress, check_prefetch(prefetch, self._batch_size))
@@ -125,6 +137,11 @@ class ReplayBuffer:
         return self._batch_size
 
     @property
+    def write_count(self) -> int:
+        """Rows written since the buffer was made or emptied."""
+        return self._engine.rows_since_empty
+
+    @property
     def dim_extend(self) -> int:
         """Dimension of the data along which `extend` grows the buffer."""
         return self._dim_extend
@@ -147,7 +164,10 @@ class ReplayBuffer:
         """
         part("storage", storage, Storage, None)
         self._feed.drop()
+        check_pin(self._engine.pin, storage)
         old = self._engine.set_storage(storage)
+        if not self._dim_given:
+            self._dim_extend = storage.ndim - 1
         self._collate = storage.default_collate if collate_fn is None else collate_fn
         return old
 
@@ -185,7 +205,9 @@ class ReplayBuffer:
         """
         if is_dynamo_compiling():
             return torch.compiler.disable(ReplayBuffer.add)(self, data)  # addresses and locks are not for a graph
-        placement = self._engine.write(self._inverted(data), 0)
+        data = self._inverted(data)
+        warn_of_batch(data, self.storage.ndim)
+        placement = self._engine.write(data, 0)
         if self.storage.ndim > 1:
             return self._positions(placement)
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
@@ -296,11 +318,10 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
         """
         require_rows(len(self))
-        swap = self.storage.ndim > 1 and self._dim_extend == 1
         if is_field(index):
-            return self[:][index] if self._transform else self.storage.read(index, swap=swap)
+            return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
         with self._engine.lock:
-            data = self.storage.read(index, swap=swap)
+            data = self.storage.read(index, swap=self._swapped)
         if self._collate is not None and not is_one(index):
             data = self._collate(data)
         return self._transform.forward(data) if self._transform else data
@@ -308,13 +329,22 @@ class ReplayBuffer:
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present, after the inverse transforms; a new key becomes a new field of these rows.
 
+        A field's name as index is `set_`.
+
         Raises:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored.
         """
         require_rows(len(self))
-        swap = self.storage.ndim > 1 and self._dim_extend == 1
-        self._engine.edit(index, self._inverted(data), swap=swap)
+        if is_field(index):
+            self.set_(index, data)
+        else:
+            self._engine.edit(index, self._inverted(data), swap=self._swapped)
+
+    @property
+    def _swapped(self) -> bool:
+        """Whether an index addresses lanes before steps: in the order of the data given to `extend`."""
+        return self.storage.ndim > 1 and self._dim_extend == 1
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> ReplayBuffer:
         """Write one stored field at an index, in place; no transform runs. Returns the buffer.
@@ -322,14 +352,22 @@ class ReplayBuffer:
         Raises:
             KeyMissingError: if there is no such field.
             SlotError: if the index is out of range of the rows present.
+            SchemaError: if shape or dtype differ; a value is not broadcast.
         """
-        swap = self.storage.ndim > 1 and self._dim_extend == 1
-        self._engine.edit_field((key,) if isinstance(key, str) else tuple(key), index, value, swap=swap)
+        require_rows(len(self))
+        path = (key,) if isinstance(key, str) else tuple(key)
+        self._engine.edit_fields({path: value}, index, swap=self._swapped)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> ReplayBuffer:
         """Write one stored field of all rows present, in place; see `set_at_`."""
         return self.set_at_(key, value, slice(None))
+
+    def update_(self, data: Any) -> ReplayBuffer:
+        """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
+        require_rows(len(self))
+        self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
+        return self
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Return `rb[:end]`: the rows in storage order."""
@@ -349,7 +387,10 @@ class ReplayBuffer:
         Rows are not copied.
         """
         with self._engine.lock:
-            return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform)
+            return checkpoint.own_copy(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
@@ -357,8 +398,9 @@ class ReplayBuffer:
         Raises:
             CheckpointError: if the state does not fit the parts of this buffer; nothing is changed.
         """
-        self._feed.drop()
-        checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
+        with self._engine.lock:
+            checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
+            self._feed.drop()
 
     def dumps(self, path: str | Path) -> None:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
@@ -366,7 +408,7 @@ class ReplayBuffer:
         Extra memory: at most 64 MB. Other threads wait while the rows are written.
         """
         with self._engine.lock:
-            checkpoint.save(path, self.state_dict())
+            checkpoint.save(path, self._state())
 
     def loads(self, path: str | Path) -> None:
         """Restore what `dumps` saved.

@@ -31,7 +31,7 @@ class CopyStream:
         return made, event
 
     def take(self, batch: Any, event: torch.cuda.Event) -> None:
-        """Let the caller's stream wait for the copies, and keep the batch's memory until that stream is done with it."""
+        """Let the caller's stream wait for the copies; keep the batch's memory until that stream is done."""
         current = torch.cuda.current_stream()
         current.wait_event(event)
 

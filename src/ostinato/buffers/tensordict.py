@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
+from ostinato.core.select import is_field
 from ostinato.errors import KindError
 from ostinato.writers import TensorDictRoundRobinWriter, Writer
 
@@ -60,8 +61,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return super().extend(_checked(data))
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace rows; see `ReplayBuffer.__setitem__`."""
-        super().__setitem__(index, _checked(data))
+        """Replace rows or one field; see `ReplayBuffer.__setitem__`."""
+        super().__setitem__(index, data if is_field(index) else _checked(data))
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: ARG002, FBT001
+    ) -> Any:
+        """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
+        return super().sample(batch_size, return_info)
 
     def _dress(self, data: Any, ticket: Ticket) -> Any:
         data = super()._dress(data, ticket)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.errors import KindError
+from ostinato.errors import KindError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from tensordict import TensorDictBase
 
@@ -123,7 +123,7 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
     # sys.modules, since an import statement costs half a microsecond; loaded rows may be the first TensorDicts here
     tensordict = sys.modules.get("tensordict") or importlib.import_module("tensordict")
     # The public constructor checks every shape again and takes 7 us for five fields; these were checked when stored.
-    td = tensordict.TensorDict._new_unsafe(
+    td = tensordict.TensorDict._new_unsafe(  # noqa: SLF001
         dict(zip(node.keys, children, strict=True)),
         batch_size=torch.Size((*batch, *node.extra) if node.extra else batch),
         device=device,
@@ -143,19 +143,31 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
         KindError: for anything else, text and ragged sequences included, naming what to use instead.
     """
     if isinstance(value, Tensor):
-        if value.is_nested or value.layout is not torch.strided:
-            raise KindError(_refuse(path, "a nested or sparse tensor"))
-        return value.detach() if value.requires_grad else value
+        if value.is_nested or value.layout is not torch.strided or value.is_meta:
+            raise KindError(_refuse(path, "a nested, sparse or meta tensor"))
+        return value.detach().resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":
             raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))
-        array = np.asarray(value)
-        return torch.from_numpy(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
+        return _from_numpy(np.asarray(value), path)
     if isinstance(value, Number) and not isinstance(value, complex):
         if like is not None and _holds(like, value):
             return torch.tensor(value, dtype=like)
         return torch.tensor(value)
     raise KindError(_refuse(path, type(value).__name__))
+
+
+def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor:
+    """Share an array's memory where torch can, else copy it (read-only, foreign byte order, odd strides)."""
+    try:
+        if array.flags.writeable:
+            return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True, order="C"))
+    except TypeError:
+        raise KindError(_refuse(path, f"a numpy array of dtype {array.dtype}")) from None
 
 
 def _holds(dtype: torch.dtype, value: Any) -> bool:
@@ -171,31 +183,52 @@ def _refuse(path: Sequence[Hashable], what: str) -> str:
     )
 
 
-def stack(items: Sequence[Any]) -> Any:
+def stack(items: Sequence[Any], like: Mapping[tuple[Hashable, ...], torch.dtype] | None = None) -> Any:
     """Stack a list of rows into one batch along a new first dimension: what a root list stands for.
+
+    Args:
+        items: at least one row, all of one kind: TensorDicts, tensors, arrays, numbers, or trees of these.
+        like: dtypes of the fields stored, which bare Python numbers take.
 
     Raises:
         KindError: if the rows are of different kinds, or cannot be stacked.
+        SchemaError: if their shapes differ.
     """
-    first = items[0]
-    if is_tensor_collection(first):
-        return torch.stack(list(items), 0)
-    opened = open_node(first, 0)
+    try:
+        if is_tensor_collection(items[0]):
+            return torch.stack(list(items), 0)
+        return _stack(items, (), like or {})
+    except RuntimeError as error:
+        msg = (
+            f"the rows of the list cannot be stacked ({error}): give all rows one shape; for ragged rows use "
+            "ListStorage, or pad them to one length"
+        )
+        raise SchemaError(msg) from error
+
+
+def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple[Hashable, ...], torch.dtype]) -> Any:
+    opened = open_node(items[0], 0)
     if opened is None:
-        return torch.stack([as_tensor(item, ()) for item in items], 0)
-    node, _ = opened
+        if type(items[0]) in {int, float, bool} and len({type(item) for item in items}) == 1:
+            dtype = like.get(path)
+            fits = dtype is not None and _holds(dtype, items[0])
+            return torch.tensor(list(items), dtype=dtype if fits else None)
+        return torch.stack([as_tensor(item, path, like.get(path)) for item in items], 0)
+    node = opened[0]
     columns: list[list[Any]] = [[] for _ in node.keys]
     for item in items:
         other = open_node(item, 0)
         if other is None or other[0].kind != node.kind or set(other[0].keys) != set(node.keys):
             msg = (
-                f"a list at the root is a stack of rows of one kind, got rows {first!r} and {item!r}: give "
-                "all rows the same keys"
+                f"a list at the root is a stack of rows of one kind, got a {node.kind} with the keys {list(node.keys)} "
+                f"and {item!r}: give all rows the same keys"
             )
             raise KindError(msg)
+        values = dict(zip(other[0].keys, other[1], strict=True))
         for key, column in zip(node.keys, columns, strict=True):
-            column.append(item[key])
-    return make(node, [stack(column) for column in columns], (), torch.device("cpu"))
+            column.append(values[key])
+    children = [_stack(column, (*path, key), like) for key, column in zip(node.keys, columns, strict=True)]
+    return make(node, children, (len(items),), torch.device("cpu"))
 
 
 def unstack(data: Any) -> list[Any]:

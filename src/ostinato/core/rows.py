@@ -14,7 +14,7 @@ from ostinato.errors import KeyMissingError, SchemaError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Leaf", "Path", "Schema", "describe", "map_leaves"]
+__all__ = ["Flat", "Leaf", "Path", "Schema", "describe", "map_leaves"]
 
 Path: TypeAlias = "tuple[Hashable, ...]"
 
@@ -39,6 +39,15 @@ class Leaf(NamedTuple):
         return f"{show_path(self.path)}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
+class Flat(NamedTuple):
+    """Rows without their nesting: leaves `[*batch, *leaf.shape]` in schema order."""
+
+    leaves: list[Tensor]
+    batch: tuple[int, ...]
+    plain: bool
+    """Whether all leaves are contiguous CPU memory, which the native copies read as it stands."""
+
+
 _Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | None"  # None is a leaf
 
 
@@ -49,13 +58,14 @@ class Schema:
     `flatten` checks data against it and gives the leaves in order, `build` is the inverse.
     """
 
-    __slots__ = ("_flat", "_shapes", "leaves", "tree")
+    __slots__ = ("_complex", "_flat", "_shapes", "leaves", "tree")
 
     def __init__(self, tree: _Tree, leaves: Sequence[Leaf]) -> None:
         self.tree = tree
         self.leaves = tuple(leaves)
         # One level of nesting is by far the commonest form: it is walked without recursion.
         self._flat = tree is not None and all(child is None for child in tree[1])
+        self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # their conjugates are views that lie
         self._shapes: tuple[tuple[int, ...] | None, list[tuple[int, ...]]] = (None, [])
 
     def __eq__(self, other: object) -> bool:
@@ -97,8 +107,8 @@ class Schema:
         msg = f"no field {show_path(path)}: the fields are {known}"
         raise KeyMissingError(msg)
 
-    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int) -> tuple[list[Tensor], tuple[int, ...]]:
-        """Check rows against the schema and return their leaves in order, and their leading dimensions. No copy.
+    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int) -> Flat:
+        """Check rows against the schema and return their leaves in order. No copy.
 
         Args:
             data: rows of the schema's kind (a dict serves for a TensorDict and back).
@@ -110,18 +120,28 @@ class Schema:
             KindError: if a leaf is no tensor, array or number.
         """
         values = self._values(data, lead)
+        try:
+            return self._flatten(values, batch, lead)
+        except (NotImplementedError, RuntimeError):
+            # only tensors without plain memory (sparse, nested) cannot say their shape or strides
+            return self._flatten([as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)], batch, lead)
+
+    def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int) -> Flat:
         if batch is None:
             batch = self._read_batch(values, lead)
-        expected = self._expected(batch)
         out: list[Tensor] = []
-        for leaf, value, shape in zip(self.leaves, values, expected, strict=True):
-            tensor = (
-                value if type(value) is Tensor and not value.requires_grad else as_tensor(value, leaf.path, leaf.dtype)
-            )
+        plain = True
+        for leaf, value, shape in zip(self.leaves, values, self._expected(batch), strict=True):
+            if type(value) is Tensor and value.is_cpu and not (value.requires_grad or value.is_neg() or self._complex):
+                tensor = value
+            else:
+                tensor = as_tensor(value, leaf.path, leaf.dtype)
+                plain = plain and tensor.is_cpu
             if tensor.dtype is not leaf.dtype or tensor.shape != shape:
                 raise SchemaError(_mismatch(leaf, tensor, batch))
+            plain = plain and tensor.is_contiguous()
             out.append(tensor)
-        return out, batch
+        return Flat(out, batch, plain)
 
     def build(self, leaves: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
         """Nest leaves (tensors of shape `[*batch, *leaf.shape]`, in order) into the schema's kind. No copy."""
@@ -157,7 +177,7 @@ class Schema:
             msg = "rows have no fields: give at least one"
             raise SchemaError(msg)
         first = values[0]
-        shape = first.shape if isinstance(first, Tensor) else as_tensor(first, ()).shape
+        shape = first.shape if isinstance(first, Tensor) else as_tensor(first, self.leaves[0].path).shape
         if len(shape) < lead:
             msg = (
                 f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: "

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ostinato.errors import KindError, SlotError
 
-__all__ = ["Selection", "apply_index", "plain_index", "select"]
+__all__ = ["Selection", "apply_index", "is_field", "plain_index", "select"]
 
 
 class Selection(NamedTuple):
-    """Slots chosen: a `span` (start, stop) where the index allows it, else `slots`; results have the shape `batch`."""
+    """Slots chosen: a `span` where the index allows it, else `slots`; results have the shape `batch`."""
 
-    span: tuple[int, int] | None
+    span: slice | None
     slots: Tensor
     batch: tuple[int, ...]
 
@@ -44,18 +44,20 @@ def select(index: Any, shape: tuple[int, ...], device: torch.device, *, swap: bo
             if not -rows <= at < rows:
                 raise SlotError(_range_message(at, rows))
             at %= rows
-            return Selection((at, at + 1), _NONE, ())
-        if isinstance(index, slice) and index.step in (None, 1):
-            start, stop, _ = index.indices(rows)
-            stop = max(start, stop)
-            return Selection((start, stop), _NONE, (stop - start,))
+            return Selection(slice(at, at + 1), _NONE, ())
+        if index is ...:
+            index = slice(None)
+        if isinstance(index, slice):
+            plain_index(index)
+            span = range(*index.indices(rows))
+            return Selection(slice(span.start, max(span.start, span.stop), span.step), _NONE, (len(span),))
     index = plain_index(index)
     if len(shape) == 1 and isinstance(index, Tensor) and index.dtype is not torch.bool:
         return _by_tensor(index, rows, device)
     count = rows if len(shape) == 1 else rows * shape[1]
     grid = torch.arange(count).reshape(shape)
     picked = apply_index(grid.transpose(0, 1) if swap else grid, index)
-    return Selection(None, picked.reshape(-1).to(device), tuple(picked.shape))
+    return Selection(None, picked.reshape(-1).contiguous().to(device), tuple(picked.shape))
 
 
 def apply_index(tensor: Tensor, index: Any) -> Tensor:
@@ -73,6 +75,13 @@ def apply_index(tensor: Tensor, index: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f"rows are chosen by int, slice, tensor, mask or tuple of these, got {index!r} ({error})"
         raise KindError(msg) from None
+
+
+def is_field(index: Any) -> bool:
+    """Whether an index is the name of a field: text, or a tuple of texts."""
+    if isinstance(index, str):
+        return True
+    return isinstance(index, tuple) and bool(index) and all(isinstance(key, str) for key in index)
 
 
 def plain_index(index: Any) -> Any:

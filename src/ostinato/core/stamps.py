@@ -38,6 +38,11 @@ class Stamps:
         self.written = after
 
     @property
+    def cursor(self) -> int:
+        """Slot after the newest row written in ring order."""
+        return self._cursor
+
+    @property
     def nbytes(self) -> int:
         """Bytes held: none as long as rows are written in ring order."""
         return 0 if self._array is None else self._array.nbytes

@@ -1,4 +1,4 @@
-"""The learner: Double DQN with a Huber loss and a slowly moving target network. It knows batches, not buffers."""
+"""The learner: Double DQN with a Huber loss and a slowly moving target network. It sees batches, never the buffer."""
 
 from __future__ import annotations
 
@@ -12,72 +12,108 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.demo.config import DqnConfig
+    from ostinato.demo.simulate import EnvSpec
+
+__all__ = ["Agent", "QNetwork"]
 
 
-def q_network(observation_size: int, actions: int, hidden: int, generator: torch.Generator) -> nn.Sequential:
-    """Build the multilayer perceptron that scores every action.
+class QNetwork(nn.Module):
+    """Two hidden layers that score every action; smooth ones, since ReLU made the return of CartPole jump about."""
 
-    Weights come from `generator`, so that building a network leaves torch's global generator alone.
+    def __init__(self, spec: EnvSpec, hidden: int, generator: torch.Generator) -> None:
+        """Draw the weights.
 
-    Args:
-        observation_size: Numbers in one observation.
-        actions: Number of discrete actions.
-        hidden: Width of the two hidden layers.
-        generator: Source of the initial weights.
+        Args:
+            spec: Sizes and scale of the observations, number of actions.
+            hidden: Width of the hidden layers.
+            generator: Source of the weights; torch's global generator is left alone.
+        """
+        super().__init__()
+        self.scale: Tensor
+        self.register_buffer("scale", torch.tensor(spec.observation_scale))
+        self.first = _linear(spec.observation_size, hidden, generator)
+        self.second = _linear(hidden, hidden, generator)
+        self.last = _linear(hidden, spec.actions, generator)
 
-    Returns:
-        A module from observations `[B, observation_size]` to action values `[B, actions]`.
-    """
-    widths = (observation_size, hidden, hidden, actions)
-    layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
-        linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
-        bound = 1.0 / math.sqrt(inputs)
-        with torch.no_grad():
-            linear.weight.uniform_(-bound, bound, generator=generator)
-            linear.bias.uniform_(-bound, bound, generator=generator)
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return the value of each action, float32 `[B, A]`, of observations `[B, O]`."""
+        hidden = nn.functional.silu(self.first(observation * self.scale))
+        values: Tensor = self.last(nn.functional.silu(self.second(hidden)))
+        return values
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")  # the meta device draws no numbers
+    bound = 1.0 / math.sqrt(inputs)
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound, generator=generator)
+        layer.bias.uniform_(-bound, bound, generator=generator)
+    return layer
 
 
 class Agent:
-    """Two networks, one optimizer and the rules of Double DQN (van Hasselt et al., 2016)."""
+    """Double DQN (van Hasselt et al., 2016): the learned network chooses the next action, the target one values it.
 
-    def __init__(self, config: DqnConfig, observation_size: int, actions: int, generator: torch.Generator) -> None:
+    Args:
+        config: Settings.
+        spec: The environment's sizes.
+        generator: Source of the initial weights.
+    """
+
+    def __init__(self, config: DqnConfig, spec: EnvSpec, generator: torch.Generator) -> None:
         self.config = config
-        self.online = q_network(observation_size, actions, config.hidden, generator)
-        self.target = q_network(observation_size, actions, config.hidden, generator)
-        self.target.load_state_dict(self.online.state_dict())
+        self.network = QNetwork(spec, config.hidden, generator)
+        self.target = QNetwork(spec, config.hidden, generator)
+        self.target.load_state_dict(self.network.state_dict())
         self.target.requires_grad_(requires_grad=False)
-        self._optimizer = torch.optim.Adam(self.online.parameters(), lr=config.learning_rate, fused=True)
+        # eps: with Adam's default 1e-8 the tiny gradients of a solved task make full steps, and the return falls again.
+        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-3, fused=True)
+        self._pairs = list(zip(self.target.parameters(), self.network.parameters(), strict=True))
 
-    @torch.no_grad()
     def act(self, observations: Tensor) -> Tensor:
-        """Return the greedy action of each observation.
+        """Return the best actions, int64 `[B]`, for observations `[B, O]`, by the learned weights."""
+        with torch.inference_mode():
+            values: Tensor = self.network(observations)
+            return values.argmax(dim=-1)
+
+    def learn(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
+        """Take one gradient step.
 
         Args:
-            observations: float32 `[B, observation_size]`.
+            batch: Rows as `Collector.collect` makes them.
+            step: Environment steps so far; the step size falls with them.
 
         Returns:
-            int64 `[B]`.
+            Temporal-difference errors, float32 `[B]`.
         """
-        return self.online(observations).argmax(dim=-1)
-
-    def learn(self, batch: Mapping[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            best = self.online(batch["next_observation"]).argmax(dim=-1, keepdim=True)
-            future = self.target(batch["next_observation"]).gather(1, best).squeeze(1)
-            alive = (~batch["terminated"]).to(future.dtype)
-            goal = batch["reward"] + self.config.gamma * alive * future
-        value = self.online(batch["observation"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
-        error = goal - value
+        goal = self.goals(batch)
+        values: Tensor = self.network(batch["observation"])
+        value = values.gather(1, batch["action"][:, None]).squeeze(1)
         loss = nn.functional.smooth_l1_loss(value, goal)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * (1.0 - 0.9 * step / self.config.steps)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        self._follow()
-        return error.detach()
-
-    def _follow(self):
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.target.parameters()), list(self.online.parameters()), self.config.tau)
+            for target, learned in self._pairs:
+                target.lerp_(learned, self.config.tau)
+        return goal - value.detach()
+
+    @torch.no_grad()
+    def goals(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return what the values should have been: r + gamma * Q_target(s', argmax_a Q(s', a)), float32 `[B]`.
+
+        A terminated episode has no future. A truncated one has: only the clock stopped it, so its last state is
+        valued like any other.
+        """
+        following = batch["next_observation"]
+        choice = self.network(following).argmax(dim=-1, keepdim=True)
+        values: Tensor = self.target(following)
+        future = values.gather(1, choice).squeeze(1)
+        reward = batch["reward"] * self.config.reward_scale
+        return reward + self.config.gamma * future.masked_fill(batch["terminated"], 0.0)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return a copy of the target network's weights: the moving average of those learned."""
+        return {name: value.clone() for name, value in self.target.state_dict().items()}

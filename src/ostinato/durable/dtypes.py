@@ -106,4 +106,5 @@ def copy_elements(dest: Tensor, source: Tensor) -> None:
 
 def raw_view(tensor: Tensor) -> memoryview:
     """Return the memory of a tensor for which `is_raw` holds as writable bytes; no copy."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    # as_strided, since a single element may carry any stride and still count as contiguous
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -136,11 +136,16 @@ class CheckpointReader:
         try:
             yield
         except DamagedFileError as error:
-            with contextlib.suppress(CheckpointError):
-                if read_manifest(self._root, format_name=self._format_name).body != self._body:
-                    msg = f"{self._root} was saved over while it was read: open it again"
-                    raise _SavedOverError(msg) from error
+            if not self._is_current():
+                msg = f"{self._root} was saved over while it was read: open it again"
+                raise _SavedOverError(msg) from error
             raise
+
+    def _is_current(self) -> bool:
+        try:
+            return read_manifest(self._root, format_name=self._format_name).body == self._body
+        except CheckpointError:
+            return True  # damaged as well: the first error says it better
 
 
 class _SavedOverError(CheckpointError):

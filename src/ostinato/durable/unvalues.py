@@ -92,6 +92,12 @@ class _Decoder:
             self.fail(f"{str(node)[:50]!r} is not of the form {pattern.pattern}")
         return node
 
+    def as_str(self, node: object) -> str:
+        try:
+            return self._data(node, None).decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            return self.fail(str(error))
+
     def as_float(self, node: object) -> float:
         try:
             return float.fromhex(self.as_text(node, _HEX_FLOAT))
@@ -219,6 +225,7 @@ class _Decoder:
 _HANDLERS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "$int": lambda decoder, node: int(decoder.as_text(node, _HEX_INT), 16),
     "$float": _Decoder.as_float,
+    "$str": _Decoder.as_str,
     "$bytes": _Decoder.as_bytes,
     "$tuple": lambda decoder, node: tuple(decoder.as_items(node)),
     "$dict": _Decoder.as_dict,

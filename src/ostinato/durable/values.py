@@ -60,7 +60,7 @@ class _Encoder:
 
     def encode(self, value: object) -> Any:
         kind = type(value)
-        if value is None or kind is bool or kind is str:
+        if value is None or kind is bool or (kind is str and _is_text(value)):
             return value
         handler = _HANDLERS.get(kind)
         if handler is not None:
@@ -95,6 +95,10 @@ class _Encoder:
         # Longer ones are slow as decimals, and json refuses 4300 digits.
         return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
 
+    def put_str(self, value: str) -> Any:
+        # JSON joins two surrogates to one character, so text that is not UTF-8 goes as bytes.
+        return {"$str": _base64(memoryview(value.encode("utf-8", "surrogatepass")))}
+
     def put_float(self, value: float) -> Any:
         return {"$float": value.hex()}
 
@@ -105,7 +109,7 @@ class _Encoder:
         return {"$tuple": self.put_items(value)}
 
     def put_dict(self, value: dict[Any, object]) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
+        if all(type(key) is str and _is_text(key) and not key.startswith("$") for key in value):
             return {key: self._step(f"[{key!r}]", item) for key, item in value.items()}
         return {"$dict": self.put_pairs(value)}
 
@@ -139,6 +143,15 @@ class _Encoder:
         return {"array": self._store(torch.frombuffer(writable, dtype=torch.uint8))}
 
 
+def _is_text(value: Any) -> bool:
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
 def _base64(raw: memoryview) -> str:
     return base64.b64encode(raw).decode("ascii")
 
@@ -146,6 +159,7 @@ def _base64(raw: memoryview) -> str:
 _HANDLERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     int: _Encoder.put_int,
     float: _Encoder.put_float,
+    str: _Encoder.put_str,
     bytes: _Encoder.put_bytes,
     list: _Encoder.put_items,
     tuple: _Encoder.put_tuple,

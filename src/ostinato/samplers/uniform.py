@@ -125,9 +125,10 @@ class SamplerWithoutReplacement(RandomSampler):
                 "add rows first or lower batch_size"
             )
             raise OptionError(msg)
+        over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over
         self._take_in(view, generator)
         left = self._rows - self._at
-        if left == 0 or (self.drop_last and left < batch_size):
+        if over or left == 0 or (self.drop_last and left < batch_size):
             self._at, left = 0, self._rows
             if self.shuffle and view.device != _CPU:
                 self._shuffle_rest(generator)
@@ -146,6 +147,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """Let rows written since the last draw join the pass."""
         if view.rows == self._rows:
             return
+        if view.rows < self._rows:
+            self.clear()  # moved here from a fuller buffer
         first = self._rows
         self._rows = view.rows
         if not self.shuffle:
@@ -198,9 +201,25 @@ class SamplerWithoutReplacement(RandomSampler):
                 f"this one has drop_last={self.drop_last}, shuffle={self.shuffle}: make it with the same options"
             )
             raise CheckpointError(msg)
-        if state["order"] is not None:
-            self._order = state["order"].to(torch.int64).clone()
-        self._rows, self._at, self._ran_out = int(state["rows"]), int(state["at"]), bool(state["ran_out"])
+        rows, at, order = int(state["rows"]), int(state["at"]), state["order"]
+        if not 0 <= at <= rows or not _is_order(order, rows if self.shuffle else None):
+            msg = f"the sampler's state is damaged: {at} drawn of {rows} rows, and no permutation of these"
+            raise CheckpointError(msg)
+        if order is not None:
+            self._order = order.clone()
+        self._rows, self._at, self._ran_out = rows, at, bool(state["ran_out"])
+
+
+def _is_order(order: Any, rows: int | None) -> bool:
+    """Whether a loaded order is a permutation of `rows` rows, or absent where none is due: native code trusts it."""
+    if rows is None or order is None:
+        return rows is None and order is None
+    return (
+        isinstance(order, torch.Tensor)
+        and order.dtype is torch.int64
+        and tuple(order.shape) == (rows,)
+        and bool((order.sort().values == torch.arange(rows, device=order.device)).all())
+    )
 
 
 def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:

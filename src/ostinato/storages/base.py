@@ -89,6 +89,9 @@ class Storage(ABC):
             KindError: rows of a kind that this storage cannot keep.
         """
 
+    def forget_form(self) -> None:  # noqa: B027
+        """Drop the form taken from the first rows, which were refused after all (a writer said no)."""
+
     @abstractmethod
     def set(self, placement: Placement, payload: Any) -> None:
         """Write the payload's rows to the slots of the placement. One copy."""
@@ -171,10 +174,10 @@ def check_capacity(max_size: object) -> int:
     Raises:
         CapacityError: otherwise.
     """
-    if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+    if isinstance(max_size, bool) or not hasattr(max_size, "__index__") or max_size.__index__() < 1:
         msg = f"max_size must be an integer of at least 1 (rows), got {max_size!r}"
         raise CapacityError(msg)
-    return max_size
+    return int(max_size.__index__())
 
 
 def check_ndim(ndim: object) -> int:

@@ -20,7 +20,7 @@ __all__ = ["check_form", "check_room", "fill_columns", "name_columns"]
 def name_columns(table: Table, late: LateFields, rows: int) -> tuple[dict[str, Tensor], list[list[Any]]]:
     """Return the columns `[rows, *shape]` by name (views), and for late fields `[path, name, name of the mask]`."""
     names = [_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
-    columns = dict(zip(names, table.view(0, rows), strict=True))
+    columns = dict(zip(names, table.view(slice(rows)), strict=True))
     notes: list[list[Any]] = []
     for i, (path, column) in enumerate(late.columns.items(), len(names)):
         name = _name(path, i)

@@ -36,9 +36,9 @@ def read_grid(table: Table, late: LateFields, shape: tuple[int, ...], index: Any
     index = plain_index(index)
     rows = shape[0] * shape[1]
     batch = tuple(apply_index(as_grid(torch.empty(1).expand(rows), shape, swap=swap), index).shape)
-    leaves = [apply_index(as_grid(column, shape, swap=swap), index) for column in table.view(0, rows)]
+    leaves = [apply_index(as_grid(column, shape, swap=swap), index) for column in table.view(slice(rows))]
     data = table.schema.build(leaves, batch, table.device)
     if late:
         for path, value in late.get(select(index, shape, table.device, swap=swap).slots).items():
-            data[path[0]] = value.reshape(*batch, *value.shape[1:])
+            data[path[0]] = value.reshape((*batch, *value.shape[1:]))
     return data

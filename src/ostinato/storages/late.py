@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ostinato.core.kinds import as_tensor, is_tensordict, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
+from ostinato.storages.table import as_bits
 
 if TYPE_CHECKING:
     from ostinato.core.rows import Path
@@ -85,7 +87,7 @@ class LateFields:
                     f"{value.dtype}{list(shape)}"
                 )
                 raise SchemaError(msg)
-            out[path] = value.reshape(-1, *shape)
+            out[path] = value.reshape((math.prod(batch), *shape))
         return out
 
     def set(self, slots: Tensor, values: dict[Path, Tensor], rows: Tensor | None = None) -> None:
@@ -99,7 +101,7 @@ class LateFields:
         for mask in self.has.values():
             mask[slots] = False
         for path, value in values.items():
-            self.put(path, slots, value if rows is None else value[rows])
+            self.put(path, slots, value if rows is None else value[rows.to(value.device)])
 
     def put(self, path: Path, slots: Tensor, value: Tensor) -> None:
         """Write one field at `slots`, leaving the others."""
@@ -108,7 +110,7 @@ class LateFields:
             # new dicts, not edits: a reader may be walking the old ones
             self.has = {**self.has, path: torch.zeros(self._capacity, dtype=torch.bool, device=self._device)}
             self.columns = {**self.columns, path: torch.zeros(shape, dtype=value.dtype, device=self._device)}
-        self.columns[path][slots] = value.to(self._device)
+        as_bits(self.columns[path])[slots] = as_bits(value.to(self._device))
         self.has[path][slots] = True
 
     def get(self, slots: Tensor) -> dict[Path, Tensor]:
@@ -132,7 +134,7 @@ class LateFields:
                     "write it to all rows (write_all), or read rows that have it"
                 )
                 raise KeyMissingError(msg)
-            out[path] = column[slots]
+            out[path] = as_bits(column)[slots].view(column.dtype)
         return out
 
     def require_all(self, slots: Tensor) -> None:
@@ -151,10 +153,10 @@ class LateFields:
                 )
                 raise KeyMissingError(msg)
 
-    def view(self, start: int, stop: int) -> dict[Path, Tensor]:
-        """Return views of the fields that all rows of `[start, stop)` have; see `get`."""
-        held = self.get(torch.arange(start, stop, device=self._device))
-        return {path: self.columns[path][start:stop] for path in held}
+    def view(self, span: slice, rows: int) -> dict[Path, Tensor]:
+        """Return views of the fields that all of the rows in a span of `[0, rows)` have; see `get`."""
+        held = self.get(torch.arange(rows, device=self._device)[span])
+        return {path: self.columns[path][span] for path in held}
 
     def clear(self) -> None:
         """Forget all late fields."""

@@ -75,7 +75,7 @@ class LazyTensorStorage(TensorStorage):
         # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
         layout = plan_layout(schema.leaves, packed=self._packed and native is not None and self.device.type == "cpu")
         memory.check(sum(block.stride for block in layout) * capacity)
-        self._table = Table(schema, capacity, memory, layout)
+        self._table = Table.allocate(schema, capacity, memory, layout)
         self._lanes = lanes
         self._late = LateFields(capacity, self.device)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from ostinato.core import kinds
 from ostinato.core.draw import Run
+from ostinato.core.rows import map_leaves
 from ostinato.core.select import select
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity
@@ -29,8 +29,8 @@ __all__ = ["ListStorage"]
 class ListStorage(Storage):
     """A list of Python objects: text, trees, tensors of any size.
 
-    Batches are made by torch's `default_collate` (TensorDicts are stacked), unless the buffer has a `collate_fn`;
-    objects that cannot be stacked need one, for example `collate_fn=lambda rows: rows`.
+    Rows are stacked into batches, unless the buffer has a `collate_fn`; objects that cannot be stacked need one, for
+    example `collate_fn=lambda rows: rows`. Tensors and arrays of a row are copied when it is written.
 
     Args:
         max_size: capacity in rows; None is as good as unbounded.
@@ -75,7 +75,7 @@ class ListStorage(Storage):
 
     @property
     def default_collate(self) -> Callable[[Any], Any]:
-        """Stack rows: TensorDicts by torch, anything else by torch's `default_collate`."""
+        """Stack rows into a batch."""
         return collate_rows
 
     def __len__(self) -> int:
@@ -141,8 +141,7 @@ class ListStorage(Storage):
         """Return one object, or the list of objects at a slice, tensor or mask."""
         picked = select(index, (len(self),), self.device)
         if picked.span is not None:
-            start, stop = picked.span
-            return self._items[start:stop] if picked.batch else self._items[start]
+            return self._items[picked.span] if picked.batch else self._items[picked.span.start]
         return [self._items[slot] for slot in picked.slots.tolist()]
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
@@ -205,29 +204,27 @@ class ListStorage(Storage):
 
 
 def _owned(row: Any) -> Any:
-    """Copy views that would keep the caller's whole batch alive, or change with it."""
-    if isinstance(row, Tensor):
-        return row.detach().clone()
-    if kinds.is_tensor_collection(row):
-        return row.clone()
-    return row
+    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch alive."""
+    return row.clone() if kinds.is_tensor_collection(row) else map_leaves(row, _own_leaf)
+
+
+def _own_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def collate_rows(rows: list[Any]) -> Any:
-    """Make a batch of a list of rows: stack TensorDicts and tensors, let torch's `default_collate` do the rest.
+    """Stack rows into a batch: TensorDicts, tensors, arrays, numbers, and trees of these.
 
     Raises:
         KindError: if rows cannot be stacked; names the way out.
     """
-    if rows and kinds.is_tensor_collection(rows[0]):
-        return torch.stack(rows, 0)
     try:
-        if rows and isinstance(rows[0], np.ndarray):
-            return torch.as_tensor(np.stack(rows))
-        return default_collate(rows)
-    except (TypeError, RuntimeError, ValueError) as error:
+        return kinds.stack(rows)
+    except (KindError, SchemaError) as error:
         msg = (
-            f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer "
-            "a collate_fn, such as lambda rows: rows"
+            f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a "
+            "collate_fn, such as lambda rows: rows"
         )
         raise KindError(msg) from error

@@ -31,14 +31,14 @@ class LazyMemmapStorage(LazyTensorStorage):
     Args:
         max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.
         scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
-        device: "cpu"; kept for TorchRL's signature.
+        device: "cpu" or "auto"; kept for TorchRL's signature.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
-        existsok: allow `scratch_dir` to exist. If `flush` left its manifest there, the storage opens with its rows.
+        existsok: allow `scratch_dir` to hold files. If `flush` left its manifest there, the storage opens with its rows.
         packed: see `LazyTensorStorage`.
         compilable: no effect, see `LazyTensorStorage`.
 
     Raises:
-        OptionError: if the directory exists and `existsok` is false, or the device is not the CPU.
+        OptionError: if the directory holds files and `existsok` is false, or for another device.
         CheckpointError: if the directory was made with another capacity or `ndim`.
         StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
 
@@ -61,14 +61,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         packed: bool = True,
         compilable: bool = False,
     ) -> None:
-        if torch.device(device).type != "cpu":
+        if device != "auto" and torch.device(device).type != "cpu":
             msg = f"mapped files live on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
             raise OptionError(msg)
         super().__init__(max_size, device="cpu", ndim=ndim, packed=packed, compilable=compilable)
         self._directory = None if scratch_dir is None else Path(scratch_dir)
         self._mapped: MappedMemory | None = None
         if self._directory is not None and self._directory.exists():
-            if not existsok:
+            if not existsok and (not self._directory.is_dir() or any(self._directory.iterdir())):
                 msg = (
                     f"the directory {self._directory} exists: pass existsok=True to reopen it, or choose "
                     "another scratch_dir"
@@ -138,7 +138,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         ]
         self._mapped = MappedMemory(directory)
         self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
-        self._table = Table(schema, body["capacity"], self._mapped, layout)
+        self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
         self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
@@ -153,7 +153,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         state = self.state_dict()
         rows = {
             **state,
-            "columns": [column.clone(memory_format=torch.contiguous_format) for column in state["columns"]],
+            "columns": {
+                name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()
+            },
         }
         return {"max_size": self._max_size, "ndim": self.ndim, "packed": self._packed, "rows": rows}
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.core.draw import Placement
-    from ostinato.core.rows import Leaf, Schema
+    from ostinato.core.rows import Flat, Leaf, Schema
     from ostinato.storages.memory import Memory
 
-__all__ = ["Block", "Table", "plan_layout"]
+__all__ = ["Block", "Table", "as_bits", "plan_layout"]
 
 _SMALL_BYTES = 256
 """Fields up to this size share a packed row: a cold row costs cache misses by the line, not by the byte."""
@@ -54,45 +54,58 @@ class Table:
 
     `columns[i]` is the tensor `[capacity, *leaf.shape]` of leaf `i`: contiguous for wide fields, strided where it
     shares a packed row. Never-written rows hold whatever the memory held.
+
+    Args:
+        schema: form of a row.
+        capacity: rows.
+        layout: which leaves share a block.
+        blocks: uint8 `[stride * capacity]` for each entry of the layout.
     """
 
-    def __init__(self, schema: Schema, capacity: int, memory: Memory, layout: list[Block]) -> None:
-        self.schema = schema
-        self.capacity = capacity
-        self.device = memory.device
-        self.layout = layout
-        self.nbytes = sum(block.stride for block in layout) * capacity
+    def __init__(self, schema: Schema, capacity: int, layout: list[Block], blocks: list[Tensor]) -> None:
         columns: list[Tensor | None] = [None] * len(schema.leaves)
-        for number, block in enumerate(layout):
-            raw = memory.block(f"block{number}.bin", block.stride * capacity)
+        for block, raw in zip(layout, blocks, strict=True):
             for position, offset in block.members:
                 columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
-        self._finish([column for column in columns if column is not None])
+        self._finish(schema, capacity, [column for column in columns if column is not None])
+        self.layout = layout
+        self._blocks = blocks
+
+    @classmethod
+    def allocate(cls, schema: Schema, capacity: int, memory: Memory, layout: list[Block]) -> Table:
+        """Make a table in fresh memory (or in the files that a mapped memory has already)."""
+        sizes = [block.stride * capacity for block in layout]
+        return cls(schema, capacity, layout, [memory.block(f"block{i}.bin", size) for i, size in enumerate(sizes)])
 
     @classmethod
     def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
         """Make a table of tensors that exist, `[rows, *leaf.shape]` each. No copy."""
         table = cls.__new__(cls)
-        table.schema, table.capacity, table.device = schema, int(columns[0].shape[0]), columns[0].device
-        table.layout = plan_layout(schema.leaves, packed=False)
-        table.nbytes = sum(column.nbytes for column in columns)
-        table._finish(columns)
+        table._finish(schema, int(columns[0].shape[0]), columns)  # noqa: SLF001 (its own)
+        table.layout, table._blocks = [], []  # noqa: SLF001
         return table
 
-    def _finish(self, columns: list[Tensor]) -> None:
+    def _finish(self, schema: Schema, capacity: int, columns: list[Tensor]) -> None:
+        self.schema = schema
+        self.capacity = capacity
         self.columns = columns
-        self._fields = _register(columns, self.schema.leaves, self.capacity)
+        self.device = columns[0].device
+        self._bits = [as_bits(column) for column in columns]
+        self._fields = _register(columns, schema.leaves, capacity)
+        self._ranges = [_reach(column) for column in columns]
         self._templates: tuple[int, list[Tensor]] = (-1, [])
-        self._row_bytes = self.schema.nbytes
+        self._row_bytes = schema.nbytes
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out native handles and caches; columns that share memory are pickled once."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_fields", "_templates")}
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return sum(part.nbytes for part in (self._blocks or self.columns))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Register the addresses anew."""
-        self.__dict__.update(state)
-        self._finish(self.columns)
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickle blocks, not columns, which would each bring the whole block along; register addresses anew."""
+        if self._blocks:
+            return Table, (self.schema, self.capacity, self.layout, self._blocks)
+        return Table.adopt, (self.schema, self.columns)
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
         """Copy the rows at `slots` (int64 `[B]`, contiguous) into fresh contiguous tensors `[B, *leaf.shape]`.
@@ -105,7 +118,10 @@ class Table:
             IndexError: if a slot is out of range; nothing was read.
         """
         if self._fields is None:
-            out = [column.index_select(0, slots) for column in self.columns]
+            out = [
+                bits.index_select(0, slots).view(column.dtype)
+                for bits, column in zip(self._bits, self.columns, strict=True)
+            ]
             return [tensor.pin_memory() for tensor in out] if pin else out
         rows = slots.shape[0]
         out = self._empty(rows, pin=pin)
@@ -113,39 +129,55 @@ class Table:
         self._fields.gather([slots.data_ptr()], rows, [tensor.data_ptr() for tensor in out], threads)
         return out
 
-    def write(self, placement: Placement, leaves: list[Tensor], lead: int, lanes: int = 1) -> None:
+    def write(self, placement: Placement, flat: Flat, lanes: int = 1) -> None:
         """Copy rows to the slots of a placement: one copy, from wherever the source lies.
 
         Args:
             placement: where the rows go.
-            leaves: tensors `[*batch, *leaf.shape]` with `lead` leading dimensions that number the rows in order.
-            lead: number of leading dimensions (0 is one row).
+            flat: the rows, numbered in order by their leading dimensions (none is one row).
             lanes: cells in one step of the first dimension, if there are two.
         """
-        if self._fields is not None and _all_plain(leaves):
-            self._write_native(placement, leaves)
-        elif isinstance(placement, Run):
-            for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
-                _copy_run(
-                    column, source if lead else source[None], placement, lanes if lead > 1 else 1, len(leaf.shape)
-                )
-        else:
-            slots, rows = _last_of_each(placement.slots, placement.rows)
-            for column, leaf, source in zip(self.columns, self.schema.leaves, leaves, strict=True):
-                flat = source.reshape(-1, *leaf.shape)
-                column[slots] = flat[rows.to(flat.device)].to(column.device)
+        if self._fields is not None and flat.plain:
+            self._write_native(placement, flat.leaves)
+            return
+        sources = [self._apart(tensor) for tensor in flat.leaves]
+        for column, bits, leaf, source in zip(self.columns, self._bits, self.schema.leaves, sources, strict=True):
+            if isinstance(placement, Run):
+                lead = source if flat.batch else source[None]
+                _copy_run(column, lead, placement, lanes if len(flat.batch) > 1 else 1, len(leaf.shape))
+            else:
+                slots, rows = _last_of_each(placement.slots, placement.rows)
+                picked = as_bits(source).reshape((-1, *leaf.shape) if leaf.nbytes else (placement.total, *leaf.shape))
+                bits[slots] = picked[rows.to(picked.device)].to(bits.device)
+
+    def write_column(self, position: int, slots: Tensor, value: Tensor) -> None:
+        """Write one field, `[n, *leaf.shape]`, at distinct slots."""
+        self._bits[position][slots] = as_bits(self._apart(value)).to(self.device)
 
     def _write_native(self, placement: Placement, leaves: list[Tensor]) -> None:
         addresses = [tensor.data_ptr() for tensor in leaves]
+        for low, high in self._ranges:
+            if any(low <= address < high for address in addresses):
+                leaves = [leaf.clone() for leaf in leaves]  # rows of this very table: copy before they are replaced
+                addresses = [tensor.data_ptr() for tensor in leaves]
+                break
         if isinstance(placement, Run):
             self._fields.write_run(placement.start, placement.rows, placement.skip, addresses)
         else:
             slots, rows = placement.slots, placement.rows
             self._fields.scatter(slots.data_ptr(), rows.data_ptr(), slots.shape[0], addresses)
 
-    def view(self, start: int, stop: int) -> list[Tensor]:
-        """Return views `[stop - start, *leaf.shape]` of the columns."""
-        return [column[start:stop] for column in self.columns]
+    def _apart(self, source: Tensor) -> Tensor:
+        """Copy a source that lies in this table's own memory."""
+        if source.device == self.device:
+            address = source.data_ptr()
+            if any(low <= address < high for low, high in self._ranges):
+                return source.clone()
+        return source
+
+    def view(self, span: slice) -> list[Tensor]:
+        """Return views of the columns."""
+        return [column[span] for column in self.columns]
 
     def _empty(self, rows: int, *, pin: bool) -> list[Tensor]:
         if pin:
@@ -158,12 +190,20 @@ class Table:
         return [torch.empty_like(t) for t in templates]
 
 
-def _all_plain(leaves: list[Tensor]) -> bool:
-    """Whether the native copy can read all sources; a loop, since a generator costs as much as the copy."""
-    for leaf in leaves:  # noqa: SIM110
-        if not (leaf.is_cpu and leaf.is_contiguous()):
-            return False
-    return True
+_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_bits(tensor: Tensor) -> Tensor:
+    """View a tensor by its bits where torch cannot index its dtype (unsigned integers, 8-bit floats); else as it is."""
+    dtype = tensor.dtype
+    rare = dtype in {torch.uint16, torch.uint32, torch.uint64} or str(dtype).startswith("torch.float8")
+    return tensor.view(_SIGNED[dtype.itemsize]) if rare else tensor
+
+
+def _reach(column: Tensor) -> tuple[int, int]:
+    """Addresses that a column's memory spans, the gaps of a packed row included."""
+    start = column.data_ptr()
+    return start, start + (column.shape[0] * column.stride(0) * column.itemsize if column.numel() else 0)
 
 
 def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.draw import Picks
-from ostinato.core.rows import Schema, describe
-from ostinato.core.select import select
+from ostinato.core.rows import Flat, Schema, describe
+from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_ndim
@@ -31,10 +31,9 @@ __all__ = ["TensorStorage"]
 
 
 class _Payload(NamedTuple):
-    """Leaves in schema order, `[*batch, *leaf.shape]`, and late fields, `[rows, *shape]`."""
+    """Rows without their nesting, and late fields `[rows, *shape]`."""
 
-    leaves: list[Tensor]
-    lead: int
+    flat: Flat
     late: dict[Path, Tensor]
 
 
@@ -46,6 +45,7 @@ class TensorStorage(Storage):
         max_size: capacity in rows; if given it must be the number of rows of `storage`.
         device: kept for TorchRL's signature: must be the device of the data, or "auto".
         ndim: 1, or 2 for data `[time, environments, ...]`.
+        compilable: no effect: the native call is opaque to `torch.compile` in any case.
 
     Raises:
         CapacityError: if `max_size` is not the number of rows.
@@ -69,10 +69,11 @@ class TensorStorage(Storage):
         *,
         device: torch.device | str | int = "auto",
         ndim: int = 1,
+        compilable: bool = False,  # noqa: ARG002
     ) -> None:
         self._start(check_ndim(ndim))
         schema = describe(storage, self.ndim)
-        leaves, batch = schema.flatten(storage, None, self.ndim)
+        leaves, batch, _ = schema.flatten(storage, None, self.ndim)
         self._lanes = batch[1] if self.ndim > 1 else 1
         rows = batch[0] * self._lanes
         if max_size is not None and max_size != rows:
@@ -82,6 +83,10 @@ class TensorStorage(Storage):
             )
             raise CapacityError(msg)
         self._max_size = check_capacity(rows)
+        for leaf, value in zip(schema.leaves, leaves, strict=True):
+            if value.numel() > 1 and 0 in value.stride():
+                msg = f"field {leaf} is expanded, so that rows share memory: clone() the data first"
+                raise SchemaError(msg)
         self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
         self.device = self._table.device
         if device != "auto" and torch.device(device) != self.device:
@@ -163,19 +168,37 @@ class TensorStorage(Storage):
         """
         lead += self.ndim - 1
         if lead and type(data) is list:
-            data = _stack(data)
+            data = self._stacked(data)
+        elif lead and kinds.is_tensor_collection(data) and data.batch_dims < lead:
+            msg = (
+                f"extend() needs {lead} batch dimension(s), got batch_size={list(data.batch_size)}: add() takes one row"
+            )
+            raise SchemaError(msg)
         late: dict[Path, Tensor] = {}
         schema = describe(data, lead) if self._table is None else self._table.schema
         if self._late:
             data, late = self._late.split(data, self._known(), None if lead else ())
             self._refuse_unknown(late)
-        leaves, batch = schema.flatten(data, None, lead)
-        rows = _count(batch)
+        flat = schema.flatten(data, None, lead)
+        rows = _count(flat.batch)
         if self._table is None:
-            self._lay_out(schema, batch, leaves[0].device)
+            self._lay_out(schema, flat.batch, flat.leaves[0].device)
         elif self.ndim > 1:
-            self._check_lanes(batch)
-        return _Payload(leaves, lead, self._late.rows(late, batch) if late else late), rows
+            self._check_lanes(flat.batch)
+        return _Payload(flat, self._late.rows(late, flat.batch) if late else late), rows
+
+    def _stacked(self, rows: list[Any]) -> Any:
+        if not rows:
+            msg = "the batch is empty: expected at least one row"
+            raise SchemaError(msg)
+        known = {} if self._table is None else {leaf.path: leaf.dtype for leaf in self._table.schema.leaves}
+        return kinds.stack(rows, known)
+
+    def forget_form(self) -> None:
+        """Drop the form taken from rows that were refused after all, so that the next rows may show another."""
+        if self._rows == 0:
+            self._table = None
+            self._lanes = 1
 
     def _known(self) -> set[Path]:
         return {leaf.path for leaf in self._require().schema.leaves}
@@ -206,15 +229,16 @@ class TensorStorage(Storage):
 
     def scores(self, payload: _Payload, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of rows about to be written, `[rows, *shape]`."""
-        for leaf, value in zip(self._require().schema.leaves, payload.leaves, strict=True):
+        flat = payload.flat
+        for leaf, value in zip(self._require().schema.leaves, flat.leaves, strict=True):
             if leaf.path == path:
-                return value.reshape(-1, *leaf.shape)
+                return value.reshape((math.prod(flat.batch), *leaf.shape))
         return payload.late.get(path)
 
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
         table = self._require()
-        table.write(placement, payload.leaves, payload.lead, self._lanes)
+        table.write(placement, payload.flat, self._lanes)
         if isinstance(placement, Picks):
             if placement.slots.shape[0]:
                 self._rows = max(self._rows, int(placement.slots.max()) + 1)
@@ -233,21 +257,21 @@ class TensorStorage(Storage):
         Raises:
             KeyMissingError: if a row lacks a field that was added later to other rows.
         """
-        leaves = self._require().gather(slots, pin=pin)
+        flat = Flat(self._require().gather(slots, pin=pin), (slots.shape[0],), plain=True)
         if not self._late:
-            return _Payload(leaves, 1, {})
+            return _Payload(flat, {})
         self._late.require_all(slots)
-        return _Payload(leaves, 1, self._late.get(slots))
+        return _Payload(flat, self._late.get(slots))
 
     def present(self, payload: _Payload, batch: tuple[int, ...]) -> Any:
         """Nest leaves as the rows were nested. No copy."""
-        leaves = payload.leaves
+        leaves = payload.flat.leaves
         schema = self._require().schema
         if len(batch) != 1:
-            leaves = [x.reshape(*batch, *leaf.shape) for x, leaf in zip(leaves, schema.leaves, strict=True)]
+            leaves = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(leaves, schema.leaves, strict=True)]
         data = schema.build(leaves, batch, self.device)
         for path, value in payload.late.items():
-            data[path[0]] = value.reshape(*batch, *value.shape[1:])
+            data[path[0]] = value.reshape((*batch, *value.shape[1:]))
         return data
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
@@ -261,28 +285,26 @@ class TensorStorage(Storage):
             SlotError: if the index is out of range of the rows present.
             KeyMissingError: no such field, or some of the rows lack one that was added later.
         """
-        if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
+        if is_field(index):
             return self._read_field((index,) if isinstance(index, str) else index, swap=swap)
         table = self._require()
         if self.ndim > 1:
             return read_grid(table, self._late, self.shape, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
-            late = self._late.get(picked.slots) if self._late else {}
-            return self.present(_Payload(table.gather(picked.slots), 1, late), picked.batch)
-        start, stop = picked.span
-        late = self._late.view(start, stop) if self._late else {}
-        return self.present(_Payload(table.view(start, stop), 1, late), picked.batch)
+            leaves, late = table.gather(picked.slots), self._late.get(picked.slots) if self._late else {}
+        else:
+            leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows) if self._late else {}
+        return self.present(_Payload(Flat(leaves, picked.batch, plain=False), late), picked.batch)
 
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Tensor:
-        column = self.columns.get(path)
-        if column is None:
-            column = self._table_column(path)
-        return as_grid(column[: self._rows], self.shape, swap=swap)
-
-    def _table_column(self, path: Path) -> Tensor:
         table = self._require()
-        return table.columns[table.schema.find(path)]
+        if path in self._late.columns:
+            self._late.require_all(torch.arange(self._rows, device=self.device))
+            column = self._late.columns[path]
+        else:
+            column = table.columns[table.schema.find(path)]
+        return as_grid(column[: self._rows], self.shape, swap=swap)
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check rows for `slots`; keys that the schema does not know become late fields of these rows.
@@ -290,19 +312,18 @@ class TensorStorage(Storage):
         Raises:
             SchemaError: if they do not match the rows stored, or a field has another number of rows.
         """
-        table, lead = self._require(), len(batch)
-        if lead and type(data) is list:
-            data = _stack(data)
+        table, count = self._require(), slots.shape[0]
+        if batch and type(data) is list:
+            data = self._stacked(data)
         data, late = self._late.split(data, self._known(), batch)
-        leaves, _ = table.schema.flatten(data, batch, lead)
-        flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, table.schema.leaves, strict=True)]
-        count = slots.shape[0]
+        flat = table.schema.flatten(data, batch, len(batch))
+        leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
+        rows = torch.arange(count, device=self.device)
 
         def change() -> None:
-            rows = torch.arange(count, device=self.device)
-            table.write(Picks(slots, rows, slots), flat, 1)
-            for path, value in late.items():
-                self._late.put(path, slots, value)
+            table.write(Picks(slots, rows, slots), Flat(leaves, (count,), flat.plain))
+            if late or self._late:
+                self._late.set(slots, late)
 
         return change
 
@@ -321,13 +342,9 @@ class TensorStorage(Storage):
         table = self._require()
         position = table.schema.find(path)
         leaf = table.schema.leaves[position]
-        (flat,), _ = Schema(None, [leaf]).flatten(value, batch, len(batch))
-        column = table.columns[position]
-
-        def change() -> None:
-            column.index_copy_(0, slots, flat.reshape(-1, *leaf.shape).to(self.device))
-
-        return change
+        (checked,), _, _ = Schema(None, [leaf]).flatten(value, batch, len(batch))
+        column = checked.reshape((slots.shape[0], *leaf.shape))
+        return lambda: table.write_column(position, slots, column)
 
     def __getitem__(self, index: Any) -> Any:
         """Read rows (`[steps, lanes]` with `ndim=2`) or one field, without transforms or collate; see `read`."""
@@ -379,13 +396,6 @@ class TensorStorage(Storage):
             raise
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
         self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
-
-
-def _stack(rows: list[Any]) -> Any:
-    if not rows:
-        msg = "the batch is empty: give at least one row"
-        raise SchemaError(msg)
-    return kinds.stack(rows)
 
 
 def _count(batch: tuple[int, ...]) -> int:

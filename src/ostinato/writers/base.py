@@ -23,6 +23,8 @@ class Writer(ABC):
 
     rank_path: tuple[Hashable, ...] | None = None
     """Path of the field whose values `place` gets as `scores`; None if it needs none."""
+    mutable: bool = True
+    """Whether rows may be written and emptied at all."""
     collections_only: bool = False
     """Whether rows must be TensorDicts or tensorclasses."""
 

@@ -23,6 +23,8 @@ class ImmutableDatasetWriter(Writer):
         compilable: no effect: there is nothing to compile.
     """
 
+    mutable = False
+
     def __init__(self, *, compilable: bool = False) -> None:
         """Take the options of TorchRL's class."""
 

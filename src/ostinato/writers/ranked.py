@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.core.draw import Picks
-from ostinato.errors import KeyMissingError, OptionError, SchemaError
+from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.writers.base import Writer
 
 if TYPE_CHECKING:
@@ -110,6 +110,17 @@ class TensorDictMaxValueWriter(Writer):
             msg = f"ranks must be numbers, got NaN in {self.rank_path} of the rows {bad[:8]}: nothing was written"
             raise SchemaError(msg)
         return [float(rank) for rank in ranks]
+
+    def resume(self, rows: int, cursor: int) -> None:  # noqa: ARG002
+        """Refuse: rows that are there already have no ranks.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = (
+            f"TensorDictMaxValueWriter cannot rank the {rows} rows that the storage holds: use it from the first row on"
+        )
+        raise UsageError(msg)
 
     def clear(self) -> None:
         """Forget all ranks."""

@@ -1,0 +1,136 @@
+"""The demo's picture: how it learned, and what its buffer holds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.demo.config import ENV_ID, SOLVED_RETURN
+from ostinato.viz.scene import Bars, Curves, Level, Line, Mark, Points, Scene, Stack, thin
+
+if TYPE_CHECKING:
+    from ostinato.demo.config import Report
+
+__all__ = ["picture"]
+
+_SMOOTH_EPISODES = 20
+_MOST_POINTS = 6_000
+_BARS = 24
+_TRACK_M = 2.4
+_FALLEN_DEGREES = 12.0
+
+
+def picture(report: Report) -> Scene:
+    """Say what to draw of a run.
+
+    Args:
+        report: What `train` returned; its buffer is read, not changed.
+    """
+    rows = {name: column.numpy() for name, column in report.buffer.read_all_in_order().items()}
+    evaluated = len(report.evaluation_returns)
+    return Scene(
+        title=f"Double DQN on {ENV_ID}: mean return {report.mean_return:.1f} over {evaluated} new episodes",
+        subtitle=(
+            f"seed {report.config.seed} · {report.steps:,} environment steps · {report.updates:,} updates of "
+            f"{report.config.batch_size} rows · {report.seconds:.0f} s · "
+            f"buffer {len(report.buffer):,} of {report.config.capacity:,} rows"
+        ),
+        rows=(
+            (_learning(report),),
+            (_places(rows, report.steps), _ages(rows, report.steps), _actions(rows)),
+        ),
+    )
+
+
+def _learning(report: Report) -> Curves:
+    steps, returns = report.episode_steps, report.episode_returns
+    return Curves(
+        title="Return per episode while it learned",
+        x_label="environment steps",
+        y_label="return (steps upright)",
+        lines=(
+            Line("episode, exploring", _floats(steps), _floats(returns), "quiet", "dots"),
+            Line(f"mean of {_SMOOTH_EPISODES} episodes", _floats(steps), _trailing_mean(returns), "first"),
+            Line(
+                f"validation: mean of {report.config.validation_episodes}\nepisodes, not exploring",
+                _floats(report.validation_steps),
+                report.validation_returns,
+                "second",
+                "beads",
+            ),
+        ),
+        levels=(Level(SOLVED_RETURN, f"solved: {SOLVED_RETURN:g}"),),
+        marks=(Mark(report.snapshot_step, report.mean_return, "final evaluation,\nat its snapshot's step"),),
+        y_range=(0.0, 520.0),
+    )
+
+
+def _places(rows: dict[str, Any], now: int) -> Points:
+    """Show where the rows were recorded, the oldest drawn first."""
+    order = np.argsort(rows["step"])
+    chosen = order[list(thin(len(order), _MOST_POINTS))]
+    share = "" if len(chosen) == len(order) else f" (1 row in {math.ceil(len(order) / _MOST_POINTS)})"
+    observations = rows["observation"][chosen]
+    return Points(
+        title=f"States in the buffer{share}",
+        x_label="cart position (m)",
+        y_label="pole angle (degrees)",
+        value_label="age (environment steps)",
+        x=_floats(observations[:, 0]),
+        y=_floats(np.degrees(observations[:, 2])),
+        value=_floats(now - rows["step"][chosen]),
+        levels=tuple(Level(sign * _TRACK_M, axis="x") for sign in (-1, 1))
+        + tuple(Level(sign * _FALLEN_DEGREES) for sign in (-1, 1)),
+    )
+
+
+def _ages(rows: dict[str, Any], now: int) -> Bars:
+    """Count rows by age and by how the episode that they belong to ended."""
+    ages = now - rows["step"]
+    fallen = np.isin(rows["episode"], rows["episode"][rows["terminated"]])
+    timed_out = np.isin(rows["episode"], rows["episode"][rows["truncated"]]) & ~fallen
+    edges = np.linspace(0, max(int(ages.max()), 1), _BARS + 1)
+    return Bars(
+        title="How their episodes ended",
+        x_label="age (environment steps)",
+        y_label="rows",
+        edges=_floats(edges),
+        stacks=(
+            Stack("fell", _counts(ages[fallen], edges), "second"),
+            Stack("time limit", _counts(ages[timed_out], edges), "first"),
+            Stack("unfinished", _counts(ages[~fallen & ~timed_out], edges), "quiet"),
+        ),
+    )
+
+
+def _actions(rows: dict[str, Any]) -> Bars:
+    """Count rows by the pole's angle and the push that answered it."""
+    angles = np.degrees(rows["observation"][:, 2])
+    edges = np.linspace(-_FALLEN_DEGREES, _FALLEN_DEGREES, _BARS + 1)
+    return Bars(
+        title="Pole angle and the push chosen",
+        x_label="pole angle (degrees)",
+        y_label="rows",
+        edges=_floats(edges),
+        stacks=(
+            Stack("push left", _counts(angles[rows["action"] == 0], edges), "third"),
+            Stack("push right", _counts(angles[rows["action"] == 1], edges), "first"),
+        ),
+    )
+
+
+def _counts(values: Any, edges: Any) -> tuple[float, ...]:
+    return _floats(np.histogram(values, bins=edges)[0])
+
+
+def _trailing_mean(returns: tuple[float, ...]) -> tuple[float, ...]:
+    sums = np.cumsum((0.0, *returns))
+    ends = np.arange(1, len(returns) + 1)
+    starts = np.maximum(ends - _SMOOTH_EPISODES, 0)
+    return _floats((sums[ends] - sums[starts]) / (ends - starts))
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

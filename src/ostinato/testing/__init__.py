@@ -1,0 +1,21 @@
+"""Contract suites: subclass one, write `make`, and pytest proves your own storage, sampler or writer.
+
+```python
+from ostinato import Storage
+from ostinato.testing import StorageContract
+
+
+class TestMyStorage(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return MyStorage(capacity)
+```
+
+Every test method states one law in its docstring. The suites need no plugin and no fixture.
+"""
+
+from ostinato.testing.samplers import SamplerContract
+from ostinato.testing.storages import StorageContract
+from ostinato.testing.views import make_view
+from ostinato.testing.writers import WriterContract
+
+__all__ = ["SamplerContract", "StorageContract", "WriterContract", "make_view"]

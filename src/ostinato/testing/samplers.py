@@ -1,0 +1,175 @@
+"""The laws of samplers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato.core.draw import Run
+from ostinato.testing.views import make_view
+
+if TYPE_CHECKING:
+    from ostinato.core.draw import View
+    from ostinato.samplers import Sampler
+
+__all__ = ["SamplerContract"]
+
+
+class SamplerContract(ABC):
+    """What a buffer relies on in every sampler: slots that hold rows, one source of chance, a state that continues."""
+
+    @abstractmethod
+    def make(self) -> Sampler:
+        """Return a fresh sampler."""
+
+    def rows(self, sampler: Sampler, rows: int, capacity: int) -> View:  # noqa: ARG002
+        """Return a view of `rows` rows; override it for samplers that must hear of the rows first."""
+        return make_view(rows, capacity)
+
+    # -- the laws ---------------------------------------------------------------------------------------------
+
+    def test_slots_hold_rows(self) -> None:
+        """Slots are contiguous int64 `[B]`, each in `[0, rows)`: partly filled, full and wrapped."""
+        for rows, capacity in ((1, 9), (8, 9), (9, 9), (10, 9), (31, 9), (1, 1)):
+            sampler = self.make()
+            view = self.rows(sampler, rows, capacity)
+            for _ in range(20):
+                slots = sampler.draw(view, min(3, view.rows), None).slots
+                assert slots.dtype is torch.int64
+                assert slots.ndim == 1
+                assert slots.is_contiguous()
+                assert slots.device == view.device
+                assert 0 <= int(slots.min()) <= int(slots.max()) < view.rows
+
+    def test_batches_have_the_size_asked_for(self) -> None:
+        """Fewer rows come only from samplers with epochs, and never none."""
+        sampler = self.make()
+        view = self.rows(sampler, 7, 9)
+        for size in (1, 3, 7, 2):
+            drawn = sampler.draw(view, size, None).slots.shape[0]
+            assert drawn == size or (sampler.epochal and 0 < drawn < size)
+
+    def test_weights_match_the_slots(self) -> None:
+        """Weights, where there are any, are finite, not negative, and one for each slot."""
+        sampler = self.make()
+        draw = sampler.draw(self.rows(sampler, 7, 9), 5, None)
+        if draw.weights is not None:
+            assert draw.weights.shape == draw.slots.shape
+            assert bool(draw.weights.isfinite().all())
+            assert bool((draw.weights >= 0).all())
+
+    def test_every_row_is_reachable(self) -> None:
+        """Each row present is drawn sooner or later, the first and the last among them."""
+        sampler = self.make()
+        view = self.rows(sampler, 6, 6)
+        generator = torch.Generator().manual_seed(0)
+        seen = {int(s) for _ in range(200) for s in sampler.draw(view, 3, generator).slots}
+        assert seen == set(range(6))
+
+    def test_new_rows_are_reachable(self) -> None:
+        """Rows written after the first draw are drawn as well."""
+        sampler = self.make()
+        sampler.draw(self.rows(sampler, 3, 9), 2, None)
+        view = self.rows(sampler, 9, 9)
+        sampler.hear(Run(3, 6, 9))
+        generator = torch.Generator().manual_seed(0)
+        seen = {int(s) for _ in range(200) for s in sampler.draw(view, 3, generator).slots}
+        assert seen == set(range(9))
+
+    def test_one_seed_one_sequence(self) -> None:
+        """Equal generators give equal draws, whatever torch's global generator does, which is left alone."""
+        sequences = []
+        with torch.random.fork_rng(devices=[]):
+            for noise in (1, 2):
+                torch.manual_seed(noise)
+                before = torch.get_rng_state()
+                sequences.append(self.sequence(self.make(), torch.Generator().manual_seed(5)))
+                assert torch.equal(before, torch.get_rng_state())
+        assert sequences[0] == sequences[1]
+
+    def test_the_global_generator_stands_in(self) -> None:
+        """Without a generator, torch's global one decides."""
+        sequences = []
+        with torch.random.fork_rng(devices=[]):
+            for seed in (3, 3):
+                torch.manual_seed(seed)
+                sequences.append(self.sequence(self.make(), None))
+        assert sequences[0] == sequences[1]
+
+    def test_state_continues_the_sequence(self) -> None:
+        """A fresh sampler that loads the state draws what the first one goes on to draw."""
+        first, generator = self.make(), torch.Generator().manual_seed(5)
+        view = self.rows(first, 7, 9)
+        first.draw(view, 3, generator)
+        saved, chance = copy.deepcopy(first.state_dict()), generator.get_state()
+        expected = self.sequence(first, generator)
+        second = self.make()
+        self.rows(second, 7, 9)
+        second.load_state_dict(saved)
+        generator.set_state(chance)
+        assert self.sequence(second, generator) == expected
+
+    def test_state_is_not_changed_by_draws(self) -> None:
+        """What `state_dict` returned still describes the moment when it was asked."""
+        sampler = self.make()
+        view = self.rows(sampler, 7, 9)
+        sampler.draw(view, 2, None)
+        state = sampler.state_dict()
+        before = copy.deepcopy(state)
+        for _ in range(5):
+            sampler.draw(view, 2, None)
+        assert _equal(state, before)
+
+    def test_pickles_continue_the_sequence(self) -> None:
+        """A pickled sampler is a copy that goes on where the first one stands."""
+        first = self.make()
+        view = self.rows(first, 7, 9)
+        first.draw(view, 2, torch.Generator().manual_seed(5))
+        second = pickle.loads(pickle.dumps(first))  # noqa: S301 (made a moment ago)
+        assert self.sequence(first, torch.Generator().manual_seed(6)) == self.sequence(
+            second, torch.Generator().manual_seed(6)
+        )
+
+    def test_a_cleared_sampler_knows_no_old_rows(self) -> None:
+        """After `clear`, draws stay inside a buffer that now holds fewer rows."""
+        sampler = self.make()
+        sampler.draw(self.rows(sampler, 9, 9), 4, None)
+        sampler.clear()
+        view = self.rows(sampler, 2, 9)
+        for _ in range(20):
+            assert int(sampler.draw(view, 2, None).slots.max()) < 2
+
+    def test_an_epoch_holds_each_row_once(self) -> None:
+        """From `restart` to `ran_out` every row is drawn exactly once (with `drop_last`, at most once)."""
+        sampler = self.make()
+        if not sampler.epochal:
+            assert not sampler.ran_out
+            return
+        view = self.rows(sampler, 7, 9)
+        for _ in range(3):
+            sampler.restart()
+            drawn: list[int] = []
+            while not (drawn and sampler.ran_out):
+                drawn += sampler.draw(view, 3, None).slots.tolist()
+                assert len(drawn) <= 7
+            assert len(set(drawn)) == len(drawn)
+            assert len(drawn) == (6 if sampler.drop_last else 7)
+
+    # -- tools ------------------------------------------------------------------------------------------------
+
+    def sequence(self, sampler: Sampler, generator: torch.Generator | None) -> list[list[int]]:
+        """Return twelve draws of seven rows."""
+        view = self.rows(sampler, 7, 9)
+        return [sampler.draw(view, 3, generator).slots.tolist() for _ in range(12)]
+
+
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_equal(first[key], second[key]) for key in first)
+    return first == second

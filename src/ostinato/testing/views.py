@@ -1,0 +1,44 @@
+"""A `View` as a buffer would make it, and the one helper that the suites share."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato.core.draw import Run, View
+from ostinato.core.stamps import Stamps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["make_view", "raises"]
+
+
+def make_view(rows: int, capacity: int, device: torch.device | str = "cpu") -> View:
+    """Return the view of a ring of `capacity` slots into which `rows` rows were written in order.
+
+    Args:
+        rows: rows ever written; more than `capacity` wrap around.
+        capacity: slots.
+        device: where slots appear.
+    """
+    place = torch.device(device)
+    stamps = Stamps(capacity, place)
+    if rows:
+        skip = max(0, rows - capacity)
+        stamps.note(Run(skip % capacity, rows - skip, capacity, skip))
+    return View(min(rows, capacity), capacity, rows % capacity, stamps, place)
+
+
+@contextmanager
+def raises(*kinds: type[BaseException]) -> Iterator[None]:
+    """Demand that the block raises one of `kinds`: what `pytest.raises` does, without importing pytest here."""
+    try:
+        yield
+    except kinds:
+        return
+    names = " or ".join(kind.__name__ for kind in kinds)
+    msg = f"{names} was expected, nothing was raised"
+    raise AssertionError(msg)

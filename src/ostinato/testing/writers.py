@@ -1,0 +1,145 @@
+"""The laws of writers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato.core.draw import Picks, Run
+from ostinato.errors import UsageError
+from ostinato.testing.views import raises
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.core.draw import Placement
+    from ostinato.writers import Writer
+
+__all__ = ["WriterContract"]
+
+
+class WriterContract(ABC):
+    """What a buffer relies on in every writer: slots inside the capacity, no gaps, and a state that continues."""
+
+    refuses: bool = False
+    """True for writers that write nothing: `place` then raises UsageError, always."""
+
+    @abstractmethod
+    def make(self) -> Writer:
+        """Return a fresh writer."""
+
+    def scores(self, rows: int) -> Tensor | None:  # noqa: ARG002
+        """Return what `place` gets as scores for `rows` rows; writers that rank rows need some."""
+        return None
+
+    def place(self, writer: Writer, rows: int, capacity: int) -> Placement:
+        """Place rows and check the placement: one slot for each row, each inside the capacity."""
+        placement = writer.place(rows, capacity, self.scores(rows))
+        assert placement.total == rows
+        if isinstance(placement, Run):
+            assert placement.capacity == capacity
+            assert 0 <= placement.start < capacity
+            assert 1 <= placement.rows <= capacity
+        else:
+            _check_picks(placement, capacity)
+        positions = placement.positions()
+        assert positions.dtype is torch.int64
+        assert positions.shape == (rows,)
+        assert -1 <= int(positions.min()) <= int(positions.max()) < capacity
+        return placement
+
+    # -- the laws ---------------------------------------------------------------------------------------------
+
+    def test_a_refusing_writer_refuses(self) -> None:
+        """A writer that writes nothing raises UsageError and is left as it was."""
+        if not self.refuses:
+            return
+        writer = self.make()
+        before = copy.deepcopy(writer.state_dict())
+        with raises(UsageError):
+            writer.place(1, 5, self.scores(1))
+        assert writer.state_dict() == before
+
+    def test_rows_fill_the_slots_without_gaps(self) -> None:
+        """Until the buffer is full, the slots written are `[0, rows)`: rows present are counted, never searched."""
+        if self.refuses:
+            return
+        for sizes in ((1, 1, 1, 1, 1), (2, 3), (5,), (4, 4), (1, 9)):
+            writer, written, total = self.make(), set(), 0
+            for rows in sizes:
+                written |= _slots(self.place(writer, rows, 5))
+                total += rows
+                assert written == set(range(min(total, 5))), f"after batches of {sizes}"
+
+    def test_batches_of_any_size_are_placed(self) -> None:
+        """One row less than the capacity, as many, one more, and several times as many."""
+        if self.refuses:
+            return
+        for capacity in (1, 2, 5):
+            for rows in {1, max(1, capacity - 1), capacity, capacity + 1, 2 * capacity, 3 * capacity + 1}:
+                writer = self.make()
+                for _ in range(3):
+                    self.place(writer, rows, capacity)
+
+    def test_a_cleared_writer_begins_again(self) -> None:
+        """After `clear` the first row goes to slot 0."""
+        if self.refuses:
+            return
+        writer = self.make()
+        self.place(writer, 7, 5)
+        writer.clear()
+        assert _slots(self.place(writer, 2, 5)) == {0, 1}
+
+    def test_rows_brought_along_are_not_overwritten_early(self) -> None:
+        """After `resume(3, 3)` of a buffer with room, the next row takes a free slot; or `resume` raises UsageError."""
+        if self.refuses:
+            return
+        writer = self.make()
+        try:
+            writer.resume(3, 3)
+        except UsageError:
+            return
+        assert _slots(self.place(writer, 1, 5)) == {3}
+
+    def test_state_continues(self) -> None:
+        """A fresh writer that loads the state places rows as the first one goes on to do; the state stays as it was."""
+        if self.refuses:
+            return
+        first = self.make()
+        self.place(first, 3, 5)
+        saved = first.state_dict()
+        second = self.make()
+        expected = [self.place(first, rows, 5).positions().tolist() for rows in (1, 4, 9)]
+        second.load_state_dict(saved)
+        assert [self.place(second, rows, 5).positions().tolist() for rows in (1, 4, 9)] == expected
+
+    def test_pickles_continue(self) -> None:
+        """A pickled writer is a copy that goes on where the first one stands."""
+        if self.refuses:
+            return
+        first = self.make()
+        self.place(first, 3, 5)
+        second = pickle.loads(pickle.dumps(first))  # noqa: S301 (made a moment ago)
+        assert self.place(first, 4, 5).positions().tolist() == self.place(second, 4, 5).positions().tolist()
+
+
+def _slots(placement: Placement) -> set[int]:
+    found = placement.slots() if isinstance(placement, Run) else placement.slots
+    return {int(slot) for slot in found}
+
+
+def _check_picks(picks: Picks, capacity: int) -> None:
+    for indices in (picks.slots, picks.rows, picks.kept):
+        assert indices.dtype is torch.int64
+        assert indices.is_contiguous()
+        assert indices.ndim == 1
+    assert picks.slots.shape == picks.rows.shape
+    if picks.slots.shape[0]:
+        assert 0 <= int(picks.slots.min()) <= int(picks.slots.max()) < capacity
+        assert 0 <= int(picks.rows.min()) <= int(picks.rows.max()) < picks.total
+    assert torch.equal(picks.kept[picks.rows], picks.slots), "kept must name the slot of each row that was picked"
+    assert int((picks.kept >= 0).sum()) == picks.slots.shape[0]

@@ -1,0 +1,191 @@
+"""What a buffer's checkpoint holds, read from its files alone: no buffer is made, no row kept, nothing printed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostinato.buffers.checkpoint import FORMAT
+from ostinato.durable import CheckpointReader, read_stream, verify_array
+from ostinato.errors import DamagedFileError
+from ostinato.tools.tally import Tally, elements
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+__all__ = ["CheckpointReport", "FieldReport", "inspect_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldReport:
+    """One field of the rows."""
+
+    name: str
+    """Keys from the root, joined by dots; `(data)` where a row is a bare tensor, `(objects)` for a list storage."""
+    dtype: str
+    """Dtype, or `object`."""
+    shape: tuple[int, ...]
+    """Shape of one row's value."""
+    rows: int
+    """Rows that have the field."""
+    nbytes: int
+    """Bytes of its file."""
+    minimum: float | int | None = None
+    """Smallest number, NaN left out; None without data, for complex numbers, objects, or if data was not read."""
+    maximum: float | int | None = None
+    """Largest number; None as above."""
+    mean: float | None = None
+    """Mean; None as above."""
+    nan_count: int | None = None
+    """Numbers that are NaN; None as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """One checkpoint."""
+
+    path: str
+    """Its directory."""
+    format: str
+    """Kind of checkpoint."""
+    version: str
+    """Version of the format."""
+    storage: str
+    """Class of the storage."""
+    sampler: str
+    """Class of the sampler."""
+    writer: str
+    """Class of the writer."""
+    rows: int
+    """Rows saved."""
+    capacity: int
+    """Rows that fitted into the buffer."""
+    rows_written: int
+    """Rows ever written."""
+    rows_drawn: int
+    """Rows ever sampled."""
+    exact_resume: bool
+    """Whether the state of a generator was saved, so that sampling goes on with the same rows."""
+    nbytes: int
+    """Bytes of all files, the manifest among them."""
+    verified: bool
+    """Whether every file was read and its checksums compared."""
+    fields: tuple[FieldReport, ...]
+    """The fields of the rows, in their order."""
+
+
+def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) -> CheckpointReport:
+    """Report on a checkpoint that `dumps` wrote.
+
+    Files are read block by block: the extra memory is some tens of MB, whatever their size (and one byte per row for a
+    field that only some rows have).
+
+    Args:
+        path: Directory of the checkpoint.
+        read_data: Read every file, compare checksums and make statistics; without it only the manifest is read and
+            the size of each file compared.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or one that this release cannot read.
+        DamagedFileError: naming the file that is damaged.
+
+    Example:
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
+        >>> indices = rb.extend({"reward": torch.tensor([1.0, 2.0, 6.0])})
+        >>> rb.dumps("saved")
+        >>> inspect_checkpoint("saved").fields[0].mean
+        3.0
+    """
+    root = Path(path)
+    reader = CheckpointReader(root, format_name=FORMAT)
+    try:
+        return _report(root, reader, read_data=read_data)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DamagedFileError):
+            raise
+        msg = f"the manifest of {root} does not describe a replay buffer ({error!r}): it was not written by dumps"
+        raise DamagedFileError(msg) from error
+
+
+def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> CheckpointReport:
+    state = reader.state()
+    storage = state["storage"]["state"]
+    columns = list(_columns(reader, storage))
+    fields = tuple(_measured(root, reader, column) if read_data else column.field for column in columns)
+    if read_data:
+        for name in set(reader.names) - {column.name for column in columns}:
+            verify_array(root, reader.record(name))
+    manifest = sum(file.stat().st_size for file in root.glob("manifest.json"))
+    return CheckpointReport(
+        path=str(root),
+        format=FORMAT,
+        version=".".join(str(part) for part in reader.version),
+        storage=str(state["storage"]["class"]),
+        sampler=str(state["sampler"]["class"]),
+        writer=str(state["writer"]["class"]),
+        rows=int(storage["rows"] if "rows" in storage else storage["items"]),
+        capacity=int(storage["capacity"]),
+        rows_written=int(state["rows_written"]),
+        rows_drawn=int(state["rows_drawn"]),
+        exact_resume=state["generator"] is not None,
+        nbytes=manifest + sum(reader.record(name).nbytes for name in reader.names),
+        verified=read_data,
+        fields=fields,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A field, the name of its array, and which rows have it (None: all)."""
+
+    field: FieldReport
+    name: str
+    has: Tensor | None = None
+
+
+def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
+    """Find the fields: those that every row has, then those that came later."""
+    if "items" in storage:
+        field = FieldReport("(objects)", "object", (), int(storage["items"]), reader.record("items").nbytes)
+        yield _Column(field, "items")
+        return
+    late = {name: (keys, mask) for keys, name, mask in storage["late"]}
+    masks = {mask for _, mask in late.values()}
+    leaves = iter(storage["schema"]["leaves"] if storage["schema"] else ())
+    for name in storage["columns"]:
+        if name in masks:
+            continue
+        keys, mask = late[name] if name in late else (next(leaves)["path"], None)
+        record = reader.record(name)
+        has = None if mask is None else reader.read(mask)
+        rows = record.shape[0] if has is None else int(has.sum())
+        shown = ".".join(str(key) for key in keys) or "(data)"
+        yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
+
+
+def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
+    """Read a column, comparing the checksum of each block, and add its statistics."""
+    record, field = reader.record(column.name), column.field
+    if field.dtype == "object" or record.torch_dtype.is_complex:
+        verify_array(root, record)
+        return field
+    raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the bytes of the file as they are
+    width, start, tally = math.prod(field.shape), 0, Tally()
+    for numbers in elements(read_stream(root, raw), record.torch_dtype):
+        end = start + numbers.numel()
+        tally.see(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
+        start = end
+    return replace(field, minimum=tally.minimum, maximum=tally.maximum, mean=tally.mean, nan_count=tally.nan_count)
+
+
+def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:
+    """Spread a mask over rows of `width` elements to one over the elements `[start, end)`."""
+    first = start // width
+    rows = has[first : -(-end // width)]
+    return rows.repeat_interleave(width)[start - first * width : end - first * width]

@@ -1,0 +1,174 @@
+"""How a scene looks: matplotlib's Agg canvas, no display, no global state of pyplot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostinato._optional import require
+from ostinato.errors import OptionError
+from ostinato.viz.scene import Bars, Curves, Level, Line, Panel, Points, Scene
+
+if TYPE_CHECKING:
+    import os
+
+    from ostinato.viz.scene import Layer
+
+__all__ = ["draw"]
+
+_COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#D55E00", "third": "#009E73", "quiet": "#9AA5B1"}
+"""Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by their brightness."""
+_INK = "#1F2933"
+_FAINT = "#52606D"
+_GRID = "#E4E7EB"
+_MAP = "viridis"
+_STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "text.color": _INK,
+    "axes.labelcolor": _FAINT,
+    "axes.edgecolor": "#CBD2D9",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": "#CBD2D9",
+    "ytick.color": "#CBD2D9",
+    "xtick.labelcolor": _FAINT,
+    "ytick.labelcolor": _FAINT,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+
+def draw(scene: Scene, path: str | os.PathLike[str], *, size: tuple[int, int] = (1600, 1000)) -> Path:
+    """Draw a scene as a PNG file.
+
+    Args:
+        scene: What to show.
+        path: The file to write, replaced if it is there; it must end in `.png`.
+        size: Width and height in pixels.
+
+    Returns:
+        The path.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+        OptionError: if the path is no `.png`, or the picture smaller than 200 pixels.
+    """
+    target = Path(path)
+    if target.suffix.lower() != ".png" or min(size) < 200:
+        msg = f"a picture needs a path that ends in .png and at least 200 x 200 pixels, got {target.name} and {size}"
+        raise OptionError(msg)
+    matplotlib = require("matplotlib", "viz")
+    agg = require("matplotlib.backends.backend_agg", "viz")
+    figures = require("matplotlib.figure", "viz")
+    dpi = 130.0
+    with matplotlib.rc_context(_STYLE):
+        figure = figures.Figure(figsize=(size[0] / dpi, size[1] / dpi), dpi=dpi, layout="constrained")
+        canvas = agg.FigureCanvasAgg(figure)
+        _compose(figure, scene)
+        canvas.print_png(target)
+    return target
+
+
+def _compose(figure: Any, scene: Scene) -> None:
+    """Place titles and panels."""
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.04, hspace=0.06)
+    head, body = figure.subfigures(2, 1, height_ratios=(0.1, 1.0))
+    head.text(0.012, 0.62, scene.title, fontsize=16, fontweight="bold", va="center")
+    head.text(0.012, 0.08, scene.subtitle, fontsize=10.5, color=_FAINT, va="center")
+    strips = body.subfigures(len(scene.rows), 1, squeeze=False)[:, 0]
+    for strip, panels in zip(strips, scene.rows, strict=True):
+        for axes, panel in zip(strip.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _panel(axes, panel)
+
+
+def _panel(axes: Any, panel: Panel) -> None:
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_tick_params(length=0)
+    if isinstance(panel, Curves):
+        _curves(axes, panel)
+    elif isinstance(panel, Points):
+        _points(axes, panel)
+    else:
+        _bars(axes, panel)
+
+
+def _curves(axes: Any, panel: Curves) -> None:
+    for level in panel.levels:
+        _level(axes, level)
+    for line in panel.lines:
+        _line(axes, line)
+    for mark in panel.marks:
+        axes.plot(
+            [mark.x], [mark.y], "*", ms=17, color=_INK, mec="white", mew=1.2, zorder=6, label=mark.label, clip_on=False
+        )
+    axes.margins(x=0.01)
+    if panel.y_range is not None:
+        axes.set_ylim(*panel.y_range)
+    _thousands(axes.xaxis)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0, handlelength=1.6)
+
+
+def _line(axes: Any, line: Line) -> None:
+    colour = _COLOURS[line.layer]
+    if line.style == "dots":
+        axes.plot(line.x, line.y, ".", ms=4, alpha=0.55, color=colour, mew=0, label=line.label, zorder=2)
+    elif line.style == "beads":
+        axes.plot(line.x, line.y, "-o", lw=1.6, ms=5, mec="white", mew=0.8, color=colour, label=line.label, zorder=4)
+    else:
+        axes.plot(line.x, line.y, "-", lw=2.2, color=colour, label=line.label, zorder=3)
+
+
+def _level(axes: Any, level: Level) -> None:
+    across = axes.axhline if level.axis == "y" else axes.axvline
+    across(level.value, color=_FAINT, lw=1.0, ls=(0, (4, 3)), zorder=1.5, label=level.label or "_")
+
+
+def _points(axes: Any, panel: Points) -> None:
+    for level in panel.levels:
+        _level(axes, level)
+    cloud = axes.scatter(panel.x, panel.y, c=panel.value, s=5, cmap=_MAP, alpha=0.75, linewidths=0, rasterized=True)
+    bar = axes.figure.colorbar(cloud, ax=axes, pad=0.02, aspect=28)
+    bar.set_label(panel.value_label)
+    bar.outline.set_visible(False)
+    bar.solids.set_alpha(1.0)
+    bar.ax.tick_params(length=0)
+    _thousands(bar.ax.yaxis)
+
+
+def _bars(axes: Any, panel: Bars) -> None:
+    left = panel.edges[:-1]
+    widths = [b - a for a, b in zip(panel.edges, panel.edges[1:], strict=False)]
+    floor = [0.0] * len(left)
+    for stack in panel.stacks:
+        colour = _COLOURS[stack.layer]
+        axes.bar(
+            left, stack.counts, widths, bottom=floor, align="edge", color=colour, label=stack.label, ec="white", lw=0.6
+        )
+        floor = [low + count for low, count in zip(floor, stack.counts, strict=True)]
+    axes.grid(visible=False, axis="x")
+    axes.set_xlim(panel.edges[0], panel.edges[-1])
+    axes.set_ylim(0, max([*floor, 1.0]) * 1.3)  # room for the legend
+    _thousands(axes.xaxis)
+    _thousands(axes.yaxis)
+    axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
+
+
+def _thousands(axis: Any) -> None:
+    """Write 12000 as 12,000, and small numbers as they are."""
+    ticker = require("matplotlib.ticker", "viz")
+    axis.set_major_formatter(
+        ticker.FuncFormatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}")
+    )

@@ -1,0 +1,77 @@
+"""The sampler contract, run over every sampler of ours, and over samplers with known bugs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato import RandomSampler, Sampler, SamplerWithoutReplacement
+from ostinato.core.draw import Draw
+from ostinato.testing import SamplerContract
+
+if TYPE_CHECKING:
+    from ostinato.core.draw import View
+
+
+class TestRandom(SamplerContract):
+    def make(self) -> Sampler:
+        return RandomSampler()
+
+
+class TestWithoutReplacement(SamplerContract):
+    def make(self) -> Sampler:
+        return SamplerWithoutReplacement()
+
+
+class TestInOrder(SamplerContract):
+    def make(self) -> Sampler:
+        return SamplerWithoutReplacement(shuffle=False)
+
+
+class TestDropLast(SamplerContract):
+    def make(self) -> Sampler:
+        return SamplerWithoutReplacement(drop_last=True)
+
+    def test_batches_have_the_size_asked_for(self) -> None:
+        sampler = self.make()
+        view = self.rows(sampler, 7, 9)
+        assert all(sampler.draw(view, 3, None).slots.shape == (3,) for _ in range(9))
+
+
+class TestReplacementOff(SamplerContract):
+    def make(self) -> Sampler:
+        return RandomSampler(replacement=False)
+
+
+class _NeverLast(RandomSampler):
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        return Draw(torch.randint(0, max(1, view.rows - 1), (batch_size,), generator=generator))
+
+
+class _Strided(RandomSampler):
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        return Draw(torch.randint(0, view.rows, (batch_size, 2), generator=generator)[:, 0])
+
+
+class _Global(RandomSampler):
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        return Draw(torch.randint(0, view.rows, (batch_size,)))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "law"),
+    [
+        (_NeverLast, "test_every_row_is_reachable"),
+        (_Strided, "test_slots_hold_rows"),
+        (_Global, "test_one_seed_one_sequence"),
+    ],
+)
+def test_the_contract_finds_the_bug(sampler: type[Sampler], law: str) -> None:
+    class Suite(SamplerContract):
+        def make(self) -> Sampler:
+            return sampler()
+
+    with pytest.raises(AssertionError):
+        getattr(Suite(), law)()

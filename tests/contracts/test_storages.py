@@ -1,0 +1,162 @@
+"""The storage contract, run over every storage of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from ostinato.core.draw import Run
+from ostinato.testing import StorageContract
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+class TestPacked(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity)
+
+
+class TestColumns(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, packed=False)
+
+
+class TestAuto(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, device="auto")
+
+
+class TestMapped(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyMemmapStorage(capacity)
+
+
+class TestMappedColumns(StorageContract):
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.root, self.made = tmp_path, 0
+
+    def make(self, capacity: int) -> Storage:
+        self.made += 1
+        return LazyMemmapStorage(capacity, packed=False, scratch_dir=self.root / str(self.made))
+
+
+class TestTuples(StorageContract):
+    """Rows that are a tuple with a nested list, wide enough to leave the packed row."""
+
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity)
+
+    def rows(self, ids: Tensor) -> Any:
+        return {"id": ids.clone(), "nest": (ids * 2.0, [(ids[:, None] + torch.arange(300)).to(torch.int16)])}
+
+    def wrong_rows(self, count: int) -> Any:
+        return {"id": torch.zeros(count, dtype=torch.int64), "nest": (torch.zeros(count), torch.zeros(count))}
+
+    def ids(self, storage: Storage, presented: Any) -> list[int]:
+        ids = presented["id"]
+        double, (wide,) = presented["nest"]
+        assert torch.equal(double, ids * 2.0)
+        assert torch.equal(wide, (ids[:, None] + torch.arange(300)).to(torch.int16))
+        return [int(i) for i in ids]
+
+
+class TestList(StorageContract):
+    checks_form = False
+
+    def make(self, capacity: int) -> Storage:
+        return ListStorage(capacity)
+
+    def rows(self, ids: Tensor) -> Any:
+        columns = super().rows(ids)
+        return [{key: value[i] for key, value in columns.items()} for i in range(len(ids))]
+
+    def row(self, number: int) -> Any:
+        return self.rows(torch.tensor([number]))[0]
+
+    test_the_source_may_be_reused = None  # type: ignore[assignment]  # see test_list.py: tested for each kind of row
+
+
+class TestTensors(StorageContract):
+    """A TensorStorage is full from the start, so it begins with a poisoned table that is emptied."""
+
+    def make(self, capacity: int) -> Storage:
+        storage = TensorStorage(self.rows(torch.arange(capacity) - 7777))
+        storage.clear()
+        return storage
+
+    test_state_of_an_empty_storage_empties = None  # type: ignore[assignment]  # its memory is laid out from the start
+
+
+class TestLanes(StorageContract):
+    """Two dimensions: the laws of one dimension hold for flat slots."""
+
+    lanes = 1
+
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, ndim=2)
+
+    def rows(self, ids: Tensor) -> Any:
+        return {key: value[:, None] for key, value in super().rows(ids).items()}
+
+    def row(self, number: int) -> Any:
+        return {key: value[0] for key, value in self.rows(torch.tensor([number])).items()}
+
+    def wrong_rows(self, count: int) -> Any:
+        return {"id": torch.zeros(count, 2, dtype=torch.int64), "obs": torch.zeros(count, 2, 2)}
+
+    def given(self, storage: Storage, first: int, count: int) -> Any:
+        return StorageContract.rows(self, torch.arange(first, first + count))
+
+    def ids(self, storage: Storage, presented: Any) -> list[int]:
+        return super().ids(storage, {key: x.reshape(-1, *x.shape[presented["id"].ndim :]) for key, x in presented.items()})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestCuda(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, device="cuda")
+
+    test_slots_out_of_range_are_refused = None  # type: ignore[assignment]  # the host does not see values on the device
+
+
+class _Leaky(LazyTensorStorage):
+    """A storage with a bug: it keeps the caller's rows until it is read."""
+
+    def set(self, placement: Any, payload: Any) -> None:
+        self.late_write = (placement, payload)
+        self._rows = max(self._rows, placement.rows)
+
+    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+        super().set(*self.late_write)
+        return super().get(slots, pin=pin)
+
+
+def test_the_contract_finds_a_storage_that_keeps_the_callers_tensors() -> None:
+    class Suite(StorageContract):
+        def make(self, capacity: int) -> Storage:
+            return _Leaky(capacity)
+
+    with pytest.raises(AssertionError, match="not that of the rows|=="):
+        Suite().test_the_source_may_be_reused()
+
+
+def test_the_contract_finds_a_storage_that_shows_unwritten_slots() -> None:
+    class Careless(LazyTensorStorage):
+        def __len__(self) -> int:
+            return self.capacity
+
+    class Suite(StorageContract):
+        def make(self, capacity: int) -> Storage:
+            return Careless(capacity)
+
+    with pytest.raises(AssertionError):
+        Suite().test_a_new_storage_is_empty()
+    assert Run(0, 1, 1).total == 1

@@ -1,0 +1,78 @@
+"""The writer contract, run over every writer of ours, and over writers with known bugs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ostinato import (
+    ImmutableDatasetWriter,
+    RoundRobinWriter,
+    TensorDictMaxValueWriter,
+    TensorDictRoundRobinWriter,
+    Writer,
+)
+from ostinato.core.draw import Run
+from ostinato.testing import WriterContract
+
+
+class TestRoundRobin(WriterContract):
+    def make(self) -> Writer:
+        return RoundRobinWriter()
+
+
+class TestTensorDictRoundRobin(WriterContract):
+    def make(self) -> Writer:
+        return TensorDictRoundRobinWriter()
+
+
+class TestImmutable(WriterContract):
+    refuses = True
+
+    def make(self) -> Writer:
+        return ImmutableDatasetWriter()
+
+
+class TestMaxValue(WriterContract):
+    def make(self) -> Writer:
+        return TensorDictMaxValueWriter()
+
+    def scores(self, rows: int) -> torch.Tensor:
+        return (torch.arange(rows) * 7 % 5).to(torch.float32)[:, None]
+
+
+class TestMaxValueOfEqualRanks(WriterContract):
+    def make(self) -> Writer:
+        return TensorDictMaxValueWriter("r", "max")
+
+    def scores(self, rows: int) -> torch.Tensor:
+        return torch.zeros(rows, 2)
+
+
+class _NoWrap(RoundRobinWriter):
+    """A ring that forgets to wrap: it skips nothing of a batch longer than itself."""
+
+    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Run:
+        start, self._cursor = self._cursor, (self._cursor + rows) % capacity
+        return Run(start, rows, capacity)
+
+
+class _Gap(RoundRobinWriter):
+    """A ring that begins at slot 1."""
+
+    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Run:
+        run = super().place(rows, capacity, scores)
+        return run._replace(start=(run.start + 1) % capacity)
+
+
+@pytest.mark.parametrize(
+    ("writer", "law"),
+    [(_NoWrap, "test_batches_of_any_size_are_placed"), (_Gap, "test_rows_fill_the_slots_without_gaps")],
+)
+def test_the_contract_finds_the_bug(writer: type[Writer], law: str) -> None:
+    class Suite(WriterContract):
+        def make(self) -> Writer:
+            return writer()
+
+    with pytest.raises(AssertionError):
+        getattr(Suite(), law)()

@@ -1,0 +1,158 @@
+"""Tagged rows: each field is a function of the row's id, so that any mixing of rows or fields shows.
+
+Also the storages under test, and poison for slots that were never written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "STORAGES",
+    "TENSORS",
+    "Maker",
+    "at",
+    "buffer",
+    "fill",
+    "poison",
+    "read_ids",
+    "rows",
+    "same_state",
+    "snapshot",
+    "table",
+]
+
+type_of_poison = {torch.bool: True, torch.uint8: 171}
+
+
+def table(ids: Tensor) -> dict[str, Any]:
+    """Return a nested dict of fields for rows `ids` (int64 of any shape): small ones, a wide one, one of size zero."""
+    ids = ids.to(torch.int64)
+    return {
+        "id": ids.clone(),
+        "obs": (ids[..., None] * 3 + torch.arange(3)).to(torch.float32) / 2,
+        "wide": ((ids[..., None] * 7 + torch.arange(300)) % 251).to(torch.uint8),
+        "next": {"obs": (ids[..., None] + torch.tensor([0.25, 0.5])).to(torch.float64), "done": ids % 3 == 0},
+        "none": torch.zeros(*ids.shape, 0),
+    }
+
+
+def rows(ids: Tensor | list[int] | range, kind: str = "dict") -> Any:
+    """Return rows of a kind: `dict`, `tuple`, `tensor` or `tensordict`; a list of rows with the suffix `s`."""
+    if not isinstance(ids, Tensor):
+        ids = torch.tensor(list(ids), dtype=torch.int64)
+    if kind.endswith("s"):
+        return [rows(i, kind[:-1]) for i in ids]
+    if kind == "dict":
+        return table(ids)
+    if kind == "tuple":
+        return tuple(table(ids).values())
+    if kind == "tensor":
+        return (ids[..., None] * 5 + torch.arange(4)).to(torch.float64)
+    return TensorDict(table(ids), batch_size=ids.shape)
+
+
+def read_ids(batch: Any) -> list[int]:
+    """Return the ids of a batch of rows, having compared every field with what it must be for its id."""
+    if isinstance(batch, Tensor):
+        ids = (batch[..., 0] / 5).to(torch.int64)
+        assert torch.equal(batch, rows(ids, "tensor")), f"not rows of any ids: {batch}"
+        return [int(i) for i in ids.reshape(-1)]
+    first = batch[0] if isinstance(batch, (tuple, list)) else batch["id"]
+    expected = table(first)
+    got = dict(zip(expected, batch, strict=True)) if isinstance(batch, (tuple, list)) else dict(batch.items())
+    got.pop("index", None)
+    assert set(got) == set(expected), f"fields {sorted(got)}, expected {sorted(expected)}"
+    for key, value in expected.items():
+        for name, leaf in value.items() if isinstance(value, dict) else [("", value)]:
+            found = got[key][name] if name else got[key]
+            assert found.dtype is leaf.dtype, f"{key}.{name} is {found.dtype}"
+            assert torch.equal(found, leaf), f"{key}.{name} is not that of the rows {first.tolist()}"
+    return [int(i) for i in first.reshape(-1)]
+
+
+def at(batch: Any, index: Any) -> Any:
+    """Index every leaf of nested rows."""
+    if isinstance(batch, dict):
+        return {key: at(value, index) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(at(value, index) for value in batch)
+    return batch[index]
+
+
+Maker = "Callable[[int], Storage]"
+
+TENSORS: dict[str, Callable[[int], Storage]] = {
+    "packed": LazyTensorStorage,
+    "columns": lambda capacity: LazyTensorStorage(capacity, packed=False),
+    "mapped": LazyMemmapStorage,
+    "mapped-columns": lambda capacity: LazyMemmapStorage(capacity, packed=False),
+}
+"""Storages that lay out tensors themselves, by name."""
+
+STORAGES: dict[str, Callable[[int], Storage]] = {"list": ListStorage, **TENSORS}
+"""All storages that begin empty, by name."""
+
+
+def poison(storage: Storage) -> None:
+    """Fill every slot that holds no row with NaN and garbage, which no sample and no read may ever show."""
+    for column in getattr(storage, "columns", {}).values():
+        free = column[len(storage) :]
+        garbage = type_of_poison.get(column.dtype, float("nan") if column.dtype.is_floating_point else -7777)
+        free.fill_(garbage)
+
+
+def fill(rb: ReplayBuffer, ids: list[int] | range, kind: str = "dict") -> Tensor:
+    """Extend a buffer by tagged rows, in the form that its storage takes."""
+    return rb.extend(rows(ids, f"{kind}s" if isinstance(rb.storage, ListStorage) else kind))
+
+
+def buffer(storage: str | Storage, capacity: int = 10, **options: Any) -> ReplayBuffer:
+    """Return a buffer over a storage, given or by name."""
+    return ReplayBuffer(storage=STORAGES[storage](capacity) if isinstance(storage, str) else storage, **options)
+
+
+def snapshot(rb: ReplayBuffer) -> Any:
+    """Return a deep copy of the whole state."""
+    return _copy(rb.state_dict())
+
+
+def same_state(first: Any, second: Any, path: str = "state") -> None:
+    """Assert that two states are equal bit for bit, naming the first entry that is not."""
+    if isinstance(first, Tensor):
+        assert isinstance(second, Tensor), path
+        assert first.dtype is second.dtype, path
+        assert first.shape == second.shape, path
+        one, other = (x.contiguous().reshape(-1).view(torch.uint8) for x in (first, second))
+        assert torch.equal(one, other), f"{path} differs: {first} and {second}"
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for key, value in first.items():
+            same_state(value, second[key], f"{path}.{key}")
+    elif isinstance(first, (list, tuple)):
+        assert len(first) == len(second), path
+        for i, (one, other) in enumerate(zip(first, second, strict=True)):
+            same_state(one, other, f"{path}[{i}]")
+    elif isinstance(first, TensorDict):
+        same_state(first.to_dict(), second.to_dict(), path)
+    else:
+        assert first == second, f"{path} differs: {first!r} and {second!r}"
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, (Tensor, TensorDict)):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(item) for item in value) if not hasattr(value, "_fields") else value
+    return value

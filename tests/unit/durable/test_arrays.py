@@ -1,0 +1,289 @@
+"""Raw arrays: every dtype and layout comes back bit for bit; damage is named; records are not believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ostinato.durable import (
+    BLOCK_BYTES,
+    ArrayRecord,
+    arrays,
+    open_mapped,
+    read_array,
+    read_array_into,
+    read_stream,
+    verify_array,
+    write_array,
+    write_stream,
+)
+from ostinato.durable.dtypes import DTYPES
+from ostinato.errors import CheckpointError, DamagedFileError
+
+SMALL_BLOCK = 4096
+GOLDEN_BYTES = bytes.fromhex("0000c03f 000000c0 0000803e 0000807f")
+GOLDEN_RECORD = {
+    "file": "golden.bin",
+    "dtype": "float32",
+    "shape": [2, 2],
+    "nbytes": 16,
+    "block_bytes": 4194304,
+    "checksums": ["febeac32762ee68d"],
+}
+
+
+def raw(tensor: Tensor) -> bytes:
+    """The elements in row-major order, as bytes."""
+    plain = tensor.resolve_conj().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """A tensor of random bits (NaNs of all kinds included)."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(torch.Size(shape).numel())
+    high = 2 if dtype == torch.bool else 256
+    data = torch.randint(0, high, (count * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+    return data.view(dtype).view(shape)
+
+
+def layouts(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -> Tensor:
+    """A tensor of that shape whose memory is laid out in one of several ways."""
+    if layout == "strided rows" and shape:
+        wide = filled((shape[0], 3 * max(1, torch.Size(shape[1:]).numel()) + 5), dtype, seed)
+        return wide.as_strided(shape, (wide.stride(0), *filled(shape, dtype, 0).stride()[1:]), 1)
+    if layout == "transposed" and len(shape) >= 2:
+        return filled((shape[1], shape[0], *shape[2:]), dtype, seed).transpose(0, 1)
+    if layout == "every other" and shape:
+        return filled((2 * shape[0], *shape[1:]), dtype, seed)[::2]
+    if layout == "expanded" and shape:
+        return filled((1, *shape[1:]), dtype, seed).expand(shape)
+    return filled(shape, dtype, seed)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@given(
+    name=st.sampled_from(sorted(DTYPES)),
+    shape=st.lists(st.integers(0, 5), max_size=4).map(tuple),
+    layout=st.sampled_from(["contiguous", "strided rows", "transposed", "every other", "expanded"]),
+    staging=st.sampled_from([16, 64, 2**20]),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=150, deadline=None)
+def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int, seed: int) -> None:
+    source = layouts(shape, DTYPES[name], layout, seed)
+    dest = layouts(shape, DTYPES[name], "contiguous" if layout == "expanded" else layout, seed + 1)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "_STAGING_BYTES", staging)
+        patch.setattr(arrays, "sync_fd", lambda _: None)  # the disk is not what is tested here
+        record = write_array(Path(folder), "a.bin", source)
+        assert ArrayRecord.from_json(record.to_json()) == record
+        assert (Path(folder) / "a.bin").read_bytes() == raw(source)
+        read_array_into(Path(folder), record, dest)
+        assert raw(dest) == raw(source)
+        assert raw(read_array(Path(folder), record)) == raw(source)
+        mapped = open_mapped(Path(folder), record)
+        assert (mapped.shape, mapped.dtype) == (source.shape, source.dtype)
+        assert raw(mapped) == raw(source)
+        verify_array(Path(folder), record)
+
+
+def test_writing_does_not_touch_the_elements_beside_strided_rows(tmp_path: Path) -> None:
+    table = torch.arange(60).view(6, 10)
+    record = write_array(tmp_path, "a.bin", table[:, 2:4])
+    other = torch.full((6, 10), -1)
+    read_array_into(tmp_path, record, other[:, 5:7])
+    expected = torch.full((6, 10), -1)
+    expected[:, 5:7] = table[:, 2:4]
+    assert torch.equal(other, expected)
+
+
+def test_golden_bytes(tmp_path: Path) -> None:
+    record = write_array(tmp_path, "golden.bin", torch.tensor([[1.5, -2.0], [0.25, float("inf")]]))
+    assert (tmp_path / "golden.bin").read_bytes() == GOLDEN_BYTES
+    assert record.to_json() == GOLDEN_RECORD
+    assert BLOCK_BYTES == 4194304
+
+
+def test_each_block_has_its_own_checksum(tmp_path: Path) -> None:
+    source = filled((3 * SMALL_BLOCK + 100,), torch.uint8, 1)
+    record = write_array(tmp_path, "a.bin", source, block_bytes=SMALL_BLOCK)
+    data = raw(source)
+    blocks = [data[i : i + SMALL_BLOCK] for i in range(0, len(data), SMALL_BLOCK)]
+    assert record.checksums == tuple(xxhash.xxh3_64_hexdigest(block) for block in blocks)
+
+
+def test_conjugated_and_negated_views(tmp_path: Path) -> None:
+    source = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    negative = torch.tensor([1 + 2j]).conj().imag
+    dest = torch.zeros(2, dtype=torch.complex64)
+    read_array_into(tmp_path, write_array(tmp_path, "a.bin", source), dest.conj())
+    assert torch.equal(dest.conj(), source)
+    assert read_array(tmp_path, write_array(tmp_path, "b.bin", negative)).tolist() == [-2.0]
+
+
+def test_parameters_are_saved_and_loaded_in_place(tmp_path: Path) -> None:
+    source = torch.nn.Parameter(torch.randn(3, 4))
+    dest = torch.nn.Parameter(torch.zeros(3, 4))
+    read_array_into(tmp_path, write_array(tmp_path, "a.bin", source), dest)
+    assert torch.equal(source, dest)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_memory(tmp_path: Path) -> None:
+    source = torch.randn(3_000_000, 2, device="cuda")
+    for number, tensor in enumerate((source, source[:, :1], source.t())):
+        record = write_array(tmp_path, f"{number}.bin", tensor)
+        dest = torch.zeros_like(tensor)
+        read_array_into(tmp_path, record, dest)
+        assert torch.equal(dest, tensor)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+@pytest.mark.parametrize("kind", ["sparse", "meta", "quantized", "nested"])
+def test_what_cannot_be_saved(tmp_path: Path, kind: str) -> None:
+    tensor = {
+        "sparse": lambda: torch.eye(3).to_sparse(),
+        "meta": lambda: torch.empty(3, device="meta"),
+        "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
+        "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    }[kind]()
+    with pytest.raises(CheckpointError, match="cannot"):
+        write_array(tmp_path, "a.bin", tensor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_destination_that_does_not_fit(tmp_path: Path) -> None:
+    record = write_array(tmp_path, "a.bin", torch.zeros(3, 2))
+    for dest in (torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2, dtype=torch.int32)):
+        with pytest.raises(CheckpointError, match=r"holds float32\[3, 2\]"):
+            read_array_into(tmp_path, record, dest)
+
+
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        write_array(tmp_path, "a.bin", torch.zeros(3))
+    assert (tmp_path / "a.bin").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("position", [0, 4095, 4096, 9000, 12287])
+def test_damage_is_named_by_file_and_offset(tmp_path: Path, position: int) -> None:
+    record = write_array(tmp_path, "a.bin", torch.zeros(3 * SMALL_BLOCK, dtype=torch.uint8), block_bytes=SMALL_BLOCK)
+    data = bytearray((tmp_path / "a.bin").read_bytes())
+    data[position] ^= 1
+    (tmp_path / "a.bin").write_bytes(data)
+    block = position // SMALL_BLOCK * SMALL_BLOCK
+    with pytest.raises(DamagedFileError, match=rf"a\.bin is damaged in the block at byte {block}:"):
+        read_array(tmp_path, record)
+    with pytest.raises(DamagedFileError, match=rf"byte {block}:"):
+        read_array_into(tmp_path, record, torch.zeros(2, 3 * SMALL_BLOCK, dtype=torch.uint8).t()[:, 0])
+    with pytest.raises(DamagedFileError, match=rf"byte {block}:"):
+        verify_array(tmp_path, record)
+    assert read_array(tmp_path, record, verify=False).sum() == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 101, 5000])
+def test_a_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    record = write_array(tmp_path, "a.bin", torch.zeros(100, dtype=torch.uint8))
+    os.truncate(tmp_path / "a.bin", size)
+    for read in (read_array, open_mapped, verify_array):
+        with pytest.raises(DamagedFileError, match=rf"{size} bytes, 100 expected"):
+            read(tmp_path, record)
+
+
+def test_a_missing_file_and_a_directory_in_its_place(tmp_path: Path) -> None:
+    record = write_array(tmp_path, "a.bin", torch.zeros(100))
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(DamagedFileError, match=r"a\.bin is missing"):
+        read_array(tmp_path, record)
+    (tmp_path / "a.bin").mkdir()
+    with pytest.raises(DamagedFileError, match="not a regular file"):
+        read_array(tmp_path, record)
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path: Path) -> None:
+    record = write_array(tmp_path, "a.bin", torch.zeros(100))
+    (tmp_path / "a.bin").unlink()
+    os.mkfifo(tmp_path / "a.bin")
+    with pytest.raises(DamagedFileError, match="not a regular file"):
+        read_array(tmp_path, record)
+
+
+def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    write_array(tmp_path, "a.bin", torch.zeros(4))
+    record = ArrayRecord("a.bin", "float32", (2**50,), 2**52, 2**24, ("0" * 16,) * 2**5)
+    for read in (read_array, open_mapped, verify_array):
+        with pytest.raises(DamagedFileError, match="16 bytes, 4503599627370496 expected"):
+            read(tmp_path, record)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"file": 3}, "file must be a string"),
+        ({"dtype": "object"}, "unknown dtype"),
+        ({"dtype": ["float32"]}, "unknown dtype"),
+        ({"shape": [2, -2]}, "implausible shape"),
+        ({"shape": [2.0, 2]}, "implausible shape"),
+        ({"shape": [True, 4]}, "implausible shape"),
+        ({"shape": "22"}, "implausible shape"),
+        ({"shape": [0, 2**62, 2**62]}, "implausible shape"),
+        ({"shape": [1] * 65}, "implausible shape"),
+        ({"shape": [2, 3]}, "shape and dtype make 24"),
+        ({"nbytes": 16.0}, "shape and dtype make 16"),
+        ({"nbytes": -16}, "shape and dtype make 16"),
+        ({"block_bytes": 0}, "block_bytes must be"),
+        ({"block_bytes": 2**40}, "block_bytes must be"),
+        ({"block_bytes": True}, "block_bytes must be"),
+        ({"checksums": []}, "need 1 checksums"),
+        ({"checksums": ["0" * 16] * 2}, "need 1 checksums"),
+        ({"checksums": ["0" * 15 + "G"]}, "16 hexadecimal"),
+        ({"checksums": [7]}, "16 hexadecimal"),
+        ({"more": 1}, "exactly the keys"),
+    ],
+)
+def test_records_are_checked_field_by_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DamagedFileError, match=rf"obs.*{message}"):
+        ArrayRecord.from_json({**GOLDEN_RECORD, **change}, where="obs")
+
+
+@pytest.mark.parametrize("node", [None, [], "x", {}, {k: v for k, v in GOLDEN_RECORD.items() if k != "file"}])
+def test_records_must_be_objects_with_all_keys(node: object) -> None:
+    with pytest.raises(DamagedFileError, match="exactly the keys"):
+        ArrayRecord.from_json(node)
+
+
+def test_streams(tmp_path: Path) -> None:
+    chunks = [b"", b"ab", b"c" * 10_000, b"d"]
+    record = write_stream(tmp_path, "a.bin", chunks, block_bytes=SMALL_BLOCK)
+    assert (record.dtype, record.shape) == ("uint8", (10_003,))
+    assert b"".join(read_stream(tmp_path, record)) == b"".join(chunks)
+    assert read_array(tmp_path, record)[:3].tolist() == [97, 98, 99]
+    wrong = write_array(tmp_path, "b.bin", torch.zeros(3))
+    with pytest.raises(DamagedFileError, match="must be uint8"):
+        list(read_stream(tmp_path, wrong))
+
+
+def test_a_stream_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write_stream(tmp_path, "a.bin", (bytes(1 // (2 - i)) for i in range(5)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writes_to_mapped_memory_stay_in_memory(tmp_path: Path) -> None:
+    record = write_array(tmp_path, "a.bin", torch.zeros(5000))
+    mapped = open_mapped(tmp_path, record)
+    mapped += 1
+    assert mapped.sum() == 5000
+    assert read_array(tmp_path, record).sum() == 0

@@ -1,0 +1,172 @@
+"""Files: replacement is atomic, names stay inside, a full disk is told in numbers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ostinato.durable import atomic_write, check_free, files, free_bytes, fsync_dir, reserve, safe_join
+from ostinato.durable.files import open_inside
+from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
+
+
+class Usage(NamedTuple):
+    """What `shutil.disk_usage` returns."""
+
+    total: int
+    used: int
+    free: int
+
+
+def test_atomic_write_creates_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for data in (b"one", b"", b"three" * 100_000):
+        atomic_write(path, data)
+        assert path.read_bytes() == data
+        assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("step", ["sync_fd", "write_all"])
+def test_atomic_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "a.json"
+    atomic_write(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(files, step, fail)
+    with pytest.raises(OSError, match="broken"):
+        atomic_write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_order_of_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(files, "sync_fd", lambda _: events.append("sync file"))
+    monkeypatch.setattr(files, "fsync_dir", lambda _: events.append("sync directory"))
+    replace = Path.replace
+
+    def note(self: Path, target: Path) -> Path:
+        events.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    atomic_write(tmp_path / "a", b"x")
+    assert events == ["sync file", "replace", "sync directory"]
+
+
+@pytest.mark.parametrize("name", ["a.bin", "obs.0123456789abcdef.bin", "a/b.bin", "manifest.json", "x+y-z_1"])
+def test_names_that_are_allowed(tmp_path: Path, name: str) -> None:
+    assert safe_join(tmp_path, name) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/etc/passwd", "..", "../a", "a/../b", "a//b", "a/", ".", ".a", "a\\b", "C:a", "a\0b", "a\n", "ä", "\ud800"],
+)
+def test_names_that_are_not_allowed(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DamagedFileError, match="is not allowed") as caught:
+        safe_join(tmp_path, name)
+    str(caught.value).encode()  # a message can be printed whatever the name was
+
+
+def test_symbolic_links_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    root = tmp_path / "inside"
+    (root / "link").symlink_to(tmp_path / "secret")
+    (root / "folder").symlink_to(tmp_path)
+    (root / "dangling").symlink_to(tmp_path / "nothing")
+    for name in ("link", "folder/secret", "dangling"):
+        with pytest.raises(DamagedFileError, match="symbolic link"):
+            open_inside(root, name)
+
+
+def test_a_link_that_appears_after_the_check_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    monkeypatch.setattr(Path, "is_symlink", lambda _: False)
+    with pytest.raises(DamagedFileError, match="not a regular file"):
+        open_inside(tmp_path, "link")
+
+
+def test_free_bytes_of_a_path_that_does_not_exist_yet(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "a" / "b") > 0
+    assert free_bytes(Path("relative")) > 0
+
+
+def test_check_free_names_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100, 58, 42))
+    check_free(tmp_path, 42)
+    with pytest.raises(StorageMemoryError, match=r"43 bytes needed, 42 bytes free .*: free disk space"):
+        check_free(tmp_path, 43)
+
+
+def test_reserve_takes_the_space(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    reserve(path, 1_000_000)
+    assert path.stat().st_size == 1_000_000
+    if hasattr(os, "posix_fallocate"):
+        assert path.stat().st_blocks * 512 >= 1_000_000
+    reserve(path, 10)  # never shortens
+    assert path.stat().st_size == 1_000_000
+    with path.open("r+b") as stream:
+        reserve(stream.fileno(), 2_000_000)
+        assert os.fstat(stream.fileno()).st_size == 2_000_000
+    reserve(tmp_path / "empty", 0)
+    assert (tmp_path / "empty").stat().st_size == 0
+    with pytest.raises(OptionError, match="0 or more"):
+        reserve(path, -1)
+
+
+def test_reserve_where_the_system_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_allocate", lambda *_: False)
+    reserve(tmp_path / "a", 1000)
+    assert (tmp_path / "a").stat().st_size == 1000
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(100, 58, 42))
+    with pytest.raises(StorageMemoryError, match="1000 bytes needed, 42 bytes free"):
+        reserve(tmp_path / "b", 1000)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_reserve_on_a_full_disk_gives_back_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 10)
+
+    def full(fd: int, nbytes: int) -> bool:
+        os.ftruncate(fd, nbytes // 2)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "_allocate", full)
+    with pytest.raises(StorageMemoryError, match=r"1000 bytes needed, \d+ bytes free"):
+        reserve(path, 1000)
+    assert path.read_bytes() == b"x" * 10
+    with pytest.raises(StorageMemoryError):
+        reserve(tmp_path / "new", 1000)
+    assert not (tmp_path / "new").exists()
+
+
+def test_fsync_dir_passes_real_errors_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync_dir(tmp_path)
+
+    def fail(code: int) -> None:
+        def raise_it(_: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr("os.fsync", raise_it)
+
+    fail(errno.EINVAL)
+    fsync_dir(tmp_path)  # some file systems cannot
+    fail(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        fsync_dir(tmp_path)
