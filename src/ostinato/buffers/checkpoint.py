@@ -94,7 +94,7 @@ def _check_form(engine: Engine, state: dict[str, Any]) -> None:
 
 
 def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> None:
-    """Load the parts; the storage is last, it checks schema and capacity before it copies. A refusal undoes the rest."""
+    """Load the parts, the storage last: it checks schema and capacity before it copies. A refusal undoes the rest."""
     parts: tuple[Any, ...] = (engine.sampler, engine.writer, transform)
     before = [tree_map_only(torch.Tensor, torch.clone, part.state_dict()) for part in parts]
     stamps = engine.begin_load()
@@ -120,7 +120,7 @@ def _load_generator(engine: Engine, saved: Any) -> None:
 
 
 def _show_ticket(ticket: Ticket) -> dict[str, Any]:
-    return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "last": ticket.last}
+    return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "last": ticket.last, "rng": ticket.rng}
 
 
 def _read_ticket(state: dict[str, Any], engine: Engine) -> Ticket:
@@ -128,7 +128,8 @@ def _read_ticket(state: dict[str, Any], engine: Engine) -> Ticket:
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < len(engine.storage):
         msg = f"the checkpoint holds queued draws of slots beyond its {len(engine.storage)} rows: it is damaged"
         raise CheckpointError(msg)
-    return Ticket(Draw(slots, state["weights"]), engine.stamps.written, bool(state["last"]), engine.stamps)
+    draw = Draw(slots, state["weights"])
+    return Ticket(draw, engine.stamps.written, bool(state["last"]), engine.stamps, state["rng"])
 
 
 @final

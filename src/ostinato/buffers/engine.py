@@ -35,6 +35,8 @@ class Ticket(NamedTuple):
     """Whether the draw ended an epoch."""
     stamps: Stamps
     """The stamps that `serial` counts in; a load or another storage brings new ones."""
+    rng: Tensor | None = None
+    """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
 
 
 class Rows(NamedTuple):
@@ -206,8 +208,12 @@ class Engine:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int) -> Ticket:
+    def draw(self, batch_size: int, *, ahead: bool = False) -> Ticket:
         """Draw slots under the lock; draws that a checkpoint brought along come first.
+
+        Args:
+            batch_size: rows.
+            ahead: the draw is queued and may be dropped: remember where the generator was.
 
         Raises:
             EmptyBufferError: if there are no rows.
@@ -219,10 +225,19 @@ class Engine:
             if view.rows == 0:
                 msg = "Cannot sample from an empty storage: add rows first"
                 raise EmptyBufferError(msg)
+            rng = self.generator.get_state() if ahead and self.generator is not None else None
             draw = self.sampler.draw(view, batch_size, self.generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps)
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, rng)
+
+    def undraw(self, queued: list[Ticket]) -> None:
+        """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
+        with self.lock:
+            dropped = [*queued, *self.pending]
+            self.pending.clear()
+            if dropped and dropped[0].rng is not None and self.generator is not None:
+                self.generator.set_state(dropped[0].rng)
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
@@ -311,7 +326,7 @@ def check_pair(storage: Storage, writer: Writer) -> None:
 
 
 def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
-    """Bring a writer's picks to the form that native code reads, and refuse gaps: unwritten slots must stay out of reach.
+    """Bring a writer's picks to the form that native code reads, and refuse gaps: no slot may stay unwritten.
 
     Raises:
         SlotError: if a slot is out of range, or slots between the rows present and the new ones stay empty.

@@ -51,7 +51,7 @@ class Feed:
                 ticket = engine.draw(size)
                 made = self._make(ticket)
             else:
-                ticket, made = prefetch.next(lambda: engine.draw(size), within_epoch=within_epoch)
+                ticket, made = prefetch.next(lambda: engine.draw(size, ahead=True), within_epoch=within_epoch)
                 if self._stream is not None:
                     made = self._take(*made)
             if made is None:
@@ -81,9 +81,8 @@ class Feed:
         return [] if self.prefetch is None else self.prefetch.tickets
 
     def drop(self) -> None:
-        """Forget queued batches and their draws."""
-        if self.prefetch is not None:
-            self.prefetch.clear()
+        """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
+        self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
 
     def redo(self) -> None:
         """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
@@ -92,7 +91,6 @@ class Feed:
 
     def restart(self) -> None:
         """Forget all queued draws and begin a new epoch."""
-        self.drop()
         with self._engine.lock:
-            self._engine.pending.clear()
+            self.drop()
             self._engine.sampler.restart()

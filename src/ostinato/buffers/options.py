@@ -25,6 +25,7 @@ __all__ = [
     "check_prefetch",
     "check_size",
     "descend",
+    "eagerly",
     "is_one",
     "leaves_by_path",
     "part",
@@ -205,13 +206,18 @@ def swap_dims(data: Any, dim: int) -> Any:
         tensor = kinds.as_tensor(leaf, ())
         if tensor.ndim <= dim:
             msg = (
-                f"dim_extend={dim} needs rows with {dim + 1} batch dimensions, got shape {list(tensor.shape)}: use add() "
-                "for one step"
+                f"dim_extend={dim} needs rows with {dim + 1} batch dimensions, got shape {list(tensor.shape)}: "
+                "use add() for one step"
             )
             raise SchemaError(msg)
         return tensor.transpose(0, dim)
 
     return map_leaves(data, swap)
+
+
+def eagerly(method: Callable[..., Any], *args: Any) -> Any:
+    """Call a method outside of `torch.compile`: a graph break, since addresses and locks are not for a graph."""
+    return torch.compiler.disable(method)(*args)  # type: ignore[no-untyped-call]
 
 
 def descend(data: Any, path: str | tuple[str, ...]) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from ostinato.buffers.engine import Ticket

@@ -25,7 +25,7 @@ class BufferStats:
     nbytes: int
     """Bytes held for rows, the whole capacity included."""
     rows_written: int
-    """Rows ever written, edits in place included; survives `empty`."""
+    """Rows ever added (edits in place are not counted); survives `empty`."""
     rows_drawn: int
     """Rows ever delivered by `sample`."""
     row_age_mean: float

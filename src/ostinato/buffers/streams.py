@@ -20,13 +20,13 @@ class CopyStream:
     """Runs work on a stream of its own, and hands the result over to the stream of whoever takes it."""
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def run(self, work: Callable[[], Any]) -> tuple[Any, torch.cuda.Event]:
         """Return what `work` makes, and the event after its last copy."""
         with torch.cuda.stream(self._stream):
             made = work()
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return made, event
 

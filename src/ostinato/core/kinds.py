@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -150,10 +149,12 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
         if value.dtype.kind in "OUSVMm":
             raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))
         return _from_numpy(np.asarray(value), path)
-    if isinstance(value, Number) and not isinstance(value, complex):
-        if like is not None and _holds(like, value):
-            return torch.tensor(value, dtype=like)
-        return torch.tensor(value)
+    if isinstance(value, (bool, int, float)):
+        dtype = like if like is not None and _holds(like, value) else None
+        try:
+            return torch.tensor(value, dtype=dtype)
+        except (OverflowError, RuntimeError, ValueError) as error:
+            raise KindError(_refuse(path, f"the number {value!r} ({error})")) from None
     raise KindError(_refuse(path, type(value).__name__))
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["picture"]
 
-_SMOOTH_EPISODES = 20
+_SMOOTH_EPISODES = 10
 _MOST_POINTS = 6_000
 _BARS = 24
 _TRACK_M = 2.4
-_FALLEN_DEGREES = 12.0
+_LEANING_DEGREES = 12.0
 
 
 def picture(report: Report) -> Scene:
@@ -81,26 +81,30 @@ def _places(rows: dict[str, Any], now: int) -> Points:
         x=_floats(observations[:, 0]),
         y=_floats(np.degrees(observations[:, 2])),
         value=_floats(now - rows["step"][chosen]),
-        levels=tuple(Level(sign * _TRACK_M, axis="x") for sign in (-1, 1))
-        + tuple(Level(sign * _FALLEN_DEGREES) for sign in (-1, 1)),
+        levels=(
+            Level(-_TRACK_M, "an episode ends here", axis="x"),
+            Level(_TRACK_M, axis="x"),
+            Level(-_LEANING_DEGREES),
+            Level(_LEANING_DEGREES),
+        ),
     )
 
 
 def _ages(rows: dict[str, Any], now: int) -> Bars:
     """Count rows by age and by how the episode that they belong to ended."""
     ages = now - rows["step"]
-    fallen = np.isin(rows["episode"], rows["episode"][rows["terminated"]])
-    timed_out = np.isin(rows["episode"], rows["episode"][rows["truncated"]]) & ~fallen
+    terminated = np.isin(rows["episode"], rows["episode"][rows["terminated"]])
+    truncated = np.isin(rows["episode"], rows["episode"][rows["truncated"]]) & ~terminated
     edges = np.linspace(0, max(int(ages.max()), 1), _BARS + 1)
     return Bars(
-        title="How their episodes ended",
+        title="Age, and how episodes ended",
         x_label="age (environment steps)",
         y_label="rows",
         edges=_floats(edges),
         stacks=(
-            Stack("fell", _counts(ages[fallen], edges), "second"),
-            Stack("time limit", _counts(ages[timed_out], edges), "first"),
-            Stack("unfinished", _counts(ages[~fallen & ~timed_out], edges), "quiet"),
+            Stack("terminated", _counts(ages[terminated], edges), "second"),
+            Stack("truncated", _counts(ages[truncated], edges), "first"),
+            Stack("unfinished", _counts(ages[~terminated & ~truncated], edges), "quiet"),
         ),
     )
 
@@ -108,7 +112,7 @@ def _ages(rows: dict[str, Any], now: int) -> Bars:
 def _actions(rows: dict[str, Any]) -> Bars:
     """Count rows by the pole's angle and the push that answered it."""
     angles = np.degrees(rows["observation"][:, 2])
-    edges = np.linspace(-_FALLEN_DEGREES, _FALLEN_DEGREES, _BARS + 1)
+    edges = np.linspace(-_LEANING_DEGREES, _LEANING_DEGREES, _BARS + 1)
     return Bars(
         title="Pole angle and the push chosen",
         x_label="pole angle (degrees)",

@@ -104,13 +104,13 @@ class SamplerWithoutReplacement(RandomSampler):
         return self._ran_out
 
     def restart(self) -> None:
-        """Begin a new pass with the next draw."""
+        """Begin a new pass with the next draw, from the order of slots: what was drawn before leaves no trace in it."""
+        self._rows = 0
         self._at = 0
         self._ran_out = False
 
     def clear(self) -> None:
         """Forget order and place."""
-        self._rows = 0
         self.restart()
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:

@@ -10,6 +10,7 @@ import torch
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.errors import CheckpointError, OptionError, UsageError
+from ostinato.storages.late import LateFields
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.table import Block, Table
@@ -33,7 +34,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
         device: "cpu" or "auto"; kept for TorchRL's signature.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
-        existsok: allow `scratch_dir` to hold files. If `flush` left its manifest there, the storage opens with its rows.
+        existsok: allow `scratch_dir` to hold files. Where `flush` left its manifest, the storage opens with its rows.
         packed: see `LazyTensorStorage`.
         compilable: no effect, see `LazyTensorStorage`.
 
@@ -140,6 +141,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
         self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
         self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
+        self._late = LateFields(self._table.capacity, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         if self._directory is not None and any(self._directory.glob("block*.bin")):

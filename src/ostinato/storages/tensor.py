@@ -346,10 +346,6 @@ class TensorStorage(Storage):
         column = checked.reshape((slots.shape[0], *leaf.shape))
         return lambda: table.write_column(position, slots, column)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Read rows (`[steps, lanes]` with `ndim=2`) or one field, without transforms or collate; see `read`."""
-        return self.read(index)
-
     def clear(self) -> None:
         """Forget all rows and late fields, keep the memory."""
         self._rows = 0

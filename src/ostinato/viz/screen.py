@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#D55E00", "third": "#009E73", "quiet": "#9AA5B1"}
-"""Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by their brightness."""
+_COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
+"""Okabe and Ito's palette: told apart with every kind of colour vision; the first also in grey."""
 _INK = "#1F2933"
 _FAINT = "#52606D"
 _GRID = "#E4E7EB"
@@ -81,7 +81,7 @@ def draw(scene: Scene, path: str | os.PathLike[str], *, size: tuple[int, int] = 
 
 def _compose(figure: Any, scene: Scene) -> None:
     """Place titles and panels."""
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.04, hspace=0.06)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.02)
     head, body = figure.subfigures(2, 1, height_ratios=(0.1, 1.0))
     head.text(0.012, 0.62, scene.title, fontsize=16, fontweight="bold", va="center")
     head.text(0.012, 0.08, scene.subtitle, fontsize=10.5, color=_FAINT, va="center")
@@ -117,14 +117,15 @@ def _curves(axes: Any, panel: Curves) -> None:
     axes.margins(x=0.01)
     if panel.y_range is not None:
         axes.set_ylim(*panel.y_range)
-    _thousands(axes.xaxis)
+    _ticks(axes.xaxis, 10)
+    _ticks(axes.yaxis, 6)
     axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0, handlelength=1.6)
 
 
 def _line(axes: Any, line: Line) -> None:
     colour = _COLOURS[line.layer]
     if line.style == "dots":
-        axes.plot(line.x, line.y, ".", ms=4, alpha=0.55, color=colour, mew=0, label=line.label, zorder=2)
+        axes.plot(line.x, line.y, ".", ms=5, alpha=0.6, color=colour, mew=0, label=line.label, zorder=2)
     elif line.style == "beads":
         axes.plot(line.x, line.y, "-o", lw=1.6, ms=5, mec="white", mew=0.8, color=colour, label=line.label, zorder=4)
     else:
@@ -145,7 +146,12 @@ def _points(axes: Any, panel: Points) -> None:
     bar.outline.set_visible(False)
     bar.solids.set_alpha(1.0)
     bar.ax.tick_params(length=0)
-    _thousands(bar.ax.yaxis)
+    for axis in (axes.xaxis, axes.yaxis, bar.ax.yaxis):
+        _ticks(axis)
+    if any(level.label for level in panel.levels):
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.12 * (high - low))
+        axes.legend(loc="upper center", borderaxespad=0.2)
 
 
 def _bars(axes: Any, panel: Bars) -> None:
@@ -160,15 +166,19 @@ def _bars(axes: Any, panel: Bars) -> None:
         floor = [low + count for low, count in zip(floor, stack.counts, strict=True)]
     axes.grid(visible=False, axis="x")
     axes.set_xlim(panel.edges[0], panel.edges[-1])
-    axes.set_ylim(0, max([*floor, 1.0]) * 1.3)  # room for the legend
-    _thousands(axes.xaxis)
-    _thousands(axes.yaxis)
+    axes.set_ylim(0, max([*floor, 1.0]) * 1.2)  # room for the legend
+    _ticks(axes.xaxis)
+    _ticks(axes.yaxis)
     axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
 
 
-def _thousands(axis: Any) -> None:
-    """Write 12000 as 12,000, and small numbers as they are."""
+def _ticks(axis: Any, most: int = 5) -> None:
+    """Put at most `most` intervals on an axis; write 12000 as 12,000, and small numbers as they are."""
     ticker = require("matplotlib.ticker", "viz")
-    axis.set_major_formatter(
-        ticker.FuncFormatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}")
-    )
+    axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _number(value)))
+
+
+def _number(value: float) -> str:
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+    return text.replace("-", "\N{MINUS SIGN}")
