@@ -6,14 +6,14 @@
 namespace {
 
 struct Field {
-    char *base;        // first byte of the field in row 0
-    const char *src;   // contiguous rows to write, `width` bytes each
-    char *out;         // contiguous rows to read into, `width` bytes each
-    int64_t stride;    // bytes from one row to the next
-    int64_t width;     // bytes of the field in one row
+    char* base;       // first byte of the field in row 0
+    const char* src;  // contiguous rows to write, `width` bytes each
+    char* out;        // contiguous rows to read into, `width` bytes each
+    int64_t stride;   // bytes from one row to the next
+    int64_t width;    // bytes of the field in one row
 };
 
-constexpr int64_t kAhead = 24;   // rows between a prefetch and its copy: cold rows cost about 100 ns each
+constexpr int64_t kAhead = 24;  // rows between a prefetch and its copy: cold rows cost about 100 ns each
 constexpr int64_t kMaxRows = 1 << 16;
 constexpr int64_t kLine = 64;
 
@@ -28,7 +28,7 @@ inline uint64_t next_random() {
 }
 
 // The widths of the benchmarks' fields are known when compiling, so that memcpy becomes a few moves.
-inline void copy(char *to, const char *from, int64_t width) {
+inline void copy(char* to, const char* from, int64_t width) {
     switch (width) {
         case 1: *to = *from; return;
         case 4: std::memcpy(to, from, 4); return;
@@ -39,23 +39,24 @@ inline void copy(char *to, const char *from, int64_t width) {
     }
 }
 
-inline void prefetch(const Field *fields, int count, int64_t row, bool packed) {
-    if (packed) {   // the fields of a row are neighbours: ask for its cache lines once
-        const char *from = fields[0].base + row * fields[0].stride;
-        const Field &last = fields[count - 1];
-        const char *end = last.base + row * last.stride + last.width;
+inline void prefetch(const Field* fields, int count, int64_t row, bool packed) {
+    if (packed) {  // the fields of a row are neighbours: ask for its cache lines once
+        const char* from = fields[0].base + row * fields[0].stride;
+        const Field& last = fields[count - 1];
+        const char* end = last.base + row * last.stride + last.width;
         for (; from < end; from += kLine) __builtin_prefetch(from);
         return;
     }
     for (int f = 0; f < count; ++f) {
-        const char *from = fields[f].base + row * fields[f].stride;
-        const int64_t bytes = fields[f].width < 4 * kLine ? fields[f].width : 4 * kLine;   // then the hardware goes on
+        const char* from = fields[f].base + row * fields[f].stride;
+        const int64_t bytes =
+            fields[f].width < 4 * kLine ? fields[f].width : 4 * kLine;  // then the hardware goes on
         for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at);
         __builtin_prefetch(from + bytes - 1);
     }
 }
 
-inline bool is_packed(const Field *fields, int count) {
+inline bool is_packed(const Field* fields, int count) {
     return count > 1 && fields[1].base - fields[0].base < fields[0].stride;
 }
 
@@ -64,33 +65,34 @@ inline bool is_packed(const Field *fields, int count) {
 extern "C" {
 
 // Reads the rows index[0..n) of every field.
-void limit_gather(const Field *fields, int count, const int64_t *index, int64_t n) {
+void limit_gather(const Field* fields, int count, const int64_t* index, int64_t n) {
     const bool packed = is_packed(fields, count);
     for (int64_t i = 0; i < n && i < kAhead; ++i) prefetch(fields, count, index[i], packed);
     for (int64_t i = 0; i < n; ++i) {
         if (i + kAhead < n) prefetch(fields, count, index[i + kAhead], packed);
         for (int f = 0; f < count; ++f) {
-            const Field &field = fields[f];
+            const Field& field = fields[f];
             copy(field.out + i * field.width, field.base + index[i] * field.stride, field.width);
         }
     }
 }
 
 // Draws n fresh uniform rows and reads them.
-void limit_sample(const Field *fields, int count, int64_t rows, int64_t n) {
+void limit_sample(const Field* fields, int count, int64_t rows, int64_t n) {
     if (n > kMaxRows) n = kMaxRows;
     for (int64_t i = 0; i < n; ++i) {
-        drawn[i] = static_cast<int64_t>((static_cast<unsigned __int128>(next_random()) * static_cast<uint64_t>(rows)) >> 64);
+        drawn[i] = static_cast<int64_t>(
+            (static_cast<unsigned __int128>(next_random()) * static_cast<uint64_t>(rows)) >> 64);
     }
     limit_gather(fields, count, drawn, n);
 }
 
 // Writes n rows at the cursor of a ring and moves the cursor; the rows must not wrap inside one call.
-void limit_write(const Field *fields, int count, int64_t rows, int64_t *cursor, int64_t n) {
+void limit_write(const Field* fields, int count, int64_t rows, int64_t* cursor, int64_t n) {
     if (*cursor + n > rows) *cursor = 0;
     for (int f = 0; f < count; ++f) {
-        const Field &field = fields[f];
-        char *to = field.base + *cursor * field.stride;
+        const Field& field = fields[f];
+        char* to = field.base + *cursor * field.stride;
         if (field.stride == field.width) {
             std::memcpy(to, field.src, static_cast<size_t>(n * field.width));
             continue;

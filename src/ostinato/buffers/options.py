@@ -25,7 +25,6 @@ __all__ = [
     "check_prefetch",
     "check_size",
     "descend",
-    "eagerly",
     "is_one",
     "leaves_by_path",
     "part",
@@ -213,11 +212,6 @@ def swap_dims(data: Any, dim: int) -> Any:
         return tensor.transpose(0, dim)
 
     return map_leaves(data, swap)
-
-
-def eagerly(method: Callable[..., Any], *args: Any) -> Any:
-    """Call a method outside of `torch.compile`: a graph break, since addresses and locks are not for a graph."""
-    return torch.compiler.disable(method)(*args)  # type: ignore[no-untyped-call]
 
 
 def descend(data: Any, path: str | tuple[str, ...]) -> Any:

@@ -18,7 +18,6 @@ from ostinato.buffers.options import (
     check_prefetch,
     check_size,
     descend,
-    eagerly,
     is_one,
     leaves_by_path,
     part,
@@ -204,8 +203,8 @@ class ReplayBuffer:
         Raises:
             SchemaError: if the row does not match the rows stored; nothing is changed.
         """
-        if is_dynamo_compiling():
-            return eagerly(ReplayBuffer.add, self, data)
+        if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
+            return torch.compiler.disable(ReplayBuffer.add)(self, data)  # type: ignore[no-untyped-call]
         data = self._inverted(data)
         warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0)
@@ -229,7 +228,7 @@ class ReplayBuffer:
             SchemaError: if the rows do not match the rows stored, or there are none; nothing is changed.
         """
         if is_dynamo_compiling():
-            return eagerly(ReplayBuffer.extend, self, data)  # type: ignore[no-any-return]
+            return torch.compiler.disable(ReplayBuffer.extend)(self, data)  # type: ignore[no-untyped-call, no-any-return]
         data = self._inverted(data)
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
@@ -263,7 +262,7 @@ class ReplayBuffer:
             EmptyBufferError: if there are no rows.
         """
         if is_dynamo_compiling():
-            return eagerly(ReplayBuffer.sample, self, batch_size, return_info)
+            return torch.compiler.disable(ReplayBuffer.sample)(self, batch_size, return_info)  # type: ignore[no-untyped-call]
         batch = self._feed.next(check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None))
         return (batch.data, self._info(batch)) if return_info else batch.data
 

@@ -26,7 +26,7 @@ app = typer.Typer(
     epilog="Examples:  ostinato demo   ·   ostinato inspect ostinato-demo/checkpoint",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 

@@ -48,6 +48,7 @@ def training(config: DqnConfig) -> Iterator[Callable[[Progress], None]]:
             bar.update(task, completed=now.step, facts=_facts(now))
 
         yield on_progress
+        bar.update(task, total=bar.tasks[task].completed)  # a run that stops early is done, too
 
 
 def _facts(now: Progress) -> str:
@@ -99,17 +100,24 @@ def checkpoint(report: CheckpointReport) -> None:
     resume = "exactly where it stopped" if report.exact_resume else "with new random numbers (no generator was saved)"
     checks = "all checksums fit" if report.verified else "checksums not compared"
     out.print(f"{checks}; sampling goes on {resume}", soft_wrap=True)
+    out.print(_fields(report))
+
+
+def _fields(report: CheckpointReport) -> table.Table:
+    """Lay out the fields; rows get a column only where some rows lack a field."""
+    ragged = any(field.rows != report.rows for field in report.fields)
     grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("field", overflow="fold")
-    grid.add_column("dtype")
-    for name in ("shape", "rows", "size", "min", "mean", "max", "NaN"):
-        grid.add_column(name, justify="right", no_wrap=name != "shape")
+    for name in ("field", "type"):
+        grid.add_column(name, overflow="fold")
+    for name in (*(["rows"] if ragged else []), "size", "min", "mean", "max", "NaN"):
+        grid.add_column(name, justify="right", no_wrap=True)
     for field in report.fields:
-        numbers = (field.minimum, field.mean, field.maximum, field.nan_count)
-        shape = "x".join(str(n) for n in field.shape)
-        facts = (shape, f"{field.rows:,}", size(field.nbytes), *(_number(n) for n in numbers))
-        grid.add_row(*(text.Text(cell) for cell in (field.name, field.dtype, *facts)))
-    out.print(grid)
+        shape = f"[{', '.join(str(n) for n in field.shape)}]" if field.shape else ""
+        rows = [f"{field.rows:,}"] if ragged else []
+        numbers = (_number(n) for n in (field.minimum, field.mean, field.maximum, field.nan_count))
+        cells = (field.name, field.dtype + shape, *rows, size(field.nbytes), *numbers)
+        grid.add_row(*(text.Text(cell) for cell in cells))
+    return grid
 
 
 def size(nbytes: int) -> str:

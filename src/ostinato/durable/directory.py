@@ -46,9 +46,13 @@ class CheckpointWriter:
     thread or process saves at a time; a writer serves one thread.
 
     Example:
-        >>> with CheckpointWriter("saved", format_name="example") as writer:
-        ...     writer.add_array("obs", torch.zeros(3, 4))
+        >>> import tempfile, torch
+        >>> path = tempfile.mkdtemp()
+        >>> with CheckpointWriter(path, format_name="example") as writer:
+        ...     record = writer.add_array("obs", torch.zeros(3, 4))
         ...     writer.commit({"cursor": 3})
+        >>> record.nbytes, record.dtype
+        (48, 'float32')
     """
 
     def __init__(self, path: str | os.PathLike[str], *, format_name: str, needed_bytes: int = 0) -> None:

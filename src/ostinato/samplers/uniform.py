@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
 from ostinato.core.draw import Draw
@@ -58,21 +59,22 @@ class RandomSampler(Sampler):
 class SamplerWithoutReplacement(RandomSampler):
     """Passes over the rows: within one pass (epoch) every row present is drawn exactly once.
 
-    The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
-    no call stalls to shuffle everything. Rows written during a pass join those not yet drawn. The last batch of
-    a pass holds what is left, unless `drop_last`. An instance of `RandomSampler` because TorchRL's is.
+        The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
+        no call stalls to shuffle everything. Rows written during a pass join those not yet drawn. The last batch of
+        a pass holds what is left, unless `drop_last`. An instance of `RandomSampler` because TorchRL's is.
 
     Args:
-        drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
-        shuffle: False goes through the slots in order.
+            drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
+            shuffle: False goes through the slots in order.
 
     Example:
-        >>> import torch
-        >>> from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
-        >>> _ = rb.extend(torch.arange(10))
-        >>> [len(batch) for batch in rb]
-        [4, 4, 2]
+            >>> import torch
+    from torch.compiler import is_dynamo_compiling
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
+            >>> _ = rb.extend(torch.arange(10))
+            >>> [len(batch) for batch in rb]
+            [4, 4, 2]
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, *, replacement: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -170,7 +172,7 @@ class SamplerWithoutReplacement(RandomSampler):
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
         randoms = torch.randint(0, _TOP, (count,), generator=generator)
-        if native is None:
+        if native is None or is_dynamo_compiling():
             return _shuffle_draw(self._order, self._at, self._rows, randoms)
         out = torch.empty_like(randoms)
         native.shuffle_draw(self._order.data_ptr(), self._at, self._rows, count, randoms.data_ptr(), out.data_ptr())

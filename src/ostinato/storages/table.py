@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
 from ostinato.core.draw import Run
@@ -21,8 +22,6 @@ __all__ = ["Block", "Table", "as_bits", "plan_layout"]
 
 _SMALL_BYTES = 256
 """Fields up to this size share a packed row: a cold row costs cache misses by the line, not by the byte."""
-_PARALLEL_BYTES = 1 << 20
-"""Below this a batch is copied by one thread: starting others costs more than they save."""
 
 
 class Block(NamedTuple):
@@ -94,7 +93,6 @@ class Table:
         self._fields = _register(columns, schema.leaves, capacity)
         self._ranges = [_reach(column) for column in columns]
         self._templates: tuple[int, list[Tensor]] = (-1, [])
-        self._row_bytes = schema.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -123,10 +121,11 @@ class Table:
                 for bits, column in zip(self._bits, self.columns, strict=True)
             ]
             return [tensor.pin_memory() for tensor in out] if pin else out
+        if is_dynamo_compiling():  # a graph break: addresses are not for a graph
+            return torch.compiler.disable(Table.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         rows = slots.shape[0]
         out = self._empty(rows, pin=pin)
-        threads = torch.get_num_threads() if rows * self._row_bytes > _PARALLEL_BYTES else 1
-        self._fields.gather([slots.data_ptr()], rows, [tensor.data_ptr() for tensor in out], threads)
+        self._fields.gather([slots.data_ptr()], rows, [tensor.data_ptr() for tensor in out])
         return out
 
     def write(self, placement: Placement, flat: Flat, lanes: int = 1) -> None:
@@ -155,6 +154,9 @@ class Table:
         self._bits[position][slots] = as_bits(self._apart(value)).to(self.device)
 
     def _write_native(self, placement: Placement, leaves: list[Tensor]) -> None:
+        if is_dynamo_compiling():
+            torch.compiler.disable(Table._write_native)(self, placement, leaves)  # type: ignore[no-untyped-call]
+            return
         addresses = [tensor.data_ptr() for tensor in leaves]
         for low, high in self._ranges:
             if any(low <= address < high for address in addresses):

@@ -95,6 +95,7 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
         DamagedFileError: naming the file that is damaged.
 
     Example:
+        >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
         >>> indices = rb.extend({"reward": torch.tensor([1.0, 2.0, 6.0])})

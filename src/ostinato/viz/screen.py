@@ -172,7 +172,7 @@ def _bars(axes: Any, panel: Bars) -> None:
     axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
 
 
-def _ticks(axis: Any, most: int = 5) -> None:
+def _ticks(axis: Any, most: int = 6) -> None:
     """Put at most `most` intervals on an axis; write 12000 as 12,000, and small numbers as they are."""
     ticker = require("matplotlib.ticker", "viz")
     axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)))
