@@ -107,11 +107,12 @@ class Engine:
                     f"tensorclass), got {type(data).__name__}"
                 )
                 raise UsageError(msg)
+            laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
             try:
                 placement = self._place(payload, rows)
             except Exception:
-                if not len(storage):
+                if not laid_out:
                     storage.forget_form()
                     self._settled = False
                 raise

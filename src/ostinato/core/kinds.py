@@ -24,6 +24,7 @@ __all__ = [
     "is_tensordict",
     "make",
     "open_node",
+    "require_batch",
     "show_path",
     "stack",
     "unstack",
@@ -80,14 +81,27 @@ def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
         kind = "namedtuple" if named else "list" if isinstance(data, list) else "tuple"
         return Node(kind, tuple(range(len(data))), type(data) if named else None), list(data)
     if is_tensorclass(data):
+        require_batch(data, lead)
         return _open_tensorclass(data, lead)
     if is_tensordict(data):
+        require_batch(data, lead)
         keys, values = [], []
         for key, value in data.items():
             keys.append(key)
             values.append(value)
         return Node("tensordict", tuple(keys), None, tuple(data.batch_size[lead:])), values
     return None
+
+
+def require_batch(data: Any, lead: int) -> None:
+    """Refuse a TensorDict or tensorclass with fewer than `lead` batch dimensions.
+
+    Raises:
+        SchemaError: one row came where rows were due.
+    """
+    if data.batch_dims < lead:
+        msg = f"extend() needs {lead} batch dimension(s), got batch_size={list(data.batch_size)}: add() takes one row"
+        raise SchemaError(msg)
 
 
 def _open_tensorclass(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
@@ -144,7 +158,7 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided or value.is_meta:
             raise KindError(_refuse(path, "a nested, sparse or meta tensor"))
-        return value.detach().resolve_conj().resolve_neg()
+        return (value.detach() if value.requires_grad else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":
             raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))

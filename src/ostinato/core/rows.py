@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
+from ostinato._backend import native
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, as_tensor, open_node, show_path
 from ostinato.errors import KeyMissingError, SchemaError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Flat", "Leaf", "Path", "Schema", "describe", "map_leaves"]
 
 Path: TypeAlias = "tuple[Hashable, ...]"
+_check_leaves = getattr(native, "check_leaves", None)
 
 
 class Leaf(NamedTuple):
@@ -44,8 +46,8 @@ class Flat(NamedTuple):
 
     leaves: list[Tensor]
     batch: tuple[int, ...]
-    plain: bool
-    """Whether all leaves are contiguous CPU memory, which the native copies read as it stands."""
+    addresses: list[int] | None
+    """Where the leaves lie, if all are contiguous CPU memory, which the native copies read as it stands."""
 
 
 _Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | None"  # None is a leaf
@@ -58,7 +60,7 @@ class Schema:
     `flatten` checks data against it and gives the leaves in order, `build` is the inverse.
     """
 
-    __slots__ = ("_complex", "_flat", "_shapes", "leaves", "tree")
+    __slots__ = ("_complex", "_dtypes", "_flat", "_seen", "leaves", "tree")
 
     def __init__(self, tree: _Tree, leaves: Sequence[Leaf]) -> None:
         self.tree = tree
@@ -66,7 +68,8 @@ class Schema:
         # One level of nesting is by far the commonest form: it is walked without recursion.
         self._flat = tree is not None and all(child is None for child in tree[1])
         self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # their conjugates are views that lie
-        self._shapes: tuple[tuple[int, ...] | None, list[tuple[int, ...]]] = (None, [])
+        self._dtypes = [leaf.dtype for leaf in leaves]
+        self._seen: tuple[Any, int, tuple[int, ...], list[torch.Size]] = (None, -1, (), [])
 
     def __eq__(self, other: object) -> bool:
         """Compare tree and leaves."""
@@ -127,21 +130,20 @@ class Schema:
             return self._flatten([as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)], batch, lead)
 
     def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int) -> Flat:
-        if batch is None:
-            batch = self._read_batch(values, lead)
+        batch, shapes = self._expected(values, batch, lead)
+        if _check_leaves is not None and not self._complex:
+            addresses = _check_leaves(values, self._dtypes, shapes, Tensor)
+            if addresses is not None:
+                return Flat(values, batch, addresses)
         out: list[Tensor] = []
-        plain = True
-        for leaf, value, shape in zip(self.leaves, values, self._expected(batch), strict=True):
-            if type(value) is Tensor and value.is_cpu and not (value.requires_grad or value.is_neg() or self._complex):
-                tensor = value
-            else:
-                tensor = as_tensor(value, leaf.path, leaf.dtype)
-                plain = plain and tensor.is_cpu
+        plain = native is not None
+        for leaf, value, shape in zip(self.leaves, values, shapes, strict=True):
+            tensor = as_tensor(value, leaf.path, leaf.dtype)
             if tensor.dtype is not leaf.dtype or tensor.shape != shape:
                 raise SchemaError(_mismatch(leaf, tensor, batch))
-            plain = plain and tensor.is_contiguous()
+            plain = plain and tensor.is_cpu and tensor.is_contiguous()
             out.append(tensor)
-        return Flat(out, batch, plain)
+        return Flat(out, batch, [tensor.data_ptr() for tensor in out] if plain else None)
 
     def build(self, leaves: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
         """Nest leaves (tensors of shape `[*batch, *leaf.shape]`, in order) into the schema's kind. No copy."""
@@ -157,8 +159,11 @@ class Schema:
             if open_node(data, lead) is not None:
                 raise SchemaError(_wrong_kind(None, data, ()))
             return [data]
-        if self._flat and (type(data) is dict or kinds.is_tensordict(data)) and tree[0].kind in _MAPPINGS:
-            mapping = data if type(data) is dict else dict(data.items())
+        if self._flat and tree[0].kind in _MAPPINGS and (type(data) is dict or kinds.is_tensordict(data)):
+            mapping = data
+            if type(data) is not dict:
+                kinds.require_batch(data, lead)
+                mapping = dict(data.items())
             if len(mapping) == len(tree[0].keys):
                 try:
                     values = [mapping[key] for key in tree[0].keys]
@@ -170,14 +175,22 @@ class Schema:
         _collect(tree, data, (), lead, out)
         return out
 
-    def _read_batch(self, values: list[Any], lead: int) -> tuple[int, ...]:
-        if lead == 0:
-            return ()
-        if not values:
-            msg = "rows have no fields: give at least one"
-            raise SchemaError(msg)
-        first = values[0]
-        shape = first.shape if isinstance(first, Tensor) else as_tensor(first, self.leaves[0].path).shape
+    def _expected(
+        self, values: list[Any], batch: tuple[int, ...] | None, lead: int
+    ) -> tuple[tuple[int, ...], list[torch.Size]]:
+        """Leading dimensions (read off the first leaf where they are not given) and the shapes that all must have."""
+        first, seen = values[0], None
+        if batch is None:
+            seen = first.shape if type(first) is Tensor else as_tensor(first, self.leaves[0].path).shape
+            if seen == self._seen[0] and lead == self._seen[1]:
+                return self._seen[2], self._seen[3]  # loops write batches of one size
+            batch = self._read_batch(seen, lead)
+        shapes = [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
+        if seen is not None:
+            self._seen = (seen, lead, batch, shapes)
+        return batch, shapes
+
+    def _read_batch(self, shape: tuple[int, ...], lead: int) -> tuple[int, ...]:
         if len(shape) < lead:
             msg = (
                 f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: "
@@ -185,14 +198,6 @@ class Schema:
             )
             raise SchemaError(msg)
         return tuple(shape[:lead])
-
-    def _expected(self, batch: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Full shapes for this batch; the last answer is kept, since loops write batches of one size."""
-        known, shapes = self._shapes
-        if known != batch:
-            shapes = [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
-            self._shapes = (batch, shapes)
-        return shapes
 
 
 _MAPPINGS = frozenset({"dict", "tensordict"})

@@ -59,22 +59,21 @@ class RandomSampler(Sampler):
 class SamplerWithoutReplacement(RandomSampler):
     """Passes over the rows: within one pass (epoch) every row present is drawn exactly once.
 
-        The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
-        no call stalls to shuffle everything. Rows written during a pass join those not yet drawn. The last batch of
-        a pass holds what is left, unless `drop_last`. An instance of `RandomSampler` because TorchRL's is.
+    The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
+    no call stalls to shuffle everything. Rows written during a pass join those not yet drawn. The last batch of a pass
+    holds what is left, unless `drop_last`. An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
     Args:
-            drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
-            shuffle: False goes through the slots in order.
+        drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
+        shuffle: False goes through the slots in order.
 
     Example:
-            >>> import torch
-    from torch.compiler import is_dynamo_compiling
-            >>> from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-            >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
-            >>> _ = rb.extend(torch.arange(10))
-            >>> [len(batch) for batch in rb]
-            [4, 4, 2]
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
+        >>> _ = rb.extend(torch.arange(10))
+        >>> [len(batch) for batch in rb]
+        [4, 4, 2]
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, *, replacement: bool = False) -> None:  # noqa: FBT001, FBT002

@@ -89,6 +89,11 @@ class Storage(ABC):
             KindError: rows of a kind that this storage cannot keep.
         """
 
+    @property
+    def laid_out(self) -> bool:
+        """Whether the form of the rows is fixed."""
+        return True
+
     def forget_form(self) -> None:  # noqa: B027
         """Drop the form taken from the first rows, which were refused after all (a writer said no)."""
 

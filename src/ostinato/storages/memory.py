@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, final
 import psutil
 import torch
 
+from ostinato._backend import native
 from ostinato.durable import files
 from ostinato.errors import DamagedFileError, StorageMemoryError
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["HeapMemory", "MappedMemory", "Memory", "show_bytes"]
+
+_advise = getattr(native, "advise_huge_pages", None)
+_LARGE_BYTES = 8 << 20
+"""From this size on a block asks for huge pages; a smaller one would round up to them."""
 
 
 class Memory(Protocol):
@@ -56,7 +61,10 @@ class HeapMemory:
 
     def block(self, name: str, nbytes: int) -> Tensor:  # noqa: ARG002
         """Return a uint8 tensor `[nbytes]`, not initialised."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        if _advise is not None and nbytes >= _LARGE_BYTES and self.device.type == "cpu":
+            _advise(block.data_ptr(), nbytes)  # before the first touch: random rows then miss the TLB less often
+        return block
 
 
 @final

@@ -136,9 +136,10 @@ class Table:
             flat: the rows, numbered in order by their leading dimensions (none is one row).
             lanes: cells in one step of the first dimension, if there are two.
         """
-        if self._fields is not None and flat.plain:
-            self._write_native(placement, flat.leaves)
-            return
+        if self._fields is not None and flat.addresses is not None:
+            if self._write_native(placement, flat.addresses):
+                return
+            flat = flat._replace(leaves=[leaf.clone() for leaf in flat.leaves])  # they lie in this very table
         sources = [self._apart(tensor) for tensor in flat.leaves]
         for column, bits, leaf, source in zip(self.columns, self._bits, self.schema.leaves, sources, strict=True):
             if isinstance(placement, Run):
@@ -153,21 +154,14 @@ class Table:
         """Write one field, `[n, *leaf.shape]`, at distinct slots."""
         self._bits[position][slots] = as_bits(self._apart(value)).to(self.device)
 
-    def _write_native(self, placement: Placement, leaves: list[Tensor]) -> None:
+    def _write_native(self, placement: Placement, addresses: list[int]) -> bool:
+        """Copy; False, with nothing written, if a source overlaps the table."""
         if is_dynamo_compiling():
-            torch.compiler.disable(Table._write_native)(self, placement, leaves)  # type: ignore[no-untyped-call]
-            return
-        addresses = [tensor.data_ptr() for tensor in leaves]
-        for low, high in self._ranges:
-            if any(low <= address < high for address in addresses):
-                leaves = [leaf.clone() for leaf in leaves]  # rows of this very table: copy before they are replaced
-                addresses = [tensor.data_ptr() for tensor in leaves]
-                break
+            return torch.compiler.disable(Table._write_native)(self, placement, addresses)  # type: ignore[no-untyped-call, no-any-return]
         if isinstance(placement, Run):
-            self._fields.write_run(placement.start, placement.rows, placement.skip, addresses)
-        else:
-            slots, rows = placement.slots, placement.rows
-            self._fields.scatter(slots.data_ptr(), rows.data_ptr(), slots.shape[0], addresses)
+            return self._fields.write_run(placement.start, placement.rows, placement.skip, addresses) is not False
+        slots, rows = placement.slots, placement.rows
+        return self._fields.scatter(slots.data_ptr(), rows.data_ptr(), slots.shape[0], addresses) is not False
 
     def _apart(self, source: Tensor) -> Tensor:
         """Copy a source that lies in this table's own memory."""

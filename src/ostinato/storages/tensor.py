@@ -169,11 +169,6 @@ class TensorStorage(Storage):
         lead += self.ndim - 1
         if lead and type(data) is list:
             data = self._stacked(data)
-        elif lead and kinds.is_tensor_collection(data) and data.batch_dims < lead:
-            msg = (
-                f"extend() needs {lead} batch dimension(s), got batch_size={list(data.batch_size)}: add() takes one row"
-            )
-            raise SchemaError(msg)
         late: dict[Path, Tensor] = {}
         schema = describe(data, lead) if self._table is None else self._table.schema
         if self._late:
@@ -194,11 +189,15 @@ class TensorStorage(Storage):
         known = {} if self._table is None else {leaf.path: leaf.dtype for leaf in self._table.schema.leaves}
         return kinds.stack(rows, known)
 
+    @property
+    def laid_out(self) -> bool:
+        """Whether rows have shown their form."""
+        return self._table is not None
+
     def forget_form(self) -> None:
         """Drop the form taken from rows that were refused after all, so that the next rows may show another."""
-        if self._rows == 0:
-            self._table = None
-            self._lanes = 1
+        self._table = None
+        self._lanes = 1
 
     def _known(self) -> set[Path]:
         return {leaf.path for leaf in self._require().schema.leaves}
@@ -257,7 +256,7 @@ class TensorStorage(Storage):
         Raises:
             KeyMissingError: if a row lacks a field that was added later to other rows.
         """
-        flat = Flat(self._require().gather(slots, pin=pin), (slots.shape[0],), plain=True)
+        flat = Flat(self._require().gather(slots, pin=pin), (slots.shape[0],), None)
         if not self._late:
             return _Payload(flat, {})
         self._late.require_all(slots)
@@ -295,7 +294,7 @@ class TensorStorage(Storage):
             leaves, late = table.gather(picked.slots), self._late.get(picked.slots) if self._late else {}
         else:
             leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows) if self._late else {}
-        return self.present(_Payload(Flat(leaves, picked.batch, plain=False), late), picked.batch)
+        return self.present(_Payload(Flat(leaves, picked.batch, None), late), picked.batch)
 
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Tensor:
         table = self._require()
@@ -321,7 +320,7 @@ class TensorStorage(Storage):
         rows = torch.arange(count, device=self.device)
 
         def change() -> None:
-            table.write(Picks(slots, rows, slots), Flat(leaves, (count,), flat.plain))
+            table.write(Picks(slots, rows, slots), Flat(leaves, (count,), flat.addresses))
             if late or self._late:
                 self._late.set(slots, late)
 

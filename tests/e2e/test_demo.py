@@ -1,0 +1,156 @@
+"""The main job from end to end: train, evaluate, save, reopen, draw, look inside."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato.demo import DqnConfig, Progress, Report, picture, save_and_reopen, train
+from ostinato.errors import CheckpointError
+from ostinato.tools import inspect_checkpoint
+from ostinato.viz import Bars, Curves, Points
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("gymnasium")
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """One short run, for all tests that only read it; its ring has wrapped."""
+    return train(replace(DqnConfig().over(400), capacity=250, patience=0, evaluation_episodes=4))
+
+
+def test_a_short_run_reports_what_it_did(report: Report) -> None:
+    assert report.steps == 400
+    assert len(report.buffer) == 250
+    assert report.updates == 2 * 91, "every round of 4 steps from the one that completes the warm-up"
+    assert len(report.evaluation_returns) == 4
+    assert 8 <= report.mean_return <= 500
+    assert len(report.episode_steps) == len(report.episode_returns)
+    assert report.episode_steps[-1] == sum(report.episode_returns), "one point for each step"
+    assert report.validation_steps[-1] == 400
+    best = max(report.validation_returns)
+    assert report.snapshot_step == max(
+        step for step, value in zip(report.validation_steps, report.validation_returns, strict=True) if value == best
+    )
+    assert 0 < report.buffer_s < report.seconds
+
+
+def test_the_buffer_holds_the_newest_rows(report: Report) -> None:
+    rows = report.buffer.read_all_in_order()
+    assert sorted(rows["step"].tolist()) == list(range(150, 400))
+    assert rows["observation"].isfinite().all()
+
+
+def test_the_same_seed_gives_the_same_run_and_leaves_global_state_alone(report: Report) -> None:
+    torch.manual_seed(123)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    again = train(report.config)
+    assert again.episode_returns == report.episode_returns
+    assert again.validation_returns == report.validation_returns
+    assert again.evaluation_returns == report.evaluation_returns
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_another_seed_gives_another_run(report: Report) -> None:
+    assert train(replace(report.config, seed=1)).episode_returns != report.episode_returns
+
+
+def test_progress_is_told_and_a_solved_run_stops() -> None:
+    told: list[Progress] = []
+    config = replace(DqnConfig().over(100), patience=0)
+    train(config, told.append)
+    assert [now.step for now in told] == list(range(4, 101, 4))
+    assert told[-1].rows == 100
+    assert told[-1].steps == 100
+    assert math.isnan(told[0].mean_return)
+    assert told[-1].samples_per_s > 0
+
+
+def test_the_checkpoint_reopens_and_goes_on(report: Report, tmp_path: Path) -> None:
+    reopened = save_and_reopen(report, tmp_path / "checkpoint")
+    assert (reopened.rows, reopened.batches) == (250, 5)
+    seen = inspect_checkpoint(tmp_path / "checkpoint")
+    assert seen.nbytes <= reopened.nbytes
+    assert (seen.rows, seen.capacity, seen.rows_written, seen.exact_resume) == (250, 250, 400, True)
+    fields = {field.name: field for field in seen.fields}
+    assert (fields["reward"].minimum, fields["reward"].maximum) == (1.0, 1.0)
+    assert (fields["step"].minimum, fields["step"].maximum) == (150, 399)
+    assert fields["observation"].shape == (4,)
+
+
+def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_path: Path) -> None:
+    class Forgetful:
+        """A buffer that draws once more after it was saved."""
+
+        def dumps(self, path: Path) -> None:
+            report.buffer.dumps(path)
+            report.buffer.sample()
+
+        def sample(self) -> object:
+            return report.buffer.sample()
+
+    with pytest.raises(CheckpointError, match=r"batch 0 after reopening .* differs"):
+        save_and_reopen(replace(report, buffer=Forgetful()), tmp_path / "checkpoint")  # type: ignore[arg-type]
+
+
+def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
+    scene = picture(report)
+    assert f"{report.mean_return:.1f}" in scene.title
+    (learning,), (states, ages, actions) = scene.rows
+    assert isinstance(learning, Curves)
+    assert isinstance(states, Points)
+    assert isinstance(ages, Bars)
+    assert isinstance(actions, Bars)
+    dots, mean, validation = learning.lines
+    assert dots.y == report.episode_returns
+    assert mean.y[0] == report.episode_returns[0]
+    assert mean.y[-1] == pytest.approx(sum(report.episode_returns[-10:]) / 10)
+    assert validation.y == report.validation_returns
+    assert learning.marks[0].y == report.mean_return
+    assert len(states.x) == 250
+    assert list(states.value) == list(range(250, 0, -1)), "the oldest row first, drawn below the newer"
+    assert sum(sum(stack.counts) for stack in ages.stacks) == 250
+    assert sum(sum(stack.counts) for stack in actions.stacks) >= 240, "but for rows with the pole further down"
+
+
+def ostinato(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-c", "from ostinato.cli.main import main; main()", *arguments]
+    env = {**os.environ, "COLUMNS": "100", "TERM": "dumb"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, check=False)
+
+
+def test_the_command_writes_everything(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = ostinato("demo", "--steps", "300", "--seed", "3", "--output-dir", str(out))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((out / "report.json").read_text())
+    assert (summary["config"]["seed"], summary["steps"] <= 300) == (3, True)
+    assert f"Mean evaluation return over 20 new episodes: {summary['mean_return']:.1f}" in done.stdout
+    assert "samples/s" in done.stdout
+    assert "batches of both buffers are equal" in done.stdout
+    assert (out / "demo.png").stat().st_size > 20_000
+    assert ostinato("inspect", str(out / "checkpoint")).returncode == 0
+    again = ostinato("demo", "--steps", "100", "--output-dir", str(out))
+    assert again.returncode == 0, "a second run replaces the first"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_full_run_learns() -> None:
+    """The promise: 400 or more within 3 minutes on two CPU cores. `make demo` shows seed 0."""
+    report = train(DqnConfig())
+    assert report.mean_return >= 400
+    assert report.seconds < 180

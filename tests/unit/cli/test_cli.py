@@ -1,0 +1,157 @@
+"""The command as users run it: a process of its own, its output, its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, ReplayBuffer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("typer")
+
+START = "from ostinato.cli.main import main; main()"
+
+
+def ostinato(*arguments: str, start: str = START, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    settings = {**os.environ, "COLUMNS": "100", "TERM": "dumb", **env}
+    settings.pop("FORCE_COLOR", None) if "FORCE_COLOR" not in env else None
+    command = [sys.executable, "-W", "ignore", "-c", start, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=settings, timeout=120, check=False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), generator=torch.Generator())
+    rb.extend(
+        {"obs": torch.arange(12.0).reshape(4, 3), "next": {"reward": torch.tensor([0.0, 1.0, float("nan"), 2.0])}}
+    )
+    rb.sample(2)
+    rb.dumps(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("command", [(), ("demo",), ("inspect",)])
+def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> None:
+    done = ostinato(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+    assert "Example" in done.stdout
+    for word in {(): ("demo", "inspect"), ("demo",): ("--seed", "--steps"), ("inspect",): ("--json", "--quick")}[
+        command
+    ]:
+        assert word in done.stdout
+
+
+def test_version() -> None:
+    from importlib.metadata import version
+
+    done = ostinato("--version")
+    assert (done.returncode, done.stdout) == (0, f"ostinato {version('ostinato')}\n")
+
+
+@pytest.mark.parametrize("arguments", [("fly",), ("inspect",), ("demo", "--seed", "-1"), ("demo", "--steps", "many")])
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+    done = ostinato(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_inspect_prints_every_field(saved: Path) -> None:
+    done = ostinato("inspect", str(saved))
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == str(saved)
+    assert lines[1].startswith("4 of 100 rows")
+    assert "2 drawn" in lines[1]
+    obs = next(line.split() for line in lines if line.strip().startswith("obs"))
+    assert obs == ["obs", "float32[3]", "48", "B", "0", "5.5", "11", "0"]
+    reward = next(line.split() for line in lines if line.strip().startswith("next.reward"))
+    assert reward == ["next.reward", "float32", "16", "B", "0", "1", "2", "1"]
+
+
+def test_inspect_json_is_json(saved: Path) -> None:
+    done = ostinato("inspect", "--json", str(saved))
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["capacity"], report["verified"]) == (4, 100, True)
+    assert [field["name"] for field in report["fields"]] == ["obs", "next.reward"]
+    assert report["fields"][1]["nan_count"] == 1
+
+
+def test_inspect_json_writes_infinities_as_text(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4))
+    rb.extend({"a": torch.tensor([1.0, float("inf")])})
+    rb.dumps(tmp_path / "saved")
+    field = json.loads(ostinato("inspect", "--json", str(tmp_path / "saved")).stdout)["fields"][0]
+    assert (field["minimum"], field["maximum"], field["mean"]) == (1.0, "inf", "inf")
+
+
+def test_inspect_quick_reads_no_data(saved: Path) -> None:
+    flip_a_byte(saved)
+    done = ostinato("inspect", "--quick", "--json", str(saved))
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert report["verified"] is False
+    assert report["fields"][0]["mean"] is None
+
+
+def flip_a_byte(saved: Path) -> Path:
+    """Damage the file of the first field."""
+    file = next(saved.glob("0_obs.*.bin"))
+    data = bytearray(file.read_bytes())
+    data[5] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
+    file = flip_a_byte(saved)
+    done = ostinato("inspect", str(saved), FORCE_COLOR="1", TERM="xterm")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert file.name in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("\x1b[1;31merror: ")
+
+
+def test_a_missing_checkpoint_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    done = ostinato("inspect", str(tmp_path / "a [red]wonder[/red]"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no checkpoint at ")
+    assert "a [red]wonder[/red]" in done.stderr, "what users name is no markup"
+    assert done.stderr.count("\n") == 1
+
+
+def test_errors_of_the_system_are_one_line_too(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("")
+    done = ostinato("demo", "--output-dir", str(tmp_path / "file" / "inside"))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [("typer", ("--help",), "cli"), ("rich.table", ("--help",), "cli"), ("gymnasium", ("demo",), "demo"),
+     ("matplotlib", ("demo",), "viz")],
+)  # fmt: skip
+def test_a_missing_extra_says_what_to_install(
+    missing: str, arguments: tuple[str, ...], extra: str, tmp_path: Path
+) -> None:
+    start = f"import sys; sys.modules[{missing!r}] = None\n{START}"
+    extra_arguments = ("--output-dir", str(tmp_path / "out")) if arguments == ("demo",) else ()
+    done = ostinato(*arguments, *extra_arguments, start=start)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"pip install 'ostinato[{extra}]'" in done.stderr
+    assert not (tmp_path / "out").exists(), "nothing is written before the packages are found"

@@ -1,0 +1,70 @@
+"""Statistics of pieces equal those of the whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.tools.tally import Tally, elements
+
+REALS = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+]  # fmt: skip
+
+
+def tally(*pieces: torch.Tensor) -> Tally:
+    """Show all pieces to a new tally."""
+    made = Tally()
+    for piece in pieces:
+        made.see(piece)
+    return made
+
+
+@given(
+    st.lists(st.floats(width=32, allow_infinity=False, min_value=-1e6, max_value=1e6) | st.just(math.nan), max_size=40),
+    st.integers(1, 40),
+)
+def test_pieces_equal_the_whole(values: list[float], size: int) -> None:
+    numbers = torch.tensor(values, dtype=torch.float32)
+    seen = tally(*torch.split(numbers, size)) if values else tally()
+    real = [v for v in values if not math.isnan(v)]
+    assert seen.nan_count == len(values) - len(real)
+    assert seen.count == len(real)
+    assert (seen.minimum, seen.maximum) == ((min(real), max(real)) if real else (None, None))
+    assert seen.mean == (pytest.approx(math.fsum(real) / len(real), abs=1e-6) if real else None)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_every_real_dtype(dtype: torch.dtype) -> None:
+    seen = tally(torch.tensor([0, 1, 1, 0], dtype=dtype))
+    assert (seen.minimum, seen.maximum, seen.mean, seen.nan_count) == (0, 1, 0.5, 0)
+
+
+def test_bounds_of_integers_are_exact() -> None:
+    seen = tally(torch.tensor([2**62 + 1, -(2**62) - 1]))
+    assert (seen.minimum, seen.maximum) == (-(2**62) - 1, 2**62 + 1)
+    assert isinstance(seen.minimum, int)
+
+
+def test_unsigned_64_bit_integers_do_not_wrap() -> None:
+    assert tally(torch.tensor([0, 2**63], dtype=torch.uint64)).maximum == 2.0**63
+
+
+def test_infinities() -> None:
+    assert tally(torch.tensor([1.0, math.inf])).mean == math.inf
+    both = tally(torch.tensor([-math.inf, math.inf]))
+    assert (both.minimum, both.maximum, both.mean) == (-math.inf, math.inf, None)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20), st.lists(st.integers(0, 80), max_size=6))
+def test_elements_across_blocks(values: list[int], cuts: list[int]) -> None:
+    raw = torch.tensor(values, dtype=torch.int32).numpy().tobytes()
+    bounds = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+    blocks = [raw[a:b] for a, b in itertools.pairwise(bounds)]
+    assert [n for part in elements(blocks, torch.int32) for n in part.tolist()] == values
