@@ -1,13 +1,19 @@
-// The Python face of the native part. The only file that knows nanobind and the interpreter lock.
+// The Python face of the native part. The only file that knows the interpreter lock.
 // Numbers come in and go out; memory comes as addresses, which the Python side has checked (dtype, shape,
 // lifetime).
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <limits>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fields.hpp"
 #include "gather.hpp"
+#include "leaves.hpp"
+#include "platform.hpp"
 #include "shuffle.hpp"
 
 namespace nb = nanobind;
@@ -53,32 +59,42 @@ std::size_t add(Fields& fields, const nb::list& segments, std::int64_t row_bytes
     return fields.add(std::move(tables), row_bytes, stride);
 }
 
-void gather(const Fields& fields, const nb::list& indices, std::int64_t n, const nb::list& outs,
-            int threads) {
+void gather(const Fields& fields, const nb::list& indices, std::int64_t n, const nb::list& outs) {
     const Plan plan = fields.plan_gather(to_addresses(indices), n, to_addresses(outs));
     run(plan, n, [&] {
         check_slots(plan, n);
-        gather_rows(plan, n, threads);
+        gather_rows(plan, n);
     });
 }
 
-void write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::int64_t skip,
+bool write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::int64_t skip,
                const nb::list& srcs) {
     Plan plan = fields.plan_write(0, n, to_addresses(srcs));
     fields.check_run(start, n, skip);
     plan.start = start;
     plan.skip = skip;
+    const std::uint64_t read = n == 0 ? 0 : static_cast<std::uint64_t>(skip) + static_cast<std::uint64_t>(n);
+    if (reads_fields(*fields.cover(), plan, read)) return false;
     run(plan, n, [&] { write_rows(plan, n); });
+    return true;
 }
 
-void scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, const nb::list& srcs) {
+bool scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, const nb::list& srcs) {
     Plan plan = fields.plan_write(slots, n, to_addresses(srcs));
     plan.picks = at_address<const std::int64_t>(rows);
+    const std::shared_ptr<const Cover> cover = fields.cover();
+    bool apart = true;
     run(plan, n, [&] {
         check_slots(plan, n);
-        if (plan.picks != nullptr) require_in_range(plan.picks, n, std::numeric_limits<std::int64_t>::max());
-        scatter_rows(plan, n);
+        auto read = static_cast<std::uint64_t>(n);
+        if (plan.picks != nullptr && n > 0) {
+            require_in_range(plan.picks, n, std::numeric_limits<std::int64_t>::max());
+            read = static_cast<std::uint64_t>(*std::max_element(plan.picks, plan.picks + n)) + 1;
+        }
+        apart = !reads_fields(*cover, plan, read);
+        if (apart) scatter_rows(plan, n);
     });
+    return apart;
 }
 
 void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, Address randoms,
@@ -91,6 +107,42 @@ void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, 
                  at_address<std::int64_t>(out));
 }
 
+void advise(Address address, std::int64_t nbytes) {
+    if (nbytes < 0) throw nb::value_error("nbytes must be at least 0");
+    advise_huge_pages(address, static_cast<std::size_t>(nbytes));
+}
+
+/// The reader of the type asked for last. (A call keeps its own: torch may run Python code in between.)
+std::shared_ptr<const LeafReader> reader_of(nb::handle type) {
+    // never freed: when statics are, the interpreter is gone already
+    static auto& known = *new std::shared_ptr<const LeafReader>();
+    if (known == nullptr || !known->reads(type)) known = std::make_shared<const LeafReader>(type);
+    return known;
+}
+
+nb::object check_leaves(const nb::list& values, const nb::list& dtypes, const nb::list& shapes,
+                        nb::type_object tensor_type) {
+    const std::size_t count = values.size();
+    if (dtypes.size() != count || shapes.size() != count) {
+        throw nb::value_error("values, dtypes and shapes must be of one length");
+    }
+    const std::shared_ptr<const LeafReader> reader = reader_of(tensor_type);
+    try {
+        nb::list addresses;
+        for (std::size_t i = 0; i < count; ++i) {
+            const nb::object value = values[i];
+            if (!value.type().is(tensor_type)) return nb::none();
+            const nb::object address = reader->address(value, nb::object(dtypes[i]), nb::object(shapes[i]));
+            if (!address.is_valid() || to_address(address.ptr()) == 0) return nb::none();
+            addresses.append(address);
+        }
+        return addresses;
+    } catch (const nb::python_error& error) {  // tensors without plain memory raise, instead of answering
+        if (!error.matches(PyExc_Exception)) throw;
+        return nb::none();
+    }
+}
+
 }  // namespace
 }  // namespace ostinato
 
@@ -99,10 +151,12 @@ NB_MODULE(_native, m) {
     nb::class_<ostinato::Fields>(m, "Fields", "The fields of a storage, registered once.")
         .def(nb::init<>())
         .def("add", &ostinato::add, "segments"_a, "row_bytes"_a, "stride"_a)
-        .def("gather", &ostinato::gather, "indices"_a, "n"_a, "outs"_a, "threads"_a = 1)
+        .def("gather", &ostinato::gather, "indices"_a, "n"_a, "outs"_a)
         .def("write_run", &ostinato::write_run, "start"_a, "n"_a, "skip"_a, "srcs"_a)
         .def("scatter", &ostinato::scatter, "slots"_a, "rows"_a, "n"_a, "srcs"_a)
         .def_prop_ro("count", &ostinato::Fields::count)
         .def_prop_ro("rows", &ostinato::Fields::rows);
+    m.def("advise_huge_pages", &ostinato::advise, "address"_a, "nbytes"_a);
+    m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
 }

@@ -7,16 +7,16 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cover.hpp"
 #include "gather.hpp"
 
 namespace ostinato {
-
-using Address = std::uintptr_t;
 
 template <typename T>
 T* at_address(Address address) {
@@ -41,6 +41,7 @@ public:
         Field field{std::move(segments), 0, static_cast<std::size_t>(row_bytes),
                     static_cast<std::size_t>(stride)};
         for (const Segment& segment : field.segments) field.rows += segment.rows;
+        extend_cover(field);
         const std::size_t index = fields_.size();
         fields_.push_back(std::move(field));
         join_group(index);
@@ -48,6 +49,9 @@ public:
     }
 
     std::size_t count() const { return fields_.size(); }
+
+    /// The memory of all fields. Stays as it is when fields are added.
+    std::shared_ptr<const Cover> cover() const { return cover_; }
 
     /// Rows that every field has (0 without fields).
     std::int64_t rows() const {
@@ -72,6 +76,11 @@ public:
     /// What writes one batch to `slots` (0: to a ring run, whose start the caller fills in).
     Plan plan_write(Address slots, std::int64_t n, const std::vector<Address>& srcs) const {
         check_batch("srcs", srcs, n);
+        for (std::size_t f = 0; n > 0 && f < srcs.size(); ++f) {
+            if (srcs[f] == 0 && fields_[f].row_bytes > 0) {
+                throw std::invalid_argument("a source with rows needs an address, got 0");
+            }
+        }
         return make_plan(srcs, [slots](std::size_t) { return slots; });
     }
 
@@ -207,9 +216,28 @@ private:
                           : static_cast<std::int64_t>(a.row_bytes) - shift <= stride;
     }
 
+    /// A copy takes the place of the old one: a call without the interpreter lock may be reading that.
+    void extend_cover(const Field& field) {
+        Cover cover = *cover_;
+        for (const Segment& segment : field.segments) {
+            if (segment.rows == 0 || field.row_bytes == 0) continue;
+            const auto before = static_cast<std::size_t>(segment.rows - 1) * field.stride;
+            cover.add(span_of(reinterpret_cast<Address>(segment.base), 1, before + field.row_bytes));
+        }
+        cover_ = std::make_shared<const Cover>(std::move(cover));
+    }
+
     std::deque<Field> fields_;
     std::vector<std::vector<std::size_t>> groups_;
+    std::shared_ptr<const Cover> cover_ = std::make_shared<const Cover>();
 };
+
+/// Whether the first `rows` rows of a batch lie, in part at least, in memory that the plan may write.
+inline bool reads_fields(const Cover& cover, const Plan& plan, std::uint64_t rows) {
+    return std::any_of(plan.columns.begin(), plan.columns.end(), [&](const Column& column) {
+        return cover.overlaps(span_of(reinterpret_cast<Address>(column.batch), rows, column.bytes));
+    });
+}
 
 /// Raise unless every slot of the plan lies in its table.
 inline void check_slots(const Plan& plan, std::int64_t n) {

@@ -9,9 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "platform.hpp"
@@ -59,10 +56,6 @@ struct Plan {
         return bytes;
     }
 };
-
-/// Fewer bytes are never split over threads. (On two shared cores a second thread did not pay up to 16 MB,
-/// one copy already fills the memory bus: so callers ask for threads, and the default is one.)
-constexpr std::size_t kSplitBytes = std::size_t{1} << 20;
 
 namespace detail {
 
@@ -150,16 +143,16 @@ void copy_block(const Plan& plan, const Block& block, const Column& column) {
                      [bytes](Byte* to, const Byte* from) { std::memcpy(to, from, bytes); });
 }
 
-/// A pass on its way: rows [begin, opened) are located and asked for.
+/// A pass on its way: rows [0, opened) are located and asked for.
 template <Way way>
 class Lane {
 public:
-    /// Begin a pass over the steps [begin, end).
-    void enter(const Plan& plan, const Pass& pass, std::int64_t begin, std::int64_t end) {
+    /// Begin a pass of n steps.
+    void enter(const Plan& plan, const Pass& pass, std::int64_t n) {
         pass_ = pass;
         start_ = plan.start;
-        begin_ = opened_ = begin;
-        end_ = end;
+        opened_ = 0;
+        end_ = n;
         reach_ = std::min(pass.span, kPrefetchBytes);
         // A power of two, and so the block: blocks then lie in the ring without a break.
         const std::size_t fit = std::bit_floor(kAheadBytes / std::max<std::size_t>(reach_, 1));
@@ -182,11 +175,11 @@ public:
 
     /// Copy all steps. The first rows of the lane after this one are asked for on the way.
     void copy(const Plan& plan, Lane* after) {
-        open(begin_ + ahead_);
-        for (std::int64_t step = begin_; step < end_; step += block_) {
+        open(ahead_);
+        for (std::int64_t step = 0; step < end_; step += block_) {
             open(step + ahead_ + block_);
             if (opened_ == end_ && after != nullptr)
-                after->open(std::min(after->opened_ + block_, begin_ + after->ahead_));
+                after->open(std::min(after->opened_ + block_, after->ahead_));
             const Block block{&rows_[ring(step)], std::min(block_, end_ - step), step};
             for (std::size_t c = pass_.first_column; c < pass_.columns_end; ++c) {
                 copy_block<way>(plan, block, plan.columns[c]);
@@ -211,7 +204,7 @@ private:
 
     static void hint(const Byte* address) { prefetch<way != Way::to_batch>(address); }
 
-    std::size_t ring(std::int64_t step) const { return static_cast<std::size_t>(step - begin_) % kRing; }
+    static std::size_t ring(std::int64_t step) { return static_cast<std::size_t>(step) % kRing; }
 
     Byte* locate(const Pass& pass, std::int64_t step) const {
         std::int64_t slot = start_ + step;
@@ -230,20 +223,20 @@ private:
 
     std::array<Byte*, kRing> rows_;
     Pass pass_;
-    std::int64_t start_ = 0, begin_ = 0, end_ = 0, opened_ = 0, ahead_ = 1, block_ = 1;
+    std::int64_t start_ = 0, end_ = 0, opened_ = 0, ahead_ = 1, block_ = 1;
     std::size_t reach_ = 0;
 };
 
-/// Steps [begin, end) of every pass.
+/// n steps of every pass.
 template <Way way>
-void copy_steps(const Plan& plan, std::int64_t begin, std::int64_t end) {
+void copy_steps(const Plan& plan, std::int64_t n) {
     const std::vector<Pass>& passes = plan.passes;
-    if (begin >= end || passes.empty()) return;
+    if (n <= 0 || passes.empty()) return;
     std::array<Lane<way>, 2> lanes;
-    lanes[0].enter(plan, passes[0], begin, end);
+    lanes[0].enter(plan, passes[0], n);
     for (std::size_t p = 0; p < passes.size(); ++p) {
         Lane<way>* after = p + 1 < passes.size() ? &lanes[(p + 1) % 2] : nullptr;
-        if (after != nullptr) after->enter(plan, passes[p + 1], begin, end);
+        if (after != nullptr) after->enter(plan, passes[p + 1], n);
         lanes[p % 2].copy(plan, after);
     }
 }
@@ -281,22 +274,8 @@ inline std::int64_t find_out_of_range(const std::int64_t* values, std::int64_t n
 }
 
 /// Table rows to batches. Loads of stamps that follow in program order are not moved before the copies.
-inline void gather_rows(const Plan& plan, std::int64_t n, int threads) {
-    std::vector<std::thread> others;
-    std::int64_t begin = 0;
-    if (threads > 1 && n >= threads && plan.row_bytes() * static_cast<std::size_t>(n) >= kSplitBytes) {
-        const std::int64_t share = n / threads;
-        try {
-            others.reserve(static_cast<std::size_t>(threads) - 1);
-            for (int i = 1; i < threads; ++i, begin += share) {
-                others.emplace_back(detail::copy_steps<detail::Way::to_batch>, std::cref(plan), begin,
-                                    begin + share);
-            }
-        } catch (const std::system_error&) {  // no thread to be had: this one copies what is left
-        }
-    }
-    detail::copy_steps<detail::Way::to_batch>(plan, begin, n);
-    for (std::thread& other : others) other.join();
+inline void gather_rows(const Plan& plan, std::int64_t n) {
+    detail::copy_steps<detail::Way::to_batch>(plan, n);
     std::atomic_thread_fence(std::memory_order_acquire);
 }
 
@@ -304,9 +283,9 @@ inline void gather_rows(const Plan& plan, std::int64_t n, int threads) {
 inline void scatter_rows(const Plan& plan, std::int64_t n) {
     std::atomic_thread_fence(std::memory_order_release);
     if (plan.picks == nullptr) {
-        detail::copy_steps<detail::Way::to_table>(plan, 0, n);
+        detail::copy_steps<detail::Way::to_table>(plan, n);
     } else {
-        detail::copy_steps<detail::Way::to_table_picked>(plan, 0, n);
+        detail::copy_steps<detail::Way::to_table_picked>(plan, n);
     }
     std::atomic_thread_fence(std::memory_order_release);
 }
@@ -321,7 +300,7 @@ inline void write_rows(Plan plan, std::int64_t n) {
     const auto rest = std::partition(plan.passes.begin(), plan.passes.end(), is_contiguous);
     for (auto pass = plan.passes.begin(); pass != rest; ++pass) detail::write_pieces(plan, *pass, n);
     plan.passes.erase(plan.passes.begin(), rest);
-    detail::copy_steps<detail::Way::to_table>(plan, 0, n);
+    detail::copy_steps<detail::Way::to_table>(plan, n);
     std::atomic_thread_fence(std::memory_order_release);
 }
 

@@ -47,7 +47,8 @@ private:
         }
 
         nb::object get(nb::handle self) const {
-            return owned(get_(descriptor_.ptr(), self.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(self.ptr()))));
+            return owned(
+                get_(descriptor_.ptr(), self.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(self.ptr()))));
         }
 
     private:
@@ -61,7 +62,8 @@ private:
     }
 
     static nb::object call(const nb::object& method, nb::handle self) {
-        std::array<PyObject*, 2> arguments{nullptr, self.ptr()};  // a free place before the first one saves a copy
+        std::array<PyObject*, 2> arguments{nullptr,
+                                           self.ptr()};  // a free place before the first one saves a copy
         return owned(PyObject_Vectorcall(method.ptr(), arguments.data() + 1,
                                          1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
     }

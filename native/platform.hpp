@@ -1,4 +1,4 @@
-// What differs between compilers: prefetch hints and the high half of a product. Nothing else lives here.
+// What differs between compilers and systems: hints, and the high half of a product. Nothing else lives here.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,10 @@
 
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace ostinato {
@@ -21,6 +25,21 @@ inline void prefetch(const void* address) {
     __prefetch(address);
 #else
     (void)address;
+#endif
+}
+
+/// Ask for large pages behind [begin, begin + size), as far as whole pages lie inside. A hint: whether the
+/// system follows it, or knows it at all, is not told.
+inline void advise_huge_pages(std::uintptr_t begin, std::size_t size) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t before = (page - begin % page) % page;
+    if (size < before) return;
+    const std::size_t whole = (size - before) / page * page;
+    if (whole > 0) (void)madvise(reinterpret_cast<void*>(begin + before), whole, MADV_HUGEPAGE);
+#else
+    (void)begin;
+    (void)size;
 #endif
 }
 

@@ -1,4 +1,4 @@
-"""The house: imports go down only, parts are strangers, files and functions stay small. Exceptions carry their reason."""
+"""The house: imports go down only, parts are strangers, files and functions stay small; exceptions have reasons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """Functions of more than 40 lines of code, and why (`file:function`)."""
 
 TORCH_PRIVATE = {
-    "core/kinds.py": "TensorDict._new_unsafe: the public constructor checks again what was checked when stored (7 us for five fields)",
+    "core/kinds.py": "TensorDict._new_unsafe: the public constructor checks again what was checked when stored (7 us)",
     "buffers/checkpoint.py": "torch.utils._pytree: torch's own tree walker has no public name",
     "transforms/basic.py": "torch.utils._pytree: torch's own tree walker has no public name",
 }
@@ -107,7 +107,11 @@ def test_files_are_small(path: Path) -> None:
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of a function without its signature and docstring."""
     body = node.body
-    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+    if (
+        isinstance(body[0], ast.Expr)
+        and isinstance(body[0].value, ast.Constant)
+        and isinstance(body[0].value.value, str)
+    ):
         body = body[1:]
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
@@ -139,7 +143,9 @@ def test_no_forbidden_habits(path: Path) -> None:
     tree = ast.parse(path.read_text())
     name = str(path.relative_to(SOURCE))
     for node in ast.walk(tree):
-        assert not isinstance(node, ast.Assert) or part_of(path) == "testing", f"{name}: errors, not assert, for user input"
+        assert not isinstance(node, ast.Assert) or part_of(path) == "testing", (
+            f"{name}: errors, not assert, for user input"
+        )
         assert not isinstance(node, (ast.Global, ast.Nonlocal)), f"{name}: no global state"
         if isinstance(node, ast.FunctionDef):
             assert node.name not in {"__getattr__", "__getattribute__"}, f"{name}: no attribute forwarding"

@@ -61,4 +61,4 @@ def load_native(setting: str | None) -> ModuleType | None:
 
 
 native: ModuleType | None = load_native(os.environ.get("OSTINATO_NATIVE"))
-"""The compiled part, or None. Read it as `_backend.native` when it is used, so that tests can replace it."""
+"""The compiled part, or None."""

@@ -115,7 +115,9 @@ class TestLanes(StorageContract):
         return StorageContract.rows(self, torch.arange(first, first + count))
 
     def ids(self, storage: Storage, presented: Any) -> list[int]:
-        return super().ids(storage, {key: x.reshape(-1, *x.shape[presented["id"].ndim :]) for key, x in presented.items()})
+        return super().ids(
+            storage, {key: x.reshape(-1, *x.shape[presented["id"].ndim :]) for key, x in presented.items()}
+        )
 
 
 @pytest.mark.gpu

@@ -14,7 +14,14 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ostinato import RandomSampler, ReplayBuffer, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError, KeyMissingError, SchemaError, SlotError, UsageError

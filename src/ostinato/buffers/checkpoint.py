@@ -60,27 +60,64 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         CheckpointError: naming the part that differs.
     """
     with engine.lock:
-        _check_form(engine, state)
-        for name in ("sampler", "writer"):
-            saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
-            if saved != mine:
-                msg = (
-                    f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
-                )
-                raise CheckpointError(msg)
-        if state["pending"] and state["batch_size"] != batch_size:
-            msg = (
-                f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this buffer has "
-                f"batch_size={batch_size}: load it with the same batch_size"
-            )
-            raise CheckpointError(msg)
+        try:
+            pending, generator = _check_state(engine, state, batch_size)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            msg = f"this is not the state of a replay buffer ({error!r})"
+            raise CheckpointError(msg) from error
         _load_parts(engine, state, transform)
         engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]))
         engine.pending.clear()
-        engine.pending.extend(_read_ticket(ticket, engine) for ticket in state["pending"])
+        engine.pending.extend(
+            Ticket(draw, engine.stamps.written, last, engine.stamps, rng) for draw, last, rng in pending
+        )
         engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
         engine.rows_since_empty = int(state["rows_since_empty"])
-        _load_generator(engine, state["generator"])
+        if generator is not None:
+            engine.generator = _with_state(engine.generator, generator)
+
+
+def _check_state(
+    engine: Engine, state: dict[str, Any], batch_size: int | None
+) -> tuple[list[tuple[Draw, bool, Tensor | None]], torch.Generator | None]:
+    """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
+    _check_form(engine, state)
+    for name in ("sampler", "writer"):
+        saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
+        if saved != mine:
+            msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
+            raise CheckpointError(msg)
+    if state["pending"] and state["batch_size"] != batch_size:
+        msg = (
+            f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this buffer has "
+            f"batch_size={batch_size}: load it with the same batch_size"
+        )
+        raise CheckpointError(msg)
+    _ = [state["stamps"][key] for key in ("written", "base", "cursor", "array")], state["transforms"]
+    rows = _saved_rows(state)
+    pending = [_read_ticket(ticket, rows, engine.storage.device) for ticket in state["pending"]]
+    generator = None
+    if state["generator"] is not None:
+        generator = torch.Generator(engine.storage.device)
+        try:
+            generator.set_state(state["generator"])
+        except (RuntimeError, TypeError) as error:
+            msg = f"the checkpoint's generator state cannot be used on {engine.storage.device}: {error}"
+            raise CheckpointError(msg) from error
+    return pending, generator
+
+
+def _with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
+    """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
+    if mine is None:
+        return saved
+    mine.set_state(saved.get_state())
+    return mine
+
+
+def _saved_rows(state: dict[str, Any]) -> int:
+    storage = state["storage"]["state"]
+    return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
 def _check_form(engine: Engine, state: dict[str, Any]) -> None:
@@ -110,26 +147,16 @@ def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> No
         raise
 
 
-def _load_generator(engine: Engine, saved: Any) -> None:
-    """Restore the generator; a buffer without one gets one of its own, torch's global generator is never set."""
-    if saved is None:
-        return
-    if engine.generator is None:
-        engine.generator = torch.Generator(engine.storage.device)
-    engine.generator.set_state(saved)
-
-
 def _show_ticket(ticket: Ticket) -> dict[str, Any]:
     return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "last": ticket.last, "rng": ticket.rng}
 
 
-def _read_ticket(state: dict[str, Any], engine: Engine) -> Ticket:
-    slots = state["slots"].to(engine.storage.device, torch.int64).clone()
-    if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < len(engine.storage):
-        msg = f"the checkpoint holds queued draws of slots beyond its {len(engine.storage)} rows: it is damaged"
+def _read_ticket(state: dict[str, Any], rows: int, device: torch.device) -> tuple[Draw, bool, Tensor | None]:
+    slots = state["slots"].to(device, torch.int64).clone()
+    if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
+        msg = f"the checkpoint holds queued draws of slots beyond its {rows} rows: it is damaged"
         raise CheckpointError(msg)
-    draw = Draw(slots, state["weights"])
-    return Ticket(draw, engine.stamps.written, bool(state["last"]), engine.stamps, state["rng"])
+    return Draw(slots, state["weights"]), bool(state["last"]), state["rng"]
 
 
 @final

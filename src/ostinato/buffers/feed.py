@@ -84,6 +84,11 @@ class Feed:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
         self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
 
+    def forget(self) -> None:
+        """Forget queued batches; what they were drawn from has been replaced."""
+        if self.prefetch is not None:
+            self.prefetch.clear()
+
     def redo(self) -> None:
         """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
         if self.prefetch is not None:

@@ -400,7 +400,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
-            self._feed.drop()
+            self._feed.forget()
 
     def dumps(self, path: str | Path) -> None:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.

@@ -55,7 +55,11 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 
 ROWS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "shape": (lambda: changed(obs=torch.zeros(3, 4)), SchemaError, r"'obs' must be float32\[3, 3\].*got float32\[3, 4\]"),
+    "shape": (
+        lambda: changed(obs=torch.zeros(3, 4)),
+        SchemaError,
+        r"'obs' must be float32\[3, 3\].*got float32\[3, 4\]",
+    ),
     "fewer dimensions": (lambda: changed(obs=torch.zeros(3)), SchemaError, r"'obs' must be float32\[3, 3\]"),
     "no broadcasting": (lambda: changed(obs=torch.zeros(3, 1)), SchemaError, r"'obs'.*got float32\[3, 1\]"),
     "dtype": (lambda: changed(obs=torch.zeros(3, 3, dtype=torch.float64)), SchemaError, r"float32.*got float64"),
@@ -77,7 +81,11 @@ ROWS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "another kind": (lambda: torch.zeros(3), SchemaError, "must be a dict with the keys"),
     "a tuple": (lambda: tuple(table(torch.arange(3)).values()), SchemaError, "must be a dict.*got tuple"),
-    "batch sizes": (lambda: changed(obs=torch.zeros(2, 3)), SchemaError, r"'obs' must be float32\[3, 3\] \(batch size \[3\]\)"),
+    "batch sizes": (
+        lambda: changed(obs=torch.zeros(2, 3)),
+        SchemaError,
+        r"'obs' must be float32\[3, 3\] \(batch size \[3\]\)",
+    ),
     "no rows": (lambda: table(torch.arange(0)), SchemaError, "empty.*expected at least one row"),
     "an empty list": (list, SchemaError, "empty"),
     "no batch dimension": (lambda: table(torch.tensor(3)), SchemaError, r"use add\(\) for one row"),
@@ -126,7 +134,9 @@ def test_a_single_row_is_refused_by_the_same_rules(case: str) -> None:
     before = snapshot(rb)
     row = make()
     with pytest.raises(error):
-        rb.add({k: v[0] if isinstance(v, torch.Tensor) else v for k, v in row.items()} if isinstance(row, dict) else row)
+        rb.add(
+            {k: v[0] if isinstance(v, torch.Tensor) else v for k, v in row.items()} if isinstance(row, dict) else row
+        )
     same_state(snapshot(rb), before)
 
 
@@ -360,7 +370,9 @@ def test_an_empty_buffer_cannot_be_indexed() -> None:
 # -- assignment ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [slice(0, 2), torch.tensor([0, 1]), [0, 1], torch.tensor([True, True, False, False, False])])
+@pytest.mark.parametrize(
+    "index", [slice(0, 2), torch.tensor([0, 1]), [0, 1], torch.tensor([True, True, False, False, False])]
+)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("storage", ["packed", "columns", "list"])
 def test_assignments_need_one_row_for_each_slot(index: Any, count: int, storage: str) -> None:

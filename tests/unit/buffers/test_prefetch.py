@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 DEPTHS = [0, 1, 2, 3, 4]
 
 
-def make(prefetch: int, sampler: Sampler | None = None, *, seed: int | None = 0, size: int = 4, **more: Any) -> ReplayBuffer:
+def make(
+    prefetch: int, sampler: Sampler | None = None, *, seed: int | None = 0, size: int = 4, **more: Any
+) -> ReplayBuffer:
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     rb = buffer("packed", 10, sampler=sampler, prefetch=prefetch, batch_size=size, generator=generator, **more)
     fill(rb, range(10))
@@ -230,7 +232,9 @@ def test_another_sampler_takes_over_at_once() -> None:
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("way", ["pickle", "state_dict", "dumps"])
 @pytest.mark.parametrize("seed", [0, None])
-def test_queued_draws_travel_with_the_buffer(sampler: type[Sampler], way: str, seed: int | None, tmp_path: Path) -> None:
+def test_queued_draws_travel_with_the_buffer(
+    sampler: type[Sampler], way: str, seed: int | None, tmp_path: Path
+) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         rb = make(3, sampler(), seed=seed)
