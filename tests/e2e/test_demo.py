@@ -150,7 +150,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_full_runs_learn() -> None:
-    """The promise: 400 or more within 3 minutes on two CPU cores, for at least 4 of 5 seeds; `make demo` shows seed 0."""
+    """The promise: 400 or more within 3 minutes on two CPU cores, for at least 4 of 5 seeds."""
     reports = [train(DqnConfig(seed=seed)) for seed in range(5)]
     learned = [report.mean_return >= 400 and report.seconds < 180 for report in reports]
     assert sum(learned) >= 4, [(report.mean_return, report.seconds) for report in reports]

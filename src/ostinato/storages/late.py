@@ -68,6 +68,20 @@ class LateFields:
         rest = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
         return rest, late if batch is None else self.rows(late, batch)
 
+    def refuse_unknown(self, late: dict[Path, Tensor]) -> None:
+        """Refuse fields that were not added before.
+
+        Raises:
+            SchemaError: naming the field and the verbs that may add it.
+        """
+        for path in late:
+            if path not in self.columns:
+                msg = (
+                    f"unknown field {show_path(path)}: extend() takes the stored fields; write_all() and rb[...] = "
+                    "may add one"
+                )
+                raise SchemaError(msg)
+
     def rows(self, late: dict[Path, Tensor], batch: tuple[int, ...]) -> dict[Path, Tensor]:
         """Check new fields against leading dimensions `batch` and what is stored, and flatten them to `[rows, *shape]`.
 

@@ -173,7 +173,7 @@ class TensorStorage(Storage):
         schema = describe(data, lead) if self._table is None else self._table.schema
         if self._late:
             data, late = self._late.split(data, self._known(), None if lead else ())
-            self._refuse_unknown(late)
+            self._late.refuse_unknown(late)
         flat = schema.flatten(data, None, lead)
         rows = _count(flat.batch)
         if self._table is None:
@@ -201,15 +201,6 @@ class TensorStorage(Storage):
 
     def _known(self) -> set[Path]:
         return {leaf.path for leaf in self._require().schema.leaves}
-
-    def _refuse_unknown(self, late: dict[Path, Tensor]) -> None:
-        for path in late:
-            if path not in self._late.columns:
-                msg = (
-                    f"unknown field {kinds.show_path(path)}: extend() takes the stored fields; write_all() "
-                    "and rb[...] = may add one"
-                )
-                raise SchemaError(msg)
 
     def _check_lanes(self, batch: tuple[int, ...]) -> None:
         if batch[-1] != self._lanes:
