@@ -41,7 +41,8 @@ def test_storage_stays_on_the_device(sampler: type[RandomSampler]) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(100, device="cuda"), sampler=sampler(), batch_size=16)
     index = rb.extend(rows(130))
     batch = rb.sample()
-    assert index.is_cuda and all(value.is_cuda for value in batch.values())
+    assert index.is_cuda
+    assert all(value.is_cuda for value in batch.values())
     assert (batch["obs"][:, 0] == batch["id"]).all()
     assert (batch["id"] >= 30).all()
 
@@ -49,7 +50,8 @@ def test_storage_stays_on_the_device(sampler: type[RandomSampler]) -> None:
 def test_device_auto_follows_the_first_rows() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(10, device="auto"), batch_size=4)
     rb.extend(rows(5))
-    assert rb.storage.device.type == "cuda" and rb.sample()["obs"].is_cuda
+    assert rb.storage.device.type == "cuda"
+    assert rb.sample()["obs"].is_cuda
 
 
 def test_writing_and_uniform_sampling_never_wait(no_sync: None) -> None:
@@ -64,7 +66,8 @@ def test_rows_from_the_host_are_copied_once() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100, device="cuda"), batch_size=16)
     rb.extend(TensorDict(rows(30, "cpu"), [30]))
     batch = rb.sample()
-    assert batch.device.type == "cuda" and (batch["obs"][:, 0] == batch["id"]).all()
+    assert batch.device.type == "cuda"
+    assert (batch["obs"][:, 0] == batch["id"]).all()
 
 
 def test_generator_of_another_device_is_refused() -> None:

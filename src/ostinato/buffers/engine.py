@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato.core import kinds
 from ostinato.core.draw import Picks, Run, View
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
@@ -100,13 +99,7 @@ class Engine:
             lead: 0 for `add`, 1 for `extend`.
         """
         with self.lock:
-            storage, writer = self.storage, self.writer
-            if writer.collections_only and not kinds.is_tensor_collection(_first_row(data)):
-                msg = (
-                    f"{type(writer).__name__} expects data to be a tensor collection (TensorDict or "
-                    f"tensorclass), got {type(data).__name__}"
-                )
-                raise UsageError(msg)
+            storage = self.storage
             laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
             try:
@@ -343,10 +336,6 @@ def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
             )
             raise SlotError(msg)
     return Picks(slots, picks.rows.to(torch.int64).contiguous(), picks.kept)
-
-
-def _first_row(data: Any) -> Any:
-    return data[0] if isinstance(data, list) and data else data
 
 
 def require_rows(rows: int) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "part",
     "positive",
     "refuse_shared",
+    "require_collections",
     "swap_dims",
     "warn_of_batch",
 ]
@@ -177,6 +178,20 @@ def refuse_shared(*, shared: bool) -> None:
     if shared:
         msg = "shared=True is not available: a buffer serves the threads of one process, and pickling copies it"
         raise OptionError(msg)
+
+
+def require_collections(data: Any, who: str) -> None:
+    """Refuse data that is no TensorDict, tensorclass, or list of these.
+
+    Raises:
+        UsageError: naming who takes nothing else.
+    """
+    if not (kinds.is_tensor_collection(data) or (type(data) is list and all(map(kinds.is_tensor_collection, data)))):
+        msg = (
+            f"{who} expects data to be a tensor collection (TensorDict or tensorclass, or a list of these), got "
+            f"{type(data).__name__}"
+        )
+        raise UsageError(msg)
 
 
 def warn_of_batch(data: Any, ndim: int) -> None:

@@ -23,6 +23,7 @@ from ostinato.buffers.options import (
     part,
     positive,
     refuse_shared,
+    require_collections,
     swap_dims,
     warn_of_batch,
 )
@@ -205,7 +206,7 @@ class ReplayBuffer:
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             return torch.compiler.disable(ReplayBuffer.add)(self, data)  # type: ignore[no-untyped-call]
-        data = self._inverted(data)
+        data = self._accept(data)
         warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0)
         if self.storage.ndim > 1:
@@ -229,13 +230,18 @@ class ReplayBuffer:
         """
         if is_dynamo_compiling():
             return torch.compiler.disable(ReplayBuffer.extend)(self, data)  # type: ignore[no-untyped-call, no-any-return]
-        data = self._inverted(data)
+        data = self._accept(data)
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         return self._positions(self._engine.write(data, 1))
 
-    def _inverted(self, data: Any) -> Any:
-        return self._transform.inv(data) if self._transform else data
+    def _accept(self, data: Any) -> Any:
+        """Apply the inverse transforms, and refuse kinds of data that the writer does not take; subclasses refuse more."""
+        if self._transform:
+            data = self._transform.inv(data)
+        if self._engine.writer.collections_only:
+            require_collections(data, type(self._engine.writer).__name__)
+        return data
 
     def _positions(self, placement: Placement) -> Tensor:
         storage = self.storage
@@ -339,7 +345,7 @@ class ReplayBuffer:
         if is_field(index):
             self.set_(index, data)
         else:
-            self._engine.edit(index, self._inverted(data), swap=self._swapped)
+            self._engine.edit(index, self._accept(data), swap=self._swapped)
 
     @property
     def _swapped(self) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
-from ostinato.core.select import is_field
 from ostinato.errors import KindError
 from ostinato.writers import TensorDictRoundRobinWriter, Writer
 
@@ -52,17 +51,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _default_writer() -> Writer:
         return TensorDictRoundRobinWriter()
 
-    def add(self, data: Any) -> Any:
-        """Add one TensorDict row; see `ReplayBuffer.add`."""
-        return super().add(_checked(data))
-
-    def extend(self, data: Any) -> Tensor:
-        """Add TensorDict rows (or a list of them); see `ReplayBuffer.extend`."""
-        return super().extend(_checked(data))
-
-    def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace rows or one field; see `ReplayBuffer.__setitem__`."""
-        super().__setitem__(index, data if is_field(index) else _checked(data))
+    def _accept(self, data: Any) -> Any:
+        if not (
+            kinds.is_tensor_collection(data) or (type(data) is list and all(map(kinds.is_tensor_collection, data)))
+        ):
+            msg = (
+                f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
+                "ReplayBuffer for other data"
+            )
+            raise KindError(msg)
+        rows = [_without_own(row) for row in data] if type(data) is list else _without_own(data)
+        return self._transform.inv(rows) if self._transform else rows
 
     def sample(
         self,
@@ -84,19 +83,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         index = self._index(ticket)
         return torch.stack(index, -1) if isinstance(index, tuple) else index
-
-
-def _checked(data: Any) -> Any:
-    """Refuse what is no TensorDict, and drop the keys that samples carry."""
-    if kinds.is_tensor_collection(data):
-        return _without_own(data)
-    if not isinstance(data, list) or not data or not all(map(kinds.is_tensor_collection, data)):
-        msg = (
-            f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
-            "ReplayBuffer for other data"
-        )
-        raise KindError(msg)
-    return [_without_own(row) for row in data]
 
 
 def _without_own(row: Any) -> Any:

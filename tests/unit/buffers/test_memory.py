@@ -1,0 +1,275 @@
+"""Who owns which memory: no aliasing with the caller, no graph kept alive, no growth."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer
+from ostinato.core.rows import map_leaves
+
+from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def overwrite(data: Any) -> None:
+    """Zero every tensor and array of nested data in place."""
+    if isinstance(data, list):
+        for item in data:
+            overwrite(item)
+    elif isinstance(data, np.ndarray):
+        data[...] = 0
+    else:
+        map_leaves(data, lambda leaf: leaf.zero_())
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tensordict", "tensor"])
+@pytest.mark.parametrize("storage", list(TENSORS))
+def test_the_caller_may_reuse_its_tensors_right_after_writing(kind: str, storage: str) -> None:
+    rb = buffer(storage, 8)
+    data, row, more = rows(range(3), kind), rows(torch.tensor(3), kind), rows(range(10, 12), kind)
+    rb.extend(data)
+    overwrite(data)
+    rb.add(row)
+    overwrite(row)
+    rb[0:2] = more
+    overwrite(more)
+    assert read_ids(rb[:]) == [10, 11, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["dict", "tensordict", "tensor"])
+def test_the_caller_may_reuse_rows_put_into_a_list(kind: str) -> None:
+    rb = buffer("list", 8)
+    data, row, one = rows(range(3), f"{kind}s"), rows(torch.tensor(3), kind), rows(torch.tensor(10), kind)
+    rb.extend(data)
+    overwrite(data)
+    rb.add(row)
+    overwrite(row)
+    rb[0] = one
+    overwrite(one)
+    assert read_ids(rb[:]) == [10, 1, 2, 3]
+
+
+@pytest.mark.parametrize("storage", ["packed", "list"])
+def test_the_caller_may_reuse_an_observation_array(storage: str) -> None:
+    """Simulators hand out the same array again and again: the classic way to a buffer full of one observation."""
+    rb = ReplayBuffer(storage=STORAGES[storage](8))
+    obs = np.zeros(3, dtype=np.float32)
+    for step in range(4):
+        obs[:] = step
+        rb.add(obs)
+        rb.add({"obs": obs}["obs"])
+    assert rb[:][:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    nested = ReplayBuffer(storage=STORAGES[storage](8))
+    for step in range(4):
+        obs[:] = step
+        nested.add({"obs": obs, "more": [obs]})
+    assert nested[:]["obs"][:, 0].tolist() == [0, 1, 2, 3]
+    assert nested[:]["more"][0][:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_samples_are_the_callers_own(storage: str) -> None:
+    rb = buffer(storage, 8, batch_size=6)
+    fill(rb, range(5))
+    for _ in range(3):
+        batch = rb.sample()
+        overwrite(batch)
+        overwrite(rb[torch.tensor([0, 1])])
+    assert read_ids(rb[:]) == list(range(5))
+
+
+@pytest.mark.parametrize("storage", list(TENSORS))
+def test_fields_of_a_sample_do_not_share_memory(storage: str) -> None:
+    """An edit in place of one field must not change another one, nor the other rows (small fields are stored together)."""
+    rb = buffer(storage, 8, batch_size=6)
+    fill(rb, range(5))
+    batch = rb.sample()
+    untouched = {key: batch[key].clone() for key in ("id", "wide")}
+    batch["obs"].fill_(99.0)
+    batch["next"]["obs"].fill_(99.0)
+    assert all(torch.equal(batch[key], value) for key, value in untouched.items())
+    assert all(leaf.is_contiguous() for leaf in (batch["obs"], batch["next"]["obs"], batch["id"]))
+
+
+def test_the_index_of_a_sample_is_the_callers_own() -> None:
+    rb = buffer("packed", 8, batch_size=6, prefetch=2, generator=torch.Generator().manual_seed(0))
+    same = buffer("packed", 8, batch_size=6, generator=torch.Generator().manual_seed(0))
+    fill(rb, range(8))
+    fill(same, range(8))
+    for _ in range(4):
+        _, info = rb.sample(return_info=True)
+        _, expected = same.sample(return_info=True)
+        assert torch.equal(info["index"], expected["index"])
+        info["index"].fill_(7)
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_rows_that_require_gradients_are_detached(storage: str) -> None:
+    rb = ReplayBuffer(storage=STORAGES[storage](4), batch_size=2)
+    weight = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        rb.extend((weight * 2).expand(2, 3) * 1.0)
+        rb.add(weight * 2)
+        rb[0] = weight * 2
+    assert not rb.sample().requires_grad
+    assert not rb[:].requires_grad
+    assert torch.equal(rb[:], torch.full((4, 3), 2.0))
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+@pytest.mark.parametrize("nested", [False, True])
+def test_no_graph_is_kept_alive_by_stored_rows(storage: str, nested: bool) -> None:
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.kept = big
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad * 2
+
+    class Big:
+        pass
+
+    big = Big()
+    alive = weakref.ref(big)
+    rb = ReplayBuffer(storage=STORAGES[storage](4))
+    out = Watched.apply(torch.ones(3, requires_grad=True))  # type: ignore[no-untyped-call]
+    rb.add({"x": out} if nested else out)
+    del out, big
+    gc.collect()
+    assert alive() is None, "the buffer keeps the graph of a stored row"
+    assert len(rb) == 1
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_overwritten_rows_and_batches_are_let_go(storage: str) -> None:
+    """After the first wrap nothing grows, however long the batches are."""
+    rb = ReplayBuffer(storage=STORAGES[storage](50), batch_size=10)
+    process = psutil.Process()
+
+    def wrap(times: int) -> None:
+        for step in range(times):
+            rb.extend(torch.zeros(20 + step % 60, 2000))
+            rb.sample()
+
+    wrap(30)
+    gc.collect()
+    before, objects = process.memory_info().rss, len(gc.get_objects())
+    wrap(100)
+    gc.collect()
+    assert len(gc.get_objects()) - objects < 200
+    assert process.memory_info().rss - before < 8_000_000
+    assert len(rb) == 50
+
+
+def test_a_list_lets_go_of_the_batch_that_a_row_came_from() -> None:
+    """Rows of a tensor are copies: one kept row must not keep a thousand others."""
+    rb = ReplayBuffer(storage=ListStorage(1))
+    big = torch.zeros(1000, 1000)
+    rb.extend(big)
+    assert rb[0].untyped_storage().nbytes() == 4000
+    rb.extend(TensorDict({"x": big}, [1000]))
+    assert rb[0]["x"].untyped_storage().nbytes() == 4000
+
+
+def test_exactly_one_copy_is_made_from_caller_to_storage() -> None:
+    """Counted by the allocator: writing contiguous rows allocates nothing of their size."""
+    rb = buffer("columns", 2000)
+    data = {"x": torch.zeros(1000, 1000)}
+    rb.extend(data)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        rb.extend(data)
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
+    assert allocated < data["x"].nbytes // 4
+    copies = [event for event in profile.key_averages() if event.key in {"aten::copy_", "aten::clone", "aten::to"}]
+    assert sum(event.count for event in copies) <= 1
+
+
+def test_samples_allocate_the_batch_and_little_more() -> None:
+    rb = buffer("columns", 2000)
+    rb.extend({"x": torch.zeros(2000, 1000)})
+    rb.sample(500)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        rb.sample(500)
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
+    assert allocated < 1.5 * 500 * 4000
+
+
+@pytest.mark.parametrize("storage", ["packed", "columns"])
+def test_slices_are_views_and_tensor_indices_copies(storage: str) -> None:
+    rb = buffer(storage, 8)
+    fill(rb, range(5))
+    for index in (slice(1, 3), slice(None), ..., slice(None, None, 2), 2):
+        view = rb[index]
+        view["obs"].add_(1.0)
+        assert torch.equal(rb[index]["obs"], view["obs"]), f"rb[{index}] is not a view"
+        view["obs"].sub_(1.0)
+    assert read_ids(rb[:]) == list(range(5))
+    rb["obs"].add_(1.0)
+    assert bool((rb[:]["obs"] == table(torch.arange(5))["obs"] + 1.0).all())
+    rb["obs"].sub_(1.0)
+    for index in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
+        rb[index]["obs"].add_(1.0)
+        assert read_ids(rb[:]) == list(range(5)), f"rb[{index}] is not a copy"
+
+
+def test_a_view_shows_later_writes_and_a_copy_does_not() -> None:
+    rb = buffer("columns", 4)
+    rb.extend(torch.arange(4))
+    view, copy = rb[:], rb[torch.arange(4)]
+    rb.extend(torch.tensor([100]))
+    assert view.tolist() == [100, 1, 2, 3]
+    assert copy.tolist() == [0, 1, 2, 3]
+
+
+def test_views_outlive_the_buffer() -> None:
+    for storage in TENSORS:
+        rb = buffer(storage, 4)
+        rb.extend(torch.arange(4))
+        view = rb[:]
+        del rb
+        gc.collect()
+        assert view.tolist() == [0, 1, 2, 3]
+
+
+def test_never_written_slots_are_never_read() -> None:
+    """Memory is poisoned through the storage's own columns before most of it is written."""
+    for storage in TENSORS:
+        rb = buffer(storage, 64, batch_size=256)
+        rb.add(table(torch.tensor(0)))
+        for column in rb.storage.columns.values():  # type: ignore[attr-defined]
+            column[1:].fill_(float("nan") if column.dtype.is_floating_point else 1)
+        for step in range(1, 20):
+            rb.add(table(torch.tensor(step)))
+            assert set(read_ids(rb.sample())) <= set(range(step + 1))
+            assert read_ids(rb[:]) == list(range(step + 1))
+            assert read_ids(rb.read_all_in_order()) == list(range(step + 1))
+
+
+def test_the_memory_of_an_emptied_buffer_is_kept() -> None:
+    rb = buffer("packed", 64)
+    fill(rb, range(5))
+    address = rb["obs"].data_ptr()
+    rb.empty()
+    fill(rb, range(3))
+    assert rb["obs"].data_ptr() == address
+
+
+def test_bytes_are_reported_for_the_whole_capacity() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000, packed=False))
+    assert rb.stats().nbytes == 0
+    rb.extend({"x": torch.zeros(1, 100), "y": torch.zeros(1, dtype=torch.int64)})
+    assert rb.stats().nbytes == 1000 * 408
+    assert "bytes=408.0 kB" in repr(rb.storage)
