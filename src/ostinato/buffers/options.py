@@ -254,4 +254,6 @@ def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:
 
 def is_one(index: Any) -> bool:
     """Whether an index chooses one row."""
+    if isinstance(index, tuple) and len(index) == 1:
+        index = index[0]
     return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "ndim", 0) == 0

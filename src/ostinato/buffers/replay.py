@@ -236,7 +236,7 @@ class ReplayBuffer:
         return self._positions(self._engine.write(data, 1))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and refuse kinds of data that the writer does not take; subclasses refuse more."""
+        """Apply the inverse transforms, and refuse data that the writer does not take; subclasses refuse more."""
         if self._transform:
             data = self._transform.inv(data)
         if self._engine.writer.collections_only:

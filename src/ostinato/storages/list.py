@@ -142,7 +142,8 @@ class ListStorage(Storage):
         picked = select(index, (len(self),), self.device)
         if picked.span is not None:
             return self._items[picked.span] if picked.batch else self._items[picked.span.start]
-        return [self._items[slot] for slot in picked.slots.tolist()]
+        rows = [self._items[slot] for slot in picked.slots.tolist()]
+        return rows if picked.batch else rows[0]
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check that there is one object for each slot, and return what replaces them.

@@ -1,0 +1,607 @@
+"""Saving and loading: everything that was there is there again, sampling goes on, what does not fit is refused."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    ImmutableDatasetWriter,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+)
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+
+from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ostinato import Sampler, Storage, Writer
+
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "random": RandomSampler,
+    "epochs": SamplerWithoutReplacement,
+    "in order": lambda: SamplerWithoutReplacement(shuffle=False),
+    "drop last": lambda: SamplerWithoutReplacement(drop_last=True),
+}
+WRITERS: dict[str, Callable[[], Writer]] = {
+    "ring": RoundRobinWriter,
+    "tensordict ring": TensorDictRoundRobinWriter,
+    "max value": lambda: TensorDictMaxValueWriter("id"),
+}
+
+
+def whole(storage: str, sampler: str = "random", writer: str = "ring", prefetch: int = 0) -> ReplayBuffer:
+    return buffer(
+        storage,
+        7,
+        sampler=SAMPLERS[sampler](),
+        writer=WRITERS[writer](),
+        batch_size=3,
+        prefetch=prefetch,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+@pytest.mark.parametrize("writer", list(WRITERS))
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+@pytest.mark.parametrize("storage", ["packed", "mapped", "list"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_every_combination_of_parts_continues_bit_for_bit(
+    storage: str, sampler: str, writer: str, prefetch: int, tmp_path: Path
+) -> None:
+    """Save, load, then write and sample on: the copy does what the original does."""
+    rb = whole(storage, sampler, writer, prefetch)
+    for first in (0, 5):
+        rb.extend(rows(range(first, first + 5), "tensordict"))
+    for _ in range(2):
+        rb.sample()
+    rb.dumps(tmp_path / "save")
+    other = whole(storage, sampler, writer, prefetch)
+    other.loads(tmp_path / "save")
+    same_state(snapshot(other), snapshot(rb))
+    for step in range(6):
+        (one, first_info), (two, second_info) = (x.sample(return_info=True) for x in (rb, other))
+        assert first_info["index"].tolist() == second_info["index"].tolist()
+        assert read_ids(one) == read_ids(two)
+        new = rows([100 + step, 200 - step], "tensordict")
+        assert rb.extend(new).tolist() == other.extend(new).tolist()
+    same_state(snapshot(other), snapshot(rb))
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+@pytest.mark.parametrize("count", [1, 6, 7, 8, 14, 15])
+def test_a_save_holds_every_row_whatever_the_cursor(storage: str, count: int, tmp_path: Path) -> None:
+    """At one row less than the capacity, exactly full (the cursor is 0 again), and one more."""
+    rb = whole(storage)
+    fill(rb, range(count))
+    rb.dumps(tmp_path / "save")
+    other = whole(storage)
+    other.loads(tmp_path / "save")
+    assert len(other) == min(count, 7)
+    assert read_ids(other[:]) == read_ids(rb[:])
+    assert fill(other, [99]).tolist() == [count % 7]
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_five_restarts_duplicate_nothing(storage: str, tmp_path: Path) -> None:
+    """Each run loads, writes two rows and saves over the same path: the rows are those of one long run."""
+    expected: list[int] = []
+    for run in range(5):
+        rb = whole(storage)
+        if run:
+            rb.loads(tmp_path / "save")
+        fill(rb, [2 * run, 2 * run + 1])
+        expected = (expected + [2 * run, 2 * run + 1])[-7:]
+        assert sorted(read_ids(rb[:])) == expected
+        rb.dumps(tmp_path / "save")
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_a_second_save_does_not_need_the_first(storage: str, tmp_path: Path) -> None:
+    """Save A, load A, delete A, save B, load B."""
+    rb = whole(storage)
+    fill(rb, range(5))
+    rb.dumps(tmp_path / "a")
+    second = whole(storage)
+    second.loads(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
+    assert read_ids(second[:]) == list(range(5))
+    fill(second, [5])
+    second.dumps(tmp_path / "b")
+    third = whole(storage)
+    third.loads(tmp_path / "b")
+    assert read_ids(third[:]) == list(range(6))
+
+
+def test_saving_twice_over_one_path_keeps_the_second(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(3))
+    rb.dumps(tmp_path / "save")
+    before = sum(1 for _ in (tmp_path / "save").iterdir())
+    fill(rb, range(3, 6))
+    rb.dumps(str(tmp_path / "save"))
+    assert sum(1 for _ in (tmp_path / "save").iterdir()) == before, "files of the first save stay behind"
+    other = whole("packed")
+    other.loads(str(tmp_path / "save"))
+    assert read_ids(other[:]) == list(range(6))
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_a_buffer_without_rows_is_saved_and_loaded(storage: str, tmp_path: Path) -> None:
+    rb = whole(storage)
+    rb.dumps(tmp_path / "save")
+    other = whole(storage)
+    fill(other, range(3))
+    other.loads(tmp_path / "save")
+    assert len(other) == 0
+    assert fill(other, [7, 8]).tolist() == [0, 1]
+    emptied = whole(storage)
+    fill(emptied, range(5))
+    emptied.empty()
+    emptied.dumps(tmp_path / "emptied")
+    other.loads(tmp_path / "emptied")
+    assert len(other) == 0
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tensordict", "tensor"])
+@pytest.mark.parametrize("storage", list(TENSORS))
+def test_storages_without_memory_yet_take_the_form_of_the_save(kind: str, storage: str, tmp_path: Path) -> None:
+    rb = whole(storage)
+    fill(rb, range(5), kind)
+    rb.dumps(tmp_path / "save")
+    other = whole(storage)
+    other.loads(tmp_path / "save")
+    assert type(other[:]) is type(rb[:])
+    assert read_ids(other[:]) == list(range(5))
+    assert fill(other, [5], kind).tolist() == [5]
+
+
+@pytest.mark.parametrize("source", list(TENSORS))
+@pytest.mark.parametrize("target", list(TENSORS))
+def test_tensor_storages_read_each_others_saves(source: str, target: str, tmp_path: Path) -> None:
+    rb = whole(source)
+    fill(rb, range(9))
+    rb.dumps(tmp_path / "save")
+    other = whole(target)
+    other.loads(tmp_path / "save")
+    assert read_ids(other[:]) == read_ids(rb[:])
+
+
+def test_a_dataset_in_tensors_is_saved_and_loaded(tmp_path: Path) -> None:
+    make = lambda ids: ReplayBuffer(  # noqa: E731
+        storage=TensorStorage(rows(ids)), writer=ImmutableDatasetWriter(), sampler=SamplerWithoutReplacement()
+    )
+    rb = make(range(5))
+    rb.dumps(tmp_path / "save")
+    other = make(range(50, 55))
+    other.loads(tmp_path / "save")
+    assert read_ids(other[:]) == list(range(5))
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+@pytest.mark.parametrize("count", [3, 7, 9])
+def test_a_larger_buffer_takes_a_save_and_fills_its_room_first(storage: str, count: int, tmp_path: Path) -> None:
+    rb = whole(storage)
+    fill(rb, range(count))
+    rb.dumps(tmp_path / "save")
+    other = buffer(storage, 10, generator=torch.Generator())
+    other.loads(tmp_path / "save")
+    present = min(count, 7)
+    assert read_ids(other[:]) == read_ids(rb[:])
+    assert fill(other, [50, 51]).tolist() == [present, present + 1]
+    assert len(other) == present + 2
+    assert other.stats().row_age_max == count + 2 - max(0, count - 7) - 1
+    assert set(read_ids(other.sample(50))) <= {*read_ids(rb[:]), 50, 51}
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_a_smaller_buffer_refuses_a_save_and_stays_as_it_was(storage: str, tmp_path: Path) -> None:
+    rb = whole(storage, sampler="epochs", prefetch=2)
+    fill(rb, range(7))
+    rb.dumps(tmp_path / "save")
+    small = buffer(
+        storage,
+        5,
+        sampler=SamplerWithoutReplacement(),
+        batch_size=3,
+        prefetch=2,
+        generator=torch.Generator().manual_seed(1),
+        transform=_Counter(),
+    )
+    fill(small, range(20, 24))
+    small.sample()
+    before = snapshot(small)
+    with pytest.raises(CheckpointError, match="7 rows.*room for 5"):
+        small.loads(tmp_path / "save")
+    same_state(snapshot(small), before)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_save_of_another_form_is_refused(fresh: bool, tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(5), "tuple")
+    rb.dumps(tmp_path / "save")
+    other = whole("packed")
+    if fresh:
+        other.loads(tmp_path / "save")
+        return
+    fill(other, range(3), "dict")
+    before = snapshot(other)
+    with pytest.raises(CheckpointError, match="holds.*the storage"):
+        other.loads(tmp_path / "save")
+    same_state(snapshot(other), before)
+
+
+def test_saves_of_other_parts_are_refused_by_name(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(5), "tensordict")
+    rb.dumps(tmp_path / "save")
+    for other, message in (
+        (whole("packed", sampler="epochs"), "sampler is a RandomSampler, this buffer's a SamplerWithoutReplacement"),
+        (whole("packed", writer="max value"), "writer is a RoundRobinWriter"),
+        (whole("list"), r"storage is a LazyTensorStorage \(tensors\).*ListStorage"),
+        (buffer(LazyTensorStorage(10, ndim=2)), "ndim=1.*ndim=2"),
+    ):
+        before = snapshot(other)
+        with pytest.raises(CheckpointError, match=message):
+            other.loads(tmp_path / "save")
+        same_state(snapshot(other), before)
+
+
+def test_samplers_of_other_options_are_refused(tmp_path: Path) -> None:
+    rb = whole("packed", sampler="epochs")
+    fill(rb, range(5))
+    rb.dumps(tmp_path / "save")
+    with pytest.raises(CheckpointError, match="shuffle=True"):
+        whole("packed", sampler="in order").loads(tmp_path / "save")
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    rb = whole("packed")
+    for wrong in (tmp_path / "missing", tmp_path):
+        with pytest.raises((CheckpointError, FileNotFoundError), match="missing|checkpoint|manifest"):
+            rb.loads(wrong)
+    (tmp_path / "notes.txt").write_text("mine")
+    fill(rb, range(3))
+    with pytest.raises(CheckpointError, match="other files"):
+        rb.dumps(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_file_is_refused_and_the_buffer_stays_as_it_was(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(5))
+    rb.dumps(tmp_path / "save")
+    for path in [p for p in (tmp_path / "save").iterdir() if p.suffix == ".bin" and p.stat().st_size]:
+        good = path.read_bytes()
+        path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+        other = whole("packed")
+        fill(other, range(20, 23))
+        before = snapshot(other)
+        with pytest.raises(DamagedFileError, match=path.name.split(".")[0]):
+            other.loads(tmp_path / "save")
+        same_state(snapshot(other), before)
+        fresh = whole("packed")
+        with pytest.raises(DamagedFileError):
+            fresh.loads(tmp_path / "save")
+        assert len(fresh) == 0
+        assert fresh.extend(torch.zeros(2)).tolist() == [0, 1], "half-read rows fixed the form"
+        path.write_bytes(good)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(5))
+    rb.dumps(tmp_path / "save")
+    path = max((tmp_path / "save").glob("*.bin"), key=lambda p: p.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError):
+        whole("packed").loads(tmp_path / "save")
+
+
+class _Counter(torch.nn.Module):
+    """A transform with a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Any) -> Any:
+        assert isinstance(self.seen, torch.Tensor)
+        self.seen += 1
+        return batch
+
+
+def test_transforms_keep_their_state(tmp_path: Path) -> None:
+    counter = _Counter()
+    rb = buffer("packed", 5, transform=counter, batch_size=2)
+    fill(rb, range(5))
+    for _ in range(3):
+        rb.sample()
+    rb.dumps(tmp_path / "save")
+    restored = _Counter()
+    other = buffer("packed", 5, transform=restored, batch_size=2)
+    other.loads(tmp_path / "save")
+    assert int(restored.seen) == 3  # type: ignore[arg-type]
+    with pytest.raises((CheckpointError, OptionError), match="transforms"):
+        buffer("packed", 5, batch_size=2).loads(tmp_path / "save")
+
+
+def test_the_generator_is_restored_and_the_global_one_left_alone(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(7))
+    rb.sample()
+    rb.dumps(tmp_path / "save")
+    expected = [read_ids(rb.sample()) for _ in range(4)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        for generator in (torch.Generator().manual_seed(9), None):
+            other = buffer("packed", 7, batch_size=3, generator=generator)
+            other.loads(tmp_path / "save")
+            assert [read_ids(other.sample()) for _ in range(4)] == expected
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_generator_the_global_one_goes_on(tmp_path: Path) -> None:
+    rb = buffer("packed", 7, batch_size=3)
+    fill(rb, range(7))
+    rb.dumps(tmp_path / "save")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        other = buffer("packed", 7, batch_size=3)
+        other.loads(tmp_path / "save")
+        assert read_ids(other.sample()) == torch.randint(0, 7, (3,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def test_counters_are_restored(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(9))
+    rb.sample()
+    rb.dumps(tmp_path / "save")
+    other = whole("packed")
+    other.loads(tmp_path / "save")
+    assert other.stats() == rb.stats()
+    assert (other.stats().rows_written, other.stats().rows_drawn) == (9, 3)
+
+
+def test_ages_survive_edits_and_saves(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(5))
+    rb[torch.tensor([0])] = rows([50])
+    rb.dumps(tmp_path / "save")
+    other = whole("packed")
+    other.loads(tmp_path / "save")
+    assert other.stats().row_age_max == rb.stats().row_age_max == 4
+    assert other.stats().row_age_mean == rb.stats().row_age_mean
+
+
+# -- lists of objects ----------------------------------------------------------------------------------------
+
+PLAIN: list[Any] = [
+    1,
+    2.5,
+    True,
+    None,
+    "text",
+    float("inf"),
+    torch.arange(3),
+    torch.zeros(2, dtype=torch.bfloat16),
+    np.arange(4, dtype=np.int16),
+    {"a": torch.ones(2), "b": [1, (2, 3)]},
+    TensorDict({"x": torch.arange(2), "n": {"y": torch.zeros(1)}}),
+]
+
+
+def test_plain_objects_are_saved_without_pickle(tmp_path: Path) -> None:
+    make = lambda: ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)  # noqa: E731
+    rb = make()
+    rb.extend(PLAIN)
+    rb.dumps(tmp_path / "save")
+    other = make()
+    other.loads(tmp_path / "save")
+    for got, expected in zip(other[:], PLAIN, strict=True):
+        assert type(got) is type(expected)
+        same_state(got.tolist() if isinstance(got, np.ndarray) else got, expected.tolist() if isinstance(expected, np.ndarray) else expected)
+        assert not isinstance(got, np.ndarray) or got.dtype == expected.dtype
+
+
+class Thing:
+    """An object that only pickle can save."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_other_objects_need_pickle_on_both_sides(tmp_path: Path) -> None:
+    def make(*, allow: bool) -> ReplayBuffer:
+        return ReplayBuffer(storage=ListStorage(20, allow_pickle=allow), collate_fn=lambda items: items)
+
+    rb = make(allow=False)
+    rb.extend([1, Thing(5)])
+    with pytest.raises(CheckpointError, match="allow_pickle=True"):
+        rb.dumps(tmp_path / "save")
+    assert not (tmp_path / "save" / "manifest.json").exists()
+    allowed = make(allow=True)
+    allowed.extend([1, Thing(5)])
+    allowed.dumps(tmp_path / "save")
+    strict = make(allow=False)
+    with pytest.raises(CheckpointError, match="unpickling runs code"):
+        strict.loads(tmp_path / "save")
+    assert len(strict) == 0
+    other = make(allow=True)
+    other.loads(tmp_path / "save")
+    assert other[1].value == 5
+
+
+def test_a_failed_save_keeps_the_one_before(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)
+    rb.extend([1, 2])
+    rb.dumps(tmp_path / "save")
+    rb.add(Thing(1))
+    with pytest.raises(CheckpointError):
+        rb.dumps(tmp_path / "save")
+    other = ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)
+    other.loads(tmp_path / "save")
+    assert other[:] == [1, 2]
+
+
+# -- states in memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_a_state_is_loaded_by_copy(storage: str) -> None:
+    rb = whole(storage)
+    fill(rb, range(5))
+    other = whole(storage)
+    other.load_state_dict(rb.state_dict())
+    fill(rb, range(50, 57))
+    for row in [rb[i] for i in range(5)]:
+        row["obs"].zero_()
+    assert read_ids(other[:]) == list(range(5))
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+def test_a_state_is_that_of_its_moment_for_sampling(sampler: str) -> None:
+    """Draws made after `state_dict` do not change it."""
+    rb = whole("packed", sampler)
+    fill(rb, range(7))
+    rb.sample()
+    state = rb.state_dict()
+    expected = [read_ids(rb.sample()) for _ in range(6)]
+    other = whole("packed", sampler)
+    other.load_state_dict(state)
+    assert [read_ids(other.sample()) for _ in range(6)] == expected
+
+
+def test_a_buffer_may_go_back_to_its_own_state() -> None:
+    rb = whole("packed", "epochs", prefetch=2)
+    fill(rb, range(7))
+    rb.sample()
+    state = rb.state_dict()
+    expected = [read_ids(rb.sample()) for _ in range(6)]
+    rb.load_state_dict(state)
+    assert [read_ids(rb.sample()) for _ in range(6)] == expected
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "order too short": lambda s: s["sampler"]["state"].update(order=torch.arange(3)),
+    "order out of range": lambda s: s["sampler"]["state"].update(order=torch.arange(7) + 1),
+    "order with repetitions": lambda s: s["sampler"]["state"].update(order=torch.zeros(7, dtype=torch.int64)),
+    "no order": lambda s: s["sampler"]["state"].update(order=None),
+    "order of another dtype": lambda s: s["sampler"]["state"].update(order=torch.arange(7, dtype=torch.int32)),
+    "drawn more than there are": lambda s: s["sampler"]["state"].update(at=8),
+    "drawn less than none": lambda s: s["sampler"]["state"].update(at=-1),
+    "negative rows": lambda s: s["storage"]["state"].update(rows=-1),
+    "more rows than columns hold": lambda s: s["storage"]["state"].update(rows=8),
+    "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
+    "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),
+    "a missing column": lambda s: s["storage"]["state"]["columns"].popitem(),
+    "a column of another dtype": lambda s: s["storage"]["state"]["columns"].update(
+        {k: v.to(torch.float16) for k, v in s["storage"]["state"]["columns"].items()}
+    ),
+    "queued slots beyond": lambda s: s.update(
+        pending=[{"slots": torch.tensor([50]), "weights": None, "last": False, "rng": None}], batch_size=3
+    ),
+    "a generator of three bytes": lambda s: s.update(generator=torch.zeros(3, dtype=torch.uint8)),
+    "no stamps": lambda s: s.pop("stamps"),
+}
+
+
+@pytest.mark.parametrize("case", list(HOSTILE))
+def test_a_damaged_state_is_refused_and_reaches_no_memory(case: str) -> None:
+    """Refused with a CheckpointError and no change, or harmless: native code never sees it unchecked."""
+    rb = whole("packed", "epochs")
+    fill(rb, range(7))
+    rb.sample()
+    state = snapshot(rb)
+    HOSTILE[case](state)
+    other = whole("packed", "epochs")
+    fill(other, range(20, 24))
+    before = snapshot(other)
+    try:
+        other.load_state_dict(state)
+    except CheckpointError:
+        same_state(snapshot(other), before)
+        return
+    assert case in {"cursor beyond", "negative cursor"}, f"{case} was accepted"
+    fill(other, range(30, 33))
+    assert len(read_ids(other[:])) == 7
+
+
+# -- mapped files --------------------------------------------------------------------------------------------
+
+
+def test_mapped_files_cannot_be_mistaken_for_a_checkpoint(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(7, scratch_dir=tmp_path / "scratch")
+    rb = buffer(storage)
+    fill(rb, range(5))
+    with pytest.raises(CheckpointError):
+        rb.dumps(tmp_path / "scratch")
+    storage.flush()
+    with pytest.raises(CheckpointError):
+        rb.dumps(tmp_path / "scratch")
+    with pytest.raises(CheckpointError):
+        whole("mapped").loads(tmp_path / "scratch")
+    assert read_ids(rb[:]) == list(range(5))
+
+
+def test_tensordict_buffers_are_saved(tmp_path: Path) -> None:
+    def make() -> TensorDictReplayBuffer:
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(7), batch_size=4, generator=torch.Generator())
+
+    rb = make()
+    fill(rb, range(9), "tensordict")
+    rb.dumps(tmp_path / "save")
+    other = make()
+    other.loads(tmp_path / "save")
+    batch, expected = other.sample(), rb.sample()
+    assert batch["index"].tolist() == expected["index"].tolist()
+    assert read_ids(batch) == read_ids(expected)
+
+
+def _make_storages(capacity: int) -> list[Storage]:
+    return [LazyTensorStorage(capacity, ndim=2), LazyMemmapStorage(capacity, ndim=2)]
+
+
+def test_lanes_are_saved(tmp_path: Path) -> None:
+    for number, (storage, target) in enumerate(zip(_make_storages(12), reversed(_make_storages(12)), strict=True)):
+        rb = buffer(storage)
+        rb.extend(torch.arange(30).view(3, 10))
+        rb.dumps(tmp_path / str(number))
+        other = buffer(target)
+        other.loads(tmp_path / str(number))
+        assert torch.equal(other[:], rb[:])
+        more = torch.arange(100, 103).view(3, 1)
+        assert torch.equal(other.extend(more), rb.extend(more))
+        assert torch.equal(other[:], rb[:])
+
+
+def test_late_fields_are_saved_with_the_rows_that_have_them(tmp_path: Path) -> None:
+    rb = whole("packed")
+    fill(rb, range(5))
+    rb.write_all({**rows(range(3)), "late": torch.tensor([10, 11, 12])}, end=3)
+    rb.dumps(tmp_path / "save")
+    other = whole("mapped")
+    other.loads(tmp_path / "save")
+    assert other[:3]["late"].tolist() == [10, 11, 12]
+    assert "late" not in other[3:]
+    with pytest.raises(KeyError, match="late"):
+        other[:]
