@@ -3,10 +3,11 @@
 // lifetime).
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,13 @@ Address to_address(PyObject* number) {
     if (address == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr)
         throw nb::python_error();
     return static_cast<Address>(address);
+}
+
+/// An item of a list that may have become shorter.
+nb::object item(const nb::list& list, std::size_t i) {
+    PyObject* found = PyList_GetItem(list.ptr(), static_cast<Py_ssize_t>(i));
+    if (found == nullptr) throw nb::python_error();
+    return nb::borrow(found);
 }
 
 std::vector<Address> to_addresses(const nb::list& numbers) {
@@ -73,8 +81,9 @@ bool write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::in
     fields.check_run(start, n, skip);
     plan.start = start;
     plan.skip = skip;
-    const std::uint64_t read = n == 0 ? 0 : static_cast<std::uint64_t>(skip) + static_cast<std::uint64_t>(n);
-    if (reads_fields(*fields.cover(), plan, read)) return false;
+    if (n > 0 &&
+        reads_fields(*fields.cover(), plan, static_cast<std::uint64_t>(skip) + static_cast<std::uint64_t>(n)))
+        return false;
     run(plan, n, [&] { write_rows(plan, n); });
     return true;
 }
@@ -86,12 +95,8 @@ bool scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, 
     bool apart = true;
     run(plan, n, [&] {
         check_slots(plan, n);
-        auto read = static_cast<std::uint64_t>(n);
-        if (plan.picks != nullptr && n > 0) {
-            require_in_range(plan.picks, n, std::numeric_limits<std::int64_t>::max());
-            read = static_cast<std::uint64_t>(*std::max_element(plan.picks, plan.picks + n)) + 1;
-        }
-        apart = !reads_fields(*cover, plan, read);
+        if (plan.picks != nullptr) require_in_range(plan.picks, n, std::numeric_limits<std::int64_t>::max());
+        apart = !picks_from_fields(*cover, plan, n);
         if (apart) scatter_rows(plan, n);
     });
     return apart;
@@ -108,7 +113,7 @@ void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, 
 }
 
 void advise(Address address, std::int64_t nbytes) {
-    if (nbytes < 0) throw nb::value_error("nbytes must be at least 0");
+    if (nbytes < 0) throw std::invalid_argument("nbytes must be at least 0, got " + std::to_string(nbytes));
     advise_huge_pages(address, static_cast<std::size_t>(nbytes));
 }
 
@@ -130,9 +135,9 @@ nb::object check_leaves(const nb::list& values, const nb::list& dtypes, const nb
     try {
         nb::list addresses;
         for (std::size_t i = 0; i < count; ++i) {
-            const nb::object value = values[i];
+            const nb::object value = item(values, i);
             if (!value.type().is(tensor_type)) return nb::none();
-            const nb::object address = reader->address(value, nb::object(dtypes[i]), nb::object(shapes[i]));
+            const nb::object address = reader->address(value, item(dtypes, i), item(shapes, i));
             if (!address.is_valid() || to_address(address.ptr()) == 0) return nb::none();
             addresses.append(address);
         }

@@ -232,11 +232,22 @@ private:
     std::shared_ptr<const Cover> cover_ = std::make_shared<const Cover>();
 };
 
-/// Whether the first `rows` rows of a batch lie, in part at least, in memory that the plan may write.
+/// Whether the first `rows` rows of any batch lie, in part at least, in memory of the fields.
 inline bool reads_fields(const Cover& cover, const Plan& plan, std::uint64_t rows) {
     return std::any_of(plan.columns.begin(), plan.columns.end(), [&](const Column& column) {
         return cover.overlaps(span_of(reinterpret_cast<Address>(column.batch), rows, column.bytes));
     });
+}
+
+/// As reads_fields, for the rows that the plan picks (none of them negative). Most batches lie far off: then
+/// a bound of the rows will do, which costs less than their maximum.
+inline bool picks_from_fields(const Cover& cover, const Plan& plan, std::int64_t n) {
+    if (plan.picks == nullptr || n == 0) return reads_fields(cover, plan, static_cast<std::uint64_t>(n));
+    std::uint64_t bits = 0;
+    for (std::int64_t i = 0; i < n; ++i) bits |= static_cast<std::uint64_t>(plan.picks[i]);
+    if (!reads_fields(cover, plan, bits + 1)) return false;
+    const std::int64_t last = *std::max_element(plan.picks, plan.picks + n);
+    return reads_fields(cover, plan, static_cast<std::uint64_t>(last) + 1);
 }
 
 /// Raise unless every slot of the plan lies in its table.

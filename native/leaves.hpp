@@ -11,8 +11,8 @@ namespace ostinato {
 
 namespace nb = nanobind;
 
-/// How to read tensors of one type: descriptors, looked up once. (Looked up each time, by interned names, the
-/// check took a tenth longer.)
+/// How to read tensors of one type: descriptors, looked up once. (Looking them up each time, by interned
+/// names, made the check a tenth slower.)
 class LeafReader {
 public:
     explicit LeafReader(nb::handle type)

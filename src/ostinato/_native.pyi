@@ -1,5 +1,7 @@
 """Types of the compiled part. Addresses are integers (`tensor.data_ptr()`); callers keep the memory alive."""
 
+from typing import Any
+
 class Fields:
     """The fields of a storage, registered once; every call then copies all of them.
 
@@ -28,29 +30,33 @@ class Fields:
             ValueError: Negative sizes, `stride < row_bytes`, or a null address.
         """
 
-    def gather(self, indices: list[int], n: int, outs: list[int], threads: int = 1) -> None:
+    def gather(self, indices: list[int], n: int, outs: list[int]) -> None:
         """Copy rows to batches: `outs[f][i] = field f, row indices[f][i]`.
 
         Args:
             indices: One address of contiguous int64 `[n]` for all fields, or one address for each field.
             n: Rows of the batch.
             outs: Address of contiguous `[n, row_bytes]` for each field.
-            threads: Most threads to use; more than one only counts for batches above 1 MB.
 
         Raises:
             IndexError: A row outside its field; nothing has been written then.
             ValueError: A wrong number of addresses, or a negative `n`.
         """
 
-    def write_run(self, start: int, n: int, skip: int, srcs: list[int]) -> None:
+    def write_run(self, start: int, n: int, skip: int, srcs: list[int]) -> bool:
         """Ring write: row `skip + i` of every source goes to slot `(start + i) % rows`, for `n <= rows`.
+
+        Returns:
+            False, with nothing written, if rows 0 to `skip + n - 1` of a source overlap memory of any field
+            (from its first row to the end of its last one): copy the sources, and call again.
 
         Raises:
             IndexError: `start` or `n` outside the rows.
-            ValueError: A wrong number of addresses, negative `n` or `skip`, or fields of unequal length.
+            ValueError: A wrong number of addresses, a null address, negative `n` or `skip`, or fields of
+                unequal length.
         """
 
-    def scatter(self, slots: int, rows: int, n: int, srcs: list[int]) -> None:
+    def scatter(self, slots: int, rows: int, n: int, srcs: list[int]) -> bool:
         """Copy batches to rows, in order: of equal slots the last one wins.
 
         Args:
@@ -59,10 +65,45 @@ class Fields:
             n: Rows to write.
             srcs: Address of contiguous `[*, row_bytes]` for each field.
 
+        Returns:
+            False, with nothing written, if a source overlaps memory of any field, from row 0 to the last row
+            that is picked: copy the sources, and call again.
+
         Raises:
             IndexError: A slot outside its field, or a negative source row; nothing has been written then.
-            ValueError: A wrong number of addresses, or a negative `n`.
+            ValueError: A wrong number of addresses, a null address, or a negative `n`.
         """
+
+def advise_huge_pages(address: int, nbytes: int) -> None:
+    """Ask the system for large pages behind `[address, address + nbytes)`, as far as whole pages lie inside.
+
+    A hint: whether it is followed is not told, and other systems than Linux are not asked.
+
+    Raises:
+        ValueError: `nbytes` is negative.
+    """
+
+def check_leaves(values: list[Any], dtypes: list[Any], shapes: list[Any], tensor_type: type) -> list[int] | None:
+    """The quick check of a batch about to be written: are all leaves plain memory of the expected form?
+
+    Plain are exactly `tensor_type` (no subclass), on the CPU, contiguous, without gradient and without a
+    negative bit. A conjugate bit is not looked at: complex leaves must not come here.
+
+    Args:
+        values: The leaves.
+        dtypes: The dtype that each must have.
+        shapes: The full shape that each must have; equal `torch.Size` objects compare quickest.
+        tensor_type: `torch.Tensor`.
+
+    Returns:
+        The addresses of the leaves; None if any is not plain, has another form, has no memory (address 0: empty
+        tensors too) or raises when asked. None says nothing about what is wrong.
+
+    Raises:
+        ValueError: The lists differ in length.
+        AttributeError: `tensor_type` lacks an attribute of tensors.
+        TypeError: `tensor_type` is no type, or its attributes are none that tensors have.
+    """
 
 def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: int) -> None:
     """`k` steps of a Fisher-Yates shuffle of int64 `perm[first:total]`, given out to int64 `out[k]`.

@@ -92,10 +92,10 @@ def slots_of(values: Sequence[int]) -> Slots:
     return np.array(values, dtype=np.int64)
 
 
-def gather(table: Table, indices: Slots | Sequence[Slots], threads: int = 1) -> list[Bytes]:
+def gather(table: Table, indices: Slots | Sequence[Slots]) -> list[Bytes]:
     """Gather into fresh batches; `indices` is shared, or one array for each field."""
     arrays = [indices] if isinstance(indices, np.ndarray) else list(indices)
     n = len(arrays[0])
     outs = [np.zeros((n, size), dtype=np.uint8) for size in table.sizes]
-    table.fields.gather([address(a) for a in arrays], n, [address(out) for out in outs], threads)
+    table.fields.gather([address(a) for a in arrays], n, [address(out) for out in outs])
     return outs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import mmap
 import threading
 import time
 from pathlib import Path
@@ -145,6 +146,44 @@ def test_threads_may_gather_and_write_at_once(native: ModuleType) -> None:
     assert failures == []
 
 
+def test_any_range_may_be_advised(native: ModuleType) -> None:
+    memory = np.zeros(1 << 16, np.uint8)
+    for offset, size in ((0, 1 << 16), (1, 5000), (4095, 1), (0, 0), (77, 1 << 15)):
+        native.advise_huge_pages(address(memory) + offset, size)
+    assert not memory.any()
+    native.advise_huge_pages(0, 0)
+    native.advise_huge_pages(2**64 - 4096, 4096)  # nobody's memory: advice that is not taken
+    with pytest.raises(ValueError, match=r"^nbytes must be at least 0, got -1$"):
+        native.advise_huge_pages(address(memory), -1)
+
+
+def smaps_flags(at: int) -> list[str]:
+    """What the system notes about the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if line[0] in "0123456789abcdef" and "-" in words[0]:
+            begin, end = (int(part, 16) for part in words[0].split("-"))
+            inside = begin <= at < end
+        elif inside and words[0] == "VmFlags:":
+            return words[1:]
+    return []
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here")
+def test_whole_pages_inside_a_range_are_advised(native: ModuleType) -> None:
+    page = mmap.PAGESIZE
+    with mmap.mmap(-1, 16 * page) as memory:
+        view = np.frombuffer(memory, np.uint8)
+        begin = address(view)
+        del view
+        if not smaps_flags(begin):
+            pytest.skip("this system does not say what it noted")
+        native.advise_huge_pages(begin + 4 * page + 1, 4 * page)
+        advised = [i for i in range(16) if "hg" in smaps_flags(begin + i * page)]
+    assert advised == [5, 6, 7]
+
+
 def signatures(body: list[ast.stmt]) -> dict[str, list[str]]:
     """Argument names of each function in a stub, methods as `Class.method`."""
     found: dict[str, list[str]] = {}
@@ -162,7 +201,9 @@ def test_the_stub_says_what_the_module_has(native: ModuleType) -> None:
     assert public == {name.partition(".")[0] for name in stub}
     methods = {f"Fields.{name}" for name in vars(native.Fields) if not name.startswith("_")}
     assert methods == {name for name in stub if name.startswith("Fields.") and "__" not in name}
-    for name in ("Fields.add", "Fields.gather", "Fields.write_run", "Fields.scatter", "shuffle_draw"):
+    for name in stub:
+        if "__" in name or name in {"Fields.count", "Fields.rows"}:
+            continue
         made = native
         for part in name.split("."):
             made = getattr(made, part)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import LAYOUTS, address, gather, in_columns, in_rows, make, noise, slots_of
+from .tables import LAYOUTS, address, gather, in_rows, make, noise, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,15 +70,6 @@ def test_every_row_size_at_every_block_edge(native: ModuleType, size: int, n: in
     table = in_rows(native, [3, size, 1], [50, 9], gap=2)
     indices = np.random.default_rng(n).integers(0, 59, n)
     for got, field in zip(gather(table, indices), table.contents(), strict=True):
-        np.testing.assert_array_equal(got, field[indices])
-
-
-@pytest.mark.parametrize("threads", [2, 3, 7])
-def test_threads_share_a_large_batch(native: ModuleType, threads: int) -> None:
-    table = in_columns(native, [1000, 8], [500])
-    indices = np.random.default_rng(0).integers(0, 500, 3001)
-    assert indices.size * 1008 > 2**20
-    for got, field in zip(gather(table, indices, threads), table.contents(), strict=True):
         np.testing.assert_array_equal(got, field[indices])
 
 

@@ -27,7 +27,7 @@ def test_a_run_wraps_around(
     sources, expected = table.batches(skip + n), table.contents()
     for field, source in zip(expected, sources, strict=True):
         field[(start + np.arange(n)) % rows] = source[skip:]
-    table.fields.write_run(start, n, skip, [address(source) for source in sources])
+    assert table.fields.write_run(start, n, skip, [address(source) for source in sources])
     for got, want in zip(table.contents(), expected, strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -45,7 +45,7 @@ def test_scatter_writes_in_order(
         for i, slot in enumerate(slots):
             field[slot] = source[i if picks is None else picks[i]]
     rows = 0 if picks is None else address(picks)
-    table.fields.scatter(address(slots), rows, n, [address(source) for source in sources])
+    assert table.fields.scatter(address(slots), rows, n, [address(source) for source in sources])
     for got, want in zip(table.contents(), expected, strict=True):
         np.testing.assert_array_equal(got, want)
 

@@ -35,6 +35,7 @@ def fill_columns(table: Table, state: dict[str, Any]) -> LateFields:
     Columns are tensors, or objects with `read_into(tensor)` and `read()`.
     """
     rows, columns = int(state["rows"]), dict(state["columns"])
+    _check_columns(table, state["late"], columns, rows)
     for i, (leaf, column) in enumerate(zip(table.schema.leaves, table.columns, strict=True)):
         source, dest = columns[_name(leaf.path, i)], column[:rows]
         if not isinstance(source, Tensor):
@@ -58,6 +59,9 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
     if state["ndim"] != ndim:
         msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
         raise CheckpointError(msg)
+    if int(state["rows"]) < 0:
+        msg = f"the checkpoint holds {state['rows']} rows: it is damaged"
+        raise CheckpointError(msg)
     if int(state["rows"]) > capacity:
         msg = (
             f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one "
@@ -78,6 +82,22 @@ def check_form(mine: Schema, my_lanes: int, saved: Schema, lanes: int) -> None:
             "buffer of that form"
         )
         raise CheckpointError(msg)
+
+
+def _check_columns(table: Table, late: list[Any], columns: dict[str, Any], rows: int) -> None:
+    """Refuse columns that are missing or of another form, before the first is copied."""
+    wanted = {_name(leaf.path, i): (leaf.dtype, (rows, *leaf.shape)) for i, leaf in enumerate(table.schema.leaves)}
+    for name in (*wanted, *(name for note in late for name in note[1:])):
+        source = columns.get(name)
+        dtype, shape = wanted.get(name, (None, None))
+        if source is None or (
+            dtype is not None
+            and isinstance(source, Tensor)
+            and (source.dtype is not dtype or tuple(source.shape) != shape)
+        ):
+            got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
+            msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape or ())}, got {got}: it is damaged"
+            raise CheckpointError(msg)
 
 
 def _name(path: Path, position: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato.errors import KindError, OptionError
+from ostinato.errors import CheckpointError, KindError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ class Compose:
         """Restore what `state_dict` returned.
 
         Raises:
-            OptionError: if a transform with a state is missing here.
+            CheckpointError: if a transform with a state is missing here.
         """
         mine = self.state_dict()
         if set(mine) != set(state):
@@ -121,7 +121,7 @@ class Compose:
                 f"the state has transforms with a state at positions {sorted(state)}, this chain at "
                 f"{sorted(mine)}: append the same transforms first"
             )
-            raise OptionError(msg)
+            raise CheckpointError(msg)
         for position, value in state.items():
             self._steps[int(position)].origin.load_state_dict(value)
 

@@ -1,0 +1,168 @@
+"""The compiled quick check of a batch: addresses for plain leaves of the expected form, None for all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ostinato import _backend
+
+native = _backend.native
+pytestmark = pytest.mark.skipif(native is None, reason="the compiled part is switched off or not installed")
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def check(values: list[Any], form: list[Tensor] | None = None) -> list[int] | None:
+    """Check against the form that other tensors have (by default the values' own)."""
+    form = values if form is None else form
+    assert native is not None
+    shapes = [torch.Size(x.shape) for x in form]
+    found: list[int] | None = native.check_leaves(values, [x.dtype for x in form], shapes, Tensor)
+    return found
+
+
+forms = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 3), max_size=3))
+
+
+@given(form=st.lists(forms, max_size=6))
+def test_plain_leaves_give_their_addresses(form: list[tuple[torch.dtype, list[int]]]) -> None:
+    values = [torch.zeros(shape, dtype=dtype) for dtype, shape in form]
+    assert check(values) == [value.data_ptr() for value in values]
+
+
+@given(form=st.lists(forms, min_size=1, max_size=6), data=st.data())
+def test_one_leaf_of_another_form_is_enough(form: list[tuple[torch.dtype, list[int]]], data: st.DataObject) -> None:
+    values = [torch.zeros(shape, dtype=dtype) for dtype, shape in form]
+    asked = list(values)
+    at = data.draw(st.integers(0, len(form) - 1))
+    dtype, shape = data.draw(forms)
+    asked[at] = torch.zeros(shape, dtype=dtype)
+    same = dtype is values[at].dtype and asked[at].shape == values[at].shape
+    assert (check(values, asked) is not None) is same
+
+
+def test_views_and_shapes_of_any_sequence_type() -> None:
+    assert native is not None
+    base = torch.arange(24.0).view(4, 6)
+    assert check([base[1:3]]) == [base.data_ptr() + 24]
+    assert native.check_leaves([base], [torch.float32], [(4, 6)], Tensor) == [base.data_ptr()]
+    assert native.check_leaves([base], [torch.float32], [[4, 6]], Tensor) is None
+
+
+class Wrapped(Tensor):
+    """A subclass, whose memory may mean something else."""
+
+
+def odd_leaves() -> list[tuple[str, Any]]:
+    """Everything that looks like float32 [2, 3] and is not plain memory of that form."""
+    plain = torch.zeros(2, 3)
+    freed = torch.zeros(2, 3)
+    freed.untyped_storage().resize_(0)
+    return [
+        ("subclass", plain.as_subclass(Wrapped)),
+        ("parameter", torch.nn.Parameter(plain.clone(), requires_grad=False)),
+        ("gradient", torch.zeros(2, 3, requires_grad=True)),
+        ("result with gradient", torch.zeros(2, 3, requires_grad=True) * 1),
+        ("strided", torch.zeros(3, 2).t()),
+        ("expanded", torch.zeros(1, 3).expand(2, 3)),
+        ("negative bit", torch.zeros(2, 3, dtype=torch.complex64).conj().imag.contiguous().clone()),
+        ("negative view", torch._neg_view(plain)),  # type: ignore[attr-defined]
+        ("meta", torch.zeros(2, 3, device="meta")),
+        ("sparse", plain.to_sparse()),
+        ("sparse rows", plain.to_sparse_csr()),
+        ("zero tensor", torch._efficientzerotensor((2, 3))),  # type: ignore[attr-defined]
+        ("freed memory", freed),
+        ("nested", torch.nested.nested_tensor([torch.zeros(3), torch.zeros(3)])),
+        ("array", np.zeros((2, 3), np.float32)),
+        ("number", 1.0),
+        ("none", None),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("at", [0, 1])
+def test_odd_leaves_give_none(at: int) -> None:
+    plain = torch.zeros(2, 3)
+    for name, leaf in odd_leaves():
+        if name == "negative bit" and not leaf.is_neg():
+            continue  # this torch resolved it
+        values = [plain, plain]
+        values[at] = leaf
+        assert check(values, [plain, plain]) is None, name
+        assert check([plain]) == [plain.data_ptr()], f"no error is left behind by: {name}"
+
+
+def test_a_tensor_within_vmap_gives_none() -> None:
+    found: list[object] = []
+
+    def step(x: Tensor) -> Tensor:
+        assert native is not None
+        found.append(native.check_leaves([x], [torch.float32], [torch.Size([3])], Tensor))
+        return x
+
+    torch.vmap(step)(torch.zeros(2, 3))
+    assert found == [None]
+
+
+def test_empty_tensors_are_left_to_the_full_check() -> None:
+    assert check([torch.zeros(0, 3)]) is None
+    assert check([]) == []
+
+
+def test_lists_of_unequal_length_are_refused() -> None:
+    assert native is not None
+    x = torch.zeros(2)
+    for values, dtypes, shapes in (([x], [], [x.shape]), ([x], [x.dtype], []), ([], [x.dtype], [x.shape])):
+        with pytest.raises(ValueError, match=r"^values, dtypes and shapes must be of one length$"):
+            native.check_leaves(values, dtypes, shapes, Tensor)
+
+
+def test_a_type_that_is_no_tensor_type_is_refused() -> None:
+    assert native is not None
+    with pytest.raises(AttributeError):
+        native.check_leaves([], [], [], int)
+    with pytest.raises(TypeError):
+        native.check_leaves([], [], [], Tensor(2))
+    wrapped = torch.zeros(2).as_subclass(Wrapped)
+    assert native.check_leaves([wrapped], [torch.float32], [torch.Size([2])], Wrapped) == [wrapped.data_ptr()]
+    assert check([torch.zeros(2), torch.zeros(3)]) is not None, "another type in between does no harm"
+
+
+class Rude(TorchFunctionMode):
+    """Runs Python code within the check: raises, or empties the list that is being read."""
+
+    def __init__(self, values: list[Tensor], error: type[BaseException] | None) -> None:
+        super().__init__()
+        self.values = values
+        self.error = error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Be rude before the answer."""
+        self.values.clear()
+        if self.error is not None:
+            raise self.error
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("error", [None, ValueError, MemoryError])
+def test_code_run_by_torch_in_between_does_no_harm(error: type[BaseException] | None) -> None:
+    assert native is not None
+    values = [torch.zeros(2), torch.zeros(2)]
+    dtypes, shapes = [torch.float32] * 2, [torch.Size([2])] * 2
+    with Rude(values, error):
+        assert native.check_leaves(values, dtypes, shapes, Tensor) is None
+
+
+def test_an_interrupt_is_not_swallowed() -> None:
+    assert native is not None
+    values = [torch.zeros(2)]
+    with pytest.raises(KeyboardInterrupt), Rude(values, KeyboardInterrupt):
+        native.check_leaves(values, [torch.float32], [torch.Size([2])], Tensor)
