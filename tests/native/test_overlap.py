@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from .tables import Slots
+    from .tables import Bytes, Slots
 
 Span = tuple[int, int]
 
 
-def one_field(native: ModuleType, rows: int = 10, row_bytes: int = 8) -> tuple[object, np.ndarray, int]:  # type: ignore[type-arg]
+def one_field(native: ModuleType, rows: int = 10, row_bytes: int = 8) -> tuple[Any, Bytes, int]:
     """A field in the middle of a block of noise: the block, and where the field begins."""
     block = noise(1, 3 * rows * row_bytes, 0)[0]
     fields = native.Fields()
@@ -39,9 +39,9 @@ def test_a_source_may_touch_a_field_but_not_overlap_it(native: ModuleType, offse
     for write in ("write_run", "scatter"):
         before, source = block.copy(), block[80 + offset :][:32].copy()
         if write == "write_run":
-            done = fields.write_run(9, 4, 0, [at + offset])  # type: ignore[attr-defined]
+            done = fields.write_run(9, 4, 0, [at + offset])
         else:
-            done = fields.scatter(address(slots), 0, 4, [at + offset])  # type: ignore[attr-defined]
+            done = fields.scatter(address(slots), 0, 4, [at + offset])
         assert done is goes
         if goes:
             before[80:160].reshape(10, 8)[slots] = source.reshape(4, 8)
@@ -50,9 +50,9 @@ def test_a_source_may_touch_a_field_but_not_overlap_it(native: ModuleType, offse
 
 def test_skipped_rows_count_as_read(native: ModuleType) -> None:
     fields, _, at = one_field(native)
-    assert fields.write_run(0, 2, 1, [at - 24]) is True  # type: ignore[attr-defined]
-    assert fields.write_run(0, 2, 2, [at - 24]) is False  # type: ignore[attr-defined]
-    assert fields.write_run(0, 2, 1, [at + 72]) is False  # type: ignore[attr-defined]
+    assert fields.write_run(0, 2, 1, [at - 24]) is True
+    assert fields.write_run(0, 2, 2, [at - 24]) is False
+    assert fields.write_run(0, 2, 1, [at + 72]) is False
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_rows_up_to_the_last_pick_count_as_read(native: ModuleType, picks: Seque
     fields, block, at = one_field(native)
     before = block.copy()
     slots, rows = slots_of(range(len(picks))), slots_of(picks)
-    assert fields.scatter(address(slots), address(rows), len(picks), [at - 24]) is goes  # type: ignore[attr-defined]
+    assert fields.scatter(address(slots), address(rows), len(picks), [at - 24]) is goes
     assert np.array_equal(block, before) is not goes
 
 
@@ -115,9 +115,9 @@ def test_nothing_to_read_never_overlaps(native: ModuleType) -> None:
 def test_a_source_of_endless_rows_reaches_everything_above(native: ModuleType) -> None:
     fields, block, at = one_field(native)
     before = block.copy()
-    assert fields.write_run(0, 1, 2**63 - 2, [at - 8]) is False  # type: ignore[attr-defined]
-    slots, rows = slots_of([0]), slots_of([2**63 - 1])
-    assert fields.scatter(address(slots), address(rows), 1, [at - 8]) is False  # type: ignore[attr-defined]
+    assert fields.write_run(0, 1, 2**63 - 2, [at - 8]) is False
+    slots, rows = slots_of([0]), slots_of([2**63 - 2])
+    assert fields.scatter(address(slots), address(rows), 1, [at - 8]) is False
     np.testing.assert_array_equal(block, before)
 
 
@@ -134,9 +134,9 @@ def test_a_source_without_an_address_is_refused(native: ModuleType) -> None:
 def test_errors_come_before_overlap(native: ModuleType) -> None:
     fields, _, at = one_field(native)
     with pytest.raises(IndexError, match=r"^index 10 is out of range for 10 rows$"):
-        fields.write_run(10, 1, 0, [at])  # type: ignore[attr-defined]
+        fields.write_run(10, 1, 0, [at])
     with pytest.raises(IndexError, match=r"^index 10 is out of range for 10 rows$"):
-        fields.scatter(address(slots_of([10])), 0, 1, [at])  # type: ignore[attr-defined]
+        fields.scatter(address(slots_of([10])), 0, 1, [at])
 
 
 def meet(a: Span, b: Span) -> bool:

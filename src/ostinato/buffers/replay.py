@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayBuffer"]
 
+_CPU = torch.device("cpu")
+
 
 class ReplayBuffer:
     """A replay buffer composed of a storage, a sampler and a writer.
@@ -244,8 +246,8 @@ class ReplayBuffer:
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        storage = self.storage
-        index = placement.positions(None if storage.device.type == "cpu" else storage.device)
+        storage = self._engine.storage
+        index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.lanes, index % storage.lanes), -1)
 
     def empty(self) -> None:

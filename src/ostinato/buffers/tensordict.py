@@ -75,7 +75,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _dress(self, data: Any, ticket: Ticket) -> Any:
         data = super()._dress(data, ticket)
         if kinds.is_tensor_collection(data):
-            data.set("index", self._flat_index(ticket))
+            kinds.put(data, "index", self._flat_index(ticket))
         return data
 
     def _flat_index(self, ticket: Ticket) -> Tensor:

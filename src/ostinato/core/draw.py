@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
     def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[skip + rows]`, skipped rows included."""
-        start = (self.start - self.skip) % self.capacity
+        start = (self.start - self.skip) % self.capacity if self.skip else self.start
         return ring_range(start, self.skip + self.rows, self.capacity, device)
 
     @property
@@ -84,5 +84,6 @@ class Draw(NamedTuple):
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
     """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
-    out = torch.arange(start, start + rows, device=device)
-    return out if start + rows <= capacity else out.remainder_(capacity)
+    stop = start + rows
+    out = torch.arange(start, stop) if device is None else torch.arange(start, stop, device=device)
+    return out if stop <= capacity else out.remainder_(capacity)

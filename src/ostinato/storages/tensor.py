@@ -172,7 +172,7 @@ class TensorStorage(Storage):
         late: dict[Path, Tensor] = {}
         schema = describe(data, lead) if self._table is None else self._table.schema
         if self._late:
-            data, late = self._late.split(data, self._known(), None if lead else ())
+            data, late = self._late.split(data, self._known(), None)
             self._late.refuse_unknown(late)
         flat = schema.flatten(data, None, lead)
         rows = _count(flat.batch)

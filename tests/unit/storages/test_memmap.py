@@ -1,0 +1,205 @@
+"""Mapped storage: files that are reserved, flushed, reopened, and gone when nobody needs them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato import LazyMemmapStorage, ReplayBuffer
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError, UsageError
+
+from ...tags import buffer, fill, read_ids, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def flushed(path: Path, count: int = 9, **options: bool) -> ReplayBuffer:
+    storage = LazyMemmapStorage(7, scratch_dir=path, **options)
+    rb = buffer(storage)
+    fill(rb, range(count))
+    storage.flush()
+    return rb
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("count", [3, 6, 7, 8, 20])
+def test_a_flushed_storage_opens_again_with_its_rows(packed: bool, count: int, tmp_path: Path) -> None:
+    rb = flushed(tmp_path / "s", count, packed=packed)
+    expected, cursor = read_ids(rb[:]), rb.writer.cursor
+    del rb
+    gc.collect()
+    again = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True))
+    assert read_ids(again[:]) == expected
+    assert fill(again, [99]).tolist() == [cursor]
+    assert len(read_ids(again.sample(5))) == 5
+
+
+def test_another_process_opens_the_flushed_storage(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(7, scratch_dir=tmp_path / "s")
+    rb = ReplayBuffer(storage=storage)
+    rb.extend({"a": torch.arange(9), "b": torch.zeros(9, 300), "c": torch.ones(9, dtype=torch.bool)})
+    storage.flush()
+    code = (
+        "from ostinato import LazyMemmapStorage, ReplayBuffer\n"
+        f"rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir={str(tmp_path / 's')!r}, existsok=True))\n"
+        "print(rb[:]['a'].tolist(), bool((rb[:]['b'] == 0).all()), rb[:]['c'].tolist(), rb.writer.cursor)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip() == f"{[7, 8, 2, 3, 4, 5, 6]} True {[True] * 7} 2"
+
+
+def test_lanes_open_again(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "s", ndim=2)
+    rb = buffer(storage)
+    rb.extend({"a": torch.arange(24).view(4, 6)})
+    storage.flush()
+    again = buffer(LazyMemmapStorage(10, scratch_dir=tmp_path / "s", ndim=2, existsok=True))
+    assert torch.equal(again[:]["a"], rb[:]["a"])
+    assert again.storage.capacity == 12
+    again[:] = {"a": rb[:]["a"].clone(), "late": rb[:]["a"].clone()}
+    assert torch.equal(again[:]["late"], rb[:]["a"])
+
+
+def test_an_existing_directory_needs_existsok(tmp_path: Path) -> None:
+    flushed(tmp_path / "s")
+    with pytest.raises(OptionError, match="existsok=True"):
+        LazyMemmapStorage(7, scratch_dir=tmp_path / "s")
+    (tmp_path / "empty").mkdir()
+    rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir=tmp_path / "empty"))
+    assert rb.extend(torch.arange(3)).tolist() == [0, 1, 2]
+
+
+def test_files_of_a_run_that_never_flushed_are_not_taken_for_rows(tmp_path: Path) -> None:
+    rb = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s"))
+    fill(rb, range(5))
+    again = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True))
+    assert len(again) == 0
+    fill(again, range(50, 52))
+    assert read_ids(again[:]) == [50, 51]
+    assert read_ids(rb[:]) == list(range(5)), "files that another buffer still maps were written over"
+
+
+def test_emptying_takes_back_what_was_flushed(tmp_path: Path) -> None:
+    rb = flushed(tmp_path / "s")
+    rb.empty()
+    fill(rb, range(50, 52))
+    assert len(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True)) == 0
+
+
+@pytest.mark.parametrize("wrong", ["max_size", "ndim"])
+def test_a_directory_of_another_storage_is_refused(wrong: str, tmp_path: Path) -> None:
+    flushed(tmp_path / "s")
+    with pytest.raises(CheckpointError, match="max_size=7, ndim=1.*got"):
+        LazyMemmapStorage(8 if wrong == "max_size" else 7, ndim=2 if wrong == "ndim" else 1, scratch_dir=tmp_path / "s", existsok=True)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    flushed(tmp_path / "s")
+    blocks = sorted((tmp_path / "s").glob("block*.bin"))
+    for damage in ("shorter", "missing", "manifest"):
+        copy = tmp_path / damage
+        shutil.copytree(tmp_path / "s", copy)
+        if damage == "shorter":
+            (copy / blocks[0].name).write_bytes(b"x")
+        elif damage == "missing":
+            (copy / blocks[0].name).unlink()
+        else:
+            text = (copy / "manifest.json").read_text()
+            (copy / "manifest.json").write_text(text.replace('"rows"', '"sorw"', 1))
+        with pytest.raises(DamagedFileError):
+            LazyMemmapStorage(7, scratch_dir=copy, existsok=True)
+
+
+def test_a_link_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    flushed(tmp_path / "s")
+    block = next((tmp_path / "s").glob("block*.bin"))
+    block.rename(tmp_path / "elsewhere")
+    block.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamagedFileError):
+        LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True)
+
+
+def test_flush_needs_rows_and_a_directory(tmp_path: Path) -> None:
+    empty = LazyMemmapStorage(7, scratch_dir=tmp_path / "s")
+    with pytest.raises(UsageError, match="empty"):
+        empty.flush()
+    temporary = LazyMemmapStorage(7)
+    fill(buffer(temporary), range(3))
+    with pytest.raises(UsageError, match="scratch_dir"):
+        temporary.flush()
+    late = LazyMemmapStorage(7, scratch_dir=tmp_path / "t")
+    rb = buffer(late)
+    fill(rb, range(3))
+    rb.write_all({**table(torch.arange(3)), "late": torch.zeros(3)})
+    with pytest.raises(UsageError, match="late"):
+        late.flush()
+
+
+def test_temporary_files_go_with_the_storage() -> None:
+    storage = LazyMemmapStorage(7)
+    rb = buffer(storage)
+    assert storage.scratch_dir is None
+    fill(rb, range(3))
+    directory = storage.scratch_dir
+    assert directory is not None
+    assert directory.is_dir()
+    del rb, storage
+    gc.collect()
+    assert not directory.exists()
+
+
+def test_named_files_stay(tmp_path: Path) -> None:
+    rb = flushed(tmp_path / "s")
+    del rb
+    gc.collect()
+    assert (tmp_path / "s" / "manifest.json").exists()
+
+
+def test_the_disk_is_reserved_when_the_files_are_made(tmp_path: Path) -> None:
+    """Writing to a mapped file on a full disk would end the process, so the space is taken at once."""
+    rb = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "s"))
+    rb.add(torch.zeros(10_000))
+    (block,) = (tmp_path / "s").glob("block*.bin")
+    assert block.stat().st_size == 4_000_000
+    assert block.stat().st_blocks * 512 >= 4_000_000
+
+
+def test_a_full_disk_is_refused_before_files_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    rb = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path / "s"))
+    with pytest.raises(StorageMemoryError, match=r"needs 400000 bytes.*1000 bytes"):
+        rb.add(torch.zeros(1000))
+    assert not list(tmp_path.rglob("*.bin"))
+    monkeypatch.undo()
+    assert rb.add(torch.zeros(1000)) == 0
+
+
+def test_mapped_storage_lives_on_the_cpu() -> None:
+    with pytest.raises(OptionError, match="CPU"):
+        LazyMemmapStorage(7, device="meta")
+    assert LazyMemmapStorage(7, device="auto").device.type == "cpu"
+
+
+def test_rows_are_written_through_to_the_files(tmp_path: Path) -> None:
+    """Not a copy in memory beside it: the bytes of the file are the rows."""
+    storage = LazyMemmapStorage(4, scratch_dir=tmp_path / "s", packed=False)
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(torch.arange(4, dtype=torch.int64))
+    storage.flush()
+    (block,) = (tmp_path / "s").glob("block*.bin")
+    assert block.read_bytes() == bytes(torch.arange(4, dtype=torch.int64).view(torch.uint8).tolist())
+
+
+def test_the_manifest_of_a_flush_is_json(tmp_path: Path) -> None:
+    flushed(tmp_path / "s")
+    json.loads((tmp_path / "s" / "manifest.json").read_text())

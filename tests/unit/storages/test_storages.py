@@ -1,0 +1,208 @@
+"""What single storages do beyond the contract: adoption, layout in memory, devices, lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
+from ostinato._backend import native
+from ostinato.core.draw import Picks, Run
+from ostinato.core.rows import describe
+from ostinato.errors import KindError, OptionError, SlotError, UsageError
+from ostinato.storages.table import plan_layout
+
+from ...tags import buffer, fill, read_ids, rows, table
+
+needs_native = pytest.mark.skipif(native is None, reason="rows are packed for the compiled gather only")
+
+
+def test_data_given_to_a_tensor_storage_is_full_and_shared() -> None:
+    data = {"x": torch.arange(4), "y": torch.zeros(4, 2)}
+    storage = TensorStorage(data)
+    assert (len(storage), storage.capacity, storage.cursor) == (4, 4, 0)
+    rb = ReplayBuffer(storage=storage)
+    rb.add({"x": torch.tensor(9), "y": torch.ones(2)})
+    assert data["x"].tolist() == [9, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tensor", "tensordict"])
+def test_datasets_of_every_kind_are_sampled(kind: str) -> None:
+    rb = ReplayBuffer(storage=TensorStorage(rows(range(6), kind)), batch_size=20)
+    assert set(read_ids(rb.sample())) <= set(range(6))
+    assert read_ids(rb[:]) == list(range(6))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every other row", "every other column", "numpy"])
+def test_datasets_of_any_layout_are_adopted(layout: str) -> None:
+    values = torch.arange(24.0).view(6, 4)
+    data: Any = {
+        "transposed": lambda: values.t().contiguous().t(),
+        "every other row": lambda: torch.stack((values, values), 1).view(12, 4)[::2],
+        "every other column": lambda: torch.stack((values, values), 2).view(6, 8)[:, ::2],
+        "numpy": lambda: values.clone().numpy(),
+    }[layout]()
+    rb = ReplayBuffer(storage=TensorStorage(data))
+    assert torch.equal(rb[torch.arange(6)], values)
+    rb.extend(values[:2] + 100)
+    assert torch.equal(rb[torch.arange(6)][:2], values[:2] + 100)
+    assert float(data[0][0]) == 100.0
+
+
+def test_a_dataset_of_lanes_is_adopted() -> None:
+    rb = ReplayBuffer(storage=TensorStorage(torch.arange(12).view(4, 3), ndim=2), dim_extend=0)
+    assert (len(rb), rb.storage.shape) == (12, (4, 3))
+    assert rb[1, 2] == 5
+
+
+def test_a_device_that_is_not_that_of_the_data_is_refused() -> None:
+    with pytest.raises(OptionError, match="device='meta'"):
+        TensorStorage(torch.zeros(3), device="meta")
+    assert TensorStorage(torch.zeros(3), device="cpu").device == torch.device("cpu")
+
+
+def test_devices_are_given_by_name_or_object() -> None:
+    for device in ("cpu", torch.device("cpu"), "auto"):
+        rb = ReplayBuffer(storage=LazyTensorStorage(5, device=device))
+        rb.extend(torch.arange(3))
+        assert rb[:].device == torch.device("cpu")
+    with pytest.raises(RuntimeError):
+        LazyTensorStorage(5, device="nope")
+
+
+@needs_native
+def test_small_fields_share_one_row_and_wide_ones_stand_alone() -> None:
+    storage = LazyTensorStorage(10)
+    fill(buffer(storage), range(3))
+    by_block: dict[int, list[Any]] = {}
+    for path, column in storage.columns.items():
+        if column.numel():
+            by_block.setdefault(column.untyped_storage().data_ptr(), []).append(path)
+    assert sorted(len(paths) for paths in by_block.values()) == [1, 4]
+    assert [("wide",)] in by_block.values()
+    assert storage.columns[("wide",)].is_contiguous()
+
+
+def test_unpacked_fields_are_contiguous() -> None:
+    storage = LazyTensorStorage(10, packed=False)
+    fill(buffer(storage), range(3))
+    assert all(column.is_contiguous() for column in storage.columns.values())
+
+
+def test_fields_of_a_packed_row_are_aligned_and_apart() -> None:
+    """Whatever the dtypes: no two fields overlap, each starts at a multiple of its item."""
+    data = {
+        "a": torch.zeros(2, 3, dtype=torch.uint8),
+        "b": torch.zeros(2, dtype=torch.float64),
+        "c": torch.zeros(2, 5, dtype=torch.int16),
+        "d": torch.zeros(2, dtype=torch.complex128),
+        "e": torch.zeros(2, 0),
+        "f": torch.zeros(2, 1, dtype=torch.bool),
+        "g": torch.zeros(2, 65),
+    }
+    schema = describe(data, 1)
+    for block in plan_layout(schema.leaves, packed=True):
+        used: set[int] = set()
+        for position, offset in block.members:
+            leaf = schema.leaves[position]
+            assert offset % leaf.dtype.itemsize == 0
+            assert block.stride % leaf.dtype.itemsize == 0
+            span = set(range(offset, offset + leaf.nbytes))
+            assert not span & used
+            assert offset + leaf.nbytes <= block.stride
+            used |= span
+
+
+def test_the_form_is_printed() -> None:
+    storage = LazyTensorStorage(10)
+    assert "not laid out yet" in repr(storage)
+    fill(buffer(storage), range(3))
+    assert "('next', 'obs'): float64[2]" in repr(storage)
+    assert "rows=3" in repr(storage)
+
+
+def test_reading_a_storage_without_rows_says_so() -> None:
+    with pytest.raises(UsageError, match="no rows yet"):
+        LazyTensorStorage(10)[0]
+
+
+# -- lists ---------------------------------------------------------------------------------------------------
+
+
+def test_a_list_grows_row_by_row() -> None:
+    storage = ListStorage(5)
+    payload, _ = storage.admit([1, 2], 1)
+    with pytest.raises(SlotError, match="beyond the next free one, 0"):
+        storage.set(Picks(torch.tensor([3]), torch.tensor([0]), torch.tensor([3, -1])), payload)
+
+
+def test_a_list_without_bound_keeps_everything() -> None:
+    rb = ReplayBuffer(storage=ListStorage(), batch_size=3)
+    rb.extend(range(2500))
+    assert len(rb) == 2500
+    assert rb.stats().row_age_max == 2499
+    rb[5] = -1
+    assert rb.stats().row_age_max == 2500
+    rb.extend(range(10))
+    assert rb[2509] == 9
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3], (1, 2, 3), range(1, 4), torch.tensor([1, 2, 3]), {1, 2, 3}, iter([1, 2, 3])])
+def test_lists_take_rows_of_any_iterable(data: Any) -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    assert rb.extend(data).tolist() == [0, 1, 2]
+    assert [int(x) for x in rb[:]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", [5, None, 2.5])
+def test_lists_refuse_what_has_no_rows(wrong: Any) -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    with pytest.raises(KindError, match=r"use add\(\)"):
+        rb.extend(wrong)
+    assert len(rb) == 0
+
+
+def test_rows_of_a_list_keep_their_kind_and_batches_are_stacked() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), batch_size=4)
+    rb.extend([TensorDict({"x": torch.tensor(i)}) for i in range(3)])
+    assert isinstance(rb[0], TensorDict)
+    assert isinstance(rb.sample(), TensorDict)
+    assert rb.sample().batch_size == (4,)
+    pairs = ReplayBuffer(storage=ListStorage(10))
+    pairs.extend([(torch.zeros(2), {"a": 1}) for _ in range(3)])
+    first, second = pairs[:]
+    assert first.shape == (3, 2)
+    assert second["a"].tolist() == [1, 1, 1]
+    assert isinstance(pairs[:], tuple)
+
+
+def test_a_collate_function_replaces_the_default() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=sum)
+    rb.extend([1, 2, 3])
+    assert rb[:] == 6
+    assert rb[1] == 2, "one row is not collated"
+    assert rb.storage[0:2] == [1, 2]  # type: ignore[index]
+
+
+def test_bytes_of_a_list_are_those_of_its_tensors() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    rb.extend([torch.zeros(10), torch.zeros(5)])
+    assert rb.stats().nbytes >= 60
+
+
+def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
+    """A ring whose first batch is longer than itself starts in the middle."""
+    storage = ListStorage(3)
+    payload, _ = storage.admit(list(range(8)), 1)
+    storage.set(Run(2, 3, 3, 5), payload)
+    assert storage[:] == [6, 7, 5]
+
+
+def test_the_storage_gives_one_field_without_transforms() -> None:
+    rb = buffer("packed", 5, transform=lambda batch: {**batch, "id": batch["id"] * 0})
+    fill(rb, range(3))
+    assert rb.storage["id"].tolist() == [0, 1, 2]  # type: ignore[index]
+    assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()  # type: ignore[index]
