@@ -38,7 +38,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """Functions of more than 40 lines of code, and why (`file:function`)."""
 
 TORCH_PRIVATE = {
-    "core/kinds.py": "TensorDict._new_unsafe, _set_str: the public ways check again what was checked when stored (9 us)",
+    "core/kinds.py": "TensorDict._new_unsafe, _set_str: the public ways check again what was checked (9 us)",
     "buffers/checkpoint.py": "torch.utils._pytree: torch's own tree walker has no public name",
     "transforms/basic.py": "torch.utils._pytree: torch's own tree walker has no public name",
 }

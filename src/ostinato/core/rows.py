@@ -141,6 +141,8 @@ class Schema:
             tensor = as_tensor(value, leaf.path, leaf.dtype)
             if tensor.dtype is not leaf.dtype or tensor.shape != shape:
                 raise SchemaError(_mismatch(leaf, tensor, batch))
+            if plain and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() and not tensor.data_ptr():
+                tensor = tensor.clone()  # torch's symbolic zeros have no memory until somebody writes to them
             plain = plain and tensor.is_cpu and tensor.is_contiguous()
             out.append(tensor)
         return Flat(out, batch, [tensor.data_ptr() for tensor in out] if plain else None)
