@@ -32,7 +32,7 @@ COUNTS = st.integers(1, 17)
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """One buffer, one model: `self.model[slot]` is the id of the row there, `self.late` the slots with the late field."""
+    """One buffer, one model: `model[slot]` is the id of the row there, `late` the slots with the late field."""
 
     storage: str
 

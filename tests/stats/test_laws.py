@@ -30,7 +30,9 @@ def counts_of(draws: list[int], outcomes: int) -> list[int]:
 
 def test_the_chi_square_tells_even_from_uneven() -> None:
     rng = random.Random(0)
-    assert p_value([rng.randrange(6) for _ in range(3)] and counts_of([rng.randrange(6) for _ in range(6000)], 6)) > 0.01
+    assert (
+        p_value([rng.randrange(6) for _ in range(3)] and counts_of([rng.randrange(6) for _ in range(6000)], 6)) > 0.01
+    )
     assert p_value([1000, 1000, 1000, 1000, 1000, 1250]) < 1e-5
     assert p_value([1000, 2000], [1, 2]) > 0.5
     assert p_value([10, 12, 9, 11]) == pytest.approx(0.9142, abs=0.01)  # chi-square 0.476 with three degrees

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.streams import CopyStream
@@ -45,6 +46,9 @@ class Feed:
 
     def next(self, size: int, *, within_epoch: bool = False) -> Batch:
         """Return the next batch of `size` rows; `within_epoch` keeps prefetch from drawing beyond the epoch's end."""
+        if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
+            eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
+            return eager(self, size, within_epoch=within_epoch)  # type: ignore[no-any-return]
         engine, prefetch = self._engine, self.prefetch
         while True:
             if prefetch is None:

@@ -269,8 +269,6 @@ class ReplayBuffer:
             UsageError: if there is no batch size.
             EmptyBufferError: if there are no rows.
         """
-        if is_dynamo_compiling():
-            return torch.compiler.disable(ReplayBuffer.sample)(self, batch_size, return_info)  # type: ignore[no-untyped-call]
         batch = self._feed.next(check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None))
         return (batch.data, self._info(batch)) if return_info else batch.data
 

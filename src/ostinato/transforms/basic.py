@@ -42,11 +42,16 @@ def _leaves(batch: dict[Any, Any], path: tuple[Any, ...] = ()) -> list[tuple[tup
 
 
 def _nest(leaves: list[tuple[tuple[Any, ...], Any]], change: Callable[..., Any], out: Any) -> Any:
+    taken = set()
     for path, value in leaves:
         changed = change(path, value)
         if changed is None:
             continue
         place, new = changed
+        if place in taken:
+            msg = f"two fields of the batch would become {place}: choose another name, or exclude one of them"
+            raise OptionError(msg)
+        taken.add(place)
         if isinstance(out, dict):
             level = out
             for key in place[:-1]:
@@ -79,17 +84,21 @@ class _Named:
 
     def forward(self, batch: Any) -> Any:
         """Apply to a batch that was read."""
+        return self._walk(batch, self._change)
+
+    def _walk(self, batch: Any, change: Callable[[tuple[str, ...] | None, tuple[str, ...], Any], Any]) -> Any:
+        """Rebuild a batch; `change` gets for each leaf the key that names it (or None), its path and its value."""
         seen: set[tuple[str, ...]] = set()
         known: list[Any] = []
 
-        def change(path: tuple[str, ...], value: Any) -> Any:
+        def visit(path: tuple[str, ...], value: Any) -> Any:
             known.append(path)
             hit = next((key for key in self.keys if path[: len(key)] == key), None)
             if hit is not None:
                 seen.add(hit)
-            return self._change(hit, path, value)
+            return change(hit, path, value)
 
-        out = _map(batch, change)
+        out = _map(batch, visit)
         _require(seen, set(self.keys), known)
         return out
 
@@ -177,14 +186,10 @@ class Cast(_Named):
 
     def inv(self, batch: Any) -> Any:
         """Cast the fields to the stored dtype."""
-        if self.stored is None:
-            return batch
-        keys, stored = self.keys, self.stored
+        return batch if self.stored is None else self._walk(batch, self._store)
 
-        def change(path: tuple[str, ...], value: Any) -> Any:
-            return path, (torch.as_tensor(value).to(stored) if any(path[: len(k)] == k for k in keys) else value)
-
-        return _map(batch, change)
+    def _store(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
+        return (path, value) if hit is None else (path, torch.as_tensor(value).to(self.stored))
 
 
 @final

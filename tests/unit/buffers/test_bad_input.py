@@ -156,7 +156,7 @@ def test_ragged_rows_are_refused_with_the_alternative(first: bool) -> None:
     rb = buffer("packed", 8)
     if not first:
         rb.extend(torch.zeros(2, 2))
-    with pytest.raises(OstinatoError, match="ListStorage|pad") as caught:
+    with pytest.raises(OstinatoError, match=r"ListStorage|pad") as caught:
         rb.extend([torch.zeros(2), torch.zeros(3)])
     assert "[2]" in str(caught.value)
     assert "[3]" in str(caught.value)
@@ -197,7 +197,7 @@ def test_a_capacity_may_be_an_integer_of_numpy() -> None:
 
 
 def test_a_tensor_storage_has_the_capacity_of_its_data() -> None:
-    with pytest.raises(CapacityError, match="4 rows of the data given.*got 10"):
+    with pytest.raises(CapacityError, match=r"4 rows of the data given.*got 10"):
         TensorStorage(torch.zeros(4), max_size=10)
 
 
@@ -239,7 +239,7 @@ def test_transforms_must_be_callable() -> None:
 
 
 def test_a_generator_must_be_one() -> None:
-    with pytest.raises(KindError, match="torch.Generator"):
+    with pytest.raises(KindError, match=r"torch.Generator"):
         ReplayBuffer(generator=5)  # type: ignore[arg-type]
 
 
@@ -262,7 +262,7 @@ def test_a_missing_batch_size_is_named() -> None:
     rb = five()
     with pytest.raises(UsageError, match="batch_size not specified"):
         rb.sample()
-    with pytest.raises(UsageError, match="Cannot iterate over the replay buffer.*atch_size was not specified"):
+    with pytest.raises(UsageError, match=r"Cannot iterate over the replay buffer.*atch_size was not specified"):
         iter(rb).__next__()
 
 
@@ -480,7 +480,8 @@ def test_rows_that_share_memory_are_refused_as_a_storage() -> None:
 def test_a_state_of_something_else_is_refused() -> None:
     rb = five()
     before = snapshot(rb)
-    for state in ({}, {"storage": {}}, {"storage": {"class": "X", "state": {}}}):
+    states: list[dict[str, Any]] = [{}, {"storage": {}}, {"storage": {"class": "X", "state": {}}}]
+    for state in states:
         with pytest.raises(ValueError):
             rb.load_state_dict(state)
     same_state(snapshot(rb), before)

@@ -109,7 +109,7 @@ def test_five_restarts_duplicate_nothing(storage: str, tmp_path: Path) -> None:
         if run:
             rb.loads(tmp_path / "save")
         fill(rb, [2 * run, 2 * run + 1])
-        expected = (expected + [2 * run, 2 * run + 1])[-7:]
+        expected = [*expected, 2 * run, 2 * run + 1][-7:]
         assert sorted(read_ids(rb[:])) == expected
         rb.dumps(tmp_path / "save")
 
@@ -186,9 +186,11 @@ def test_tensor_storages_read_each_others_saves(source: str, target: str, tmp_pa
 
 
 def test_a_dataset_in_tensors_is_saved_and_loaded(tmp_path: Path) -> None:
-    make = lambda ids: ReplayBuffer(  # noqa: E731
-        storage=TensorStorage(rows(ids)), writer=ImmutableDatasetWriter(), sampler=SamplerWithoutReplacement()
-    )
+    def make(ids: range) -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=TensorStorage(rows(ids)), writer=ImmutableDatasetWriter(), sampler=SamplerWithoutReplacement()
+        )
+
     rb = make(range(5))
     rb.dumps(tmp_path / "save")
     other = make(range(50, 55))
@@ -234,7 +236,7 @@ def test_a_smaller_buffer_refuses_a_save_and_stays_as_it_was(storage: str, prefe
     fill(small, range(20, 24))
     small.sample()
     before = snapshot(small)
-    with pytest.raises(CheckpointError, match="7 rows.*room for 5"):
+    with pytest.raises(CheckpointError, match=r"7 rows.*room for 5"):
         small.loads(tmp_path / "save")
     same_state(snapshot(small), before)
 
@@ -250,7 +252,7 @@ def test_a_save_of_another_form_is_refused(fresh: bool, tmp_path: Path) -> None:
         return
     fill(other, range(3), "dict")
     before = snapshot(other)
-    with pytest.raises(CheckpointError, match="holds.*the storage"):
+    with pytest.raises(CheckpointError, match=r"holds.*the storage"):
         other.loads(tmp_path / "save")
     same_state(snapshot(other), before)
 
@@ -282,7 +284,7 @@ def test_samplers_of_other_options_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     rb = whole("packed")
     for wrong in (tmp_path / "missing", tmp_path):
-        with pytest.raises((CheckpointError, FileNotFoundError), match="missing|checkpoint|manifest"):
+        with pytest.raises((CheckpointError, FileNotFoundError), match=r"missing|checkpoint|manifest"):
             rb.loads(wrong)
     (tmp_path / "notes.txt").write_text("mine")
     fill(rb, range(3))
@@ -374,7 +376,9 @@ def test_without_a_generator_the_global_one_goes_on(tmp_path: Path) -> None:
         torch.manual_seed(5)
         other = buffer("packed", 7, batch_size=3)
         other.loads(tmp_path / "save")
-        assert read_ids(other.sample()) == torch.randint(0, 7, (3,), generator=torch.Generator().manual_seed(5)).tolist()
+        assert (
+            read_ids(other.sample()) == torch.randint(0, 7, (3,), generator=torch.Generator().manual_seed(5)).tolist()
+        )
 
 
 def test_counters_are_restored(tmp_path: Path) -> None:
@@ -417,7 +421,9 @@ PLAIN: list[Any] = [
 
 
 def test_plain_objects_are_saved_without_pickle(tmp_path: Path) -> None:
-    make = lambda: ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)  # noqa: E731
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)
+
     rb = make()
     rb.extend(PLAIN)
     rb.dumps(tmp_path / "save")
@@ -425,7 +431,10 @@ def test_plain_objects_are_saved_without_pickle(tmp_path: Path) -> None:
     other.loads(tmp_path / "save")
     for got, expected in zip(other[:], PLAIN, strict=True):
         assert type(got) is type(expected)
-        same_state(got.tolist() if isinstance(got, np.ndarray) else got, expected.tolist() if isinstance(expected, np.ndarray) else expected)
+        same_state(
+            got.tolist() if isinstance(got, np.ndarray) else got,
+            expected.tolist() if isinstance(expected, np.ndarray) else expected,
+        )
         assert not isinstance(got, np.ndarray) or got.dtype == expected.dtype
 
 

@@ -65,9 +65,15 @@ KINDS: dict[str, Any] = {
     "named tuple": Pair(torch.arange(4), {"x": torch.zeros(4)}),
     "tensordict": TensorDict({"a": torch.arange(4), "n": TensorDict({"b": torch.zeros(4, 2)}, [4])}, [4]),
     "row dimensions": TensorDict({"a": torch.arange(8).view(4, 2)}, [4, 2]),
-    "tensorclass": Step(obs=torch.arange(4.0), reward=torch.ones(4), batch_size=[4]),
+    "tensorclass": Step(torch.arange(4.0), torch.ones(4), batch_size=[4]),  # type: ignore[call-arg]
     "mixed": {"td": TensorDict({"a": torch.arange(4)}, [4]), "t": torch.zeros(4)},
-    "odd keys": {"": torch.arange(4), "a.b": torch.zeros(4), None: torch.ones(4), True: torch.ones(4), "é/..": torch.ones(4)},
+    "odd keys": {
+        "": torch.arange(4),
+        "a.b": torch.zeros(4),
+        None: torch.ones(4),
+        True: torch.ones(4),
+        "é/..": torch.ones(4),
+    },
 }
 
 
@@ -168,7 +174,15 @@ def test_numbers_and_arrays_are_taken_at_the_door(storage: str) -> None:
     assert got["np"].tolist() == [2.5, 3.5]
     assert got["a"].tolist() == [[0, 1, 2], [0, 1, 2]]
     assert (got["f"].dtype, got["i"].dtype, got["b"].dtype) == (torch.float32, torch.int64, torch.bool)
-    rb.extend({"f": np.ones(2, np.float32), "i": np.ones(2, np.int64), "b": np.ones(2, bool), "np": np.ones(2, np.float32), "a": np.ones((2, 3), np.int64)})
+    rb.extend(
+        {
+            "f": np.ones(2, np.float32),
+            "i": np.ones(2, np.int64),
+            "b": np.ones(2, bool),
+            "np": np.ones(2, np.float32),
+            "a": np.ones((2, 3), np.int64),
+        }
+    )
     assert rb[2:]["a"].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 

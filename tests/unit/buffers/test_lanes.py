@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
+from ostinato import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
 from ostinato.errors import SchemaError, SlotError
 
 from ...tags import read_ids, table
 
-STORAGES = {
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato import Storage
+
+STORAGES: dict[str, Callable[[int], Storage]] = {
     "packed": lambda capacity: LazyTensorStorage(capacity, ndim=2),
     "columns": lambda capacity: LazyTensorStorage(capacity, ndim=2, packed=False),
     "mapped": lambda capacity: LazyMemmapStorage(capacity, ndim=2),
@@ -167,7 +178,7 @@ def test_indices_beyond_the_cells_present_are_refused(wrong: Any) -> None:
 def test_steps_first_storage_reads_without_swap() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     lanes_first(rb, 4, 0, 3)
-    assert ids(rb.storage[:]) == grid(4, 0, 3).t().tolist()  # type: ignore[index]
+    assert ids(rb.storage[:]) == grid(4, 0, 3).t().tolist()
 
 
 def test_tensordict_samples_carry_pairs_as_their_index() -> None:

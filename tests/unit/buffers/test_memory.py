@@ -90,7 +90,7 @@ def test_samples_are_the_callers_own(storage: str) -> None:
 
 @pytest.mark.parametrize("storage", list(TENSORS))
 def test_fields_of_a_sample_do_not_share_memory(storage: str) -> None:
-    """An edit in place of one field must not change another one, nor the other rows (small fields are stored together)."""
+    """An edit in place of one field changes no other one, although small fields are stored together."""
     rb = buffer(storage, 8, batch_size=6)
     fill(rb, range(5))
     batch = rb.sample()
@@ -132,22 +132,23 @@ def test_no_graph_is_kept_alive_by_stored_rows(storage: str, nested: bool) -> No
     class Watched(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.kept = big
+            ctx.kept = held[0]
             return x * 2
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
             return grad * 2
 
     class Big:
         pass
 
-    big = Big()
-    alive = weakref.ref(big)
+    held = [Big()]
+    alive = weakref.ref(held[0])
     rb = ReplayBuffer(storage=STORAGES[storage](4))
     out = Watched.apply(torch.ones(3, requires_grad=True))  # type: ignore[no-untyped-call]
     rb.add({"x": out} if nested else out)
-    del out, big
+    held.clear()
+    del out
     gc.collect()
     assert alive() is None, "the buffer keeps the graph of a stored row"
     assert len(rb) == 1
@@ -161,16 +162,16 @@ def test_overwritten_rows_and_batches_are_let_go(storage: str) -> None:
 
     def wrap(times: int) -> None:
         for step in range(times):
-            rb.extend(torch.zeros(20 + step % 60, 2000))
+            rb.extend(torch.zeros(20 + step % 60, 1000))
             rb.sample()
 
-    wrap(30)
+    wrap(20)
     gc.collect()
     before, objects = process.memory_info().rss, len(gc.get_objects())
-    wrap(100)
+    wrap(60)
     gc.collect()
     assert len(gc.get_objects()) - objects < 200
-    assert process.memory_info().rss - before < 8_000_000
+    assert process.memory_info().rss - before < 4_000_000
     assert len(rb) == 50
 
 
@@ -220,9 +221,9 @@ def test_slices_are_views_and_tensor_indices_copies(storage: str) -> None:
     rb["obs"].add_(1.0)
     assert bool((rb[:]["obs"] == table(torch.arange(5))["obs"] + 1.0).all())
     rb["obs"].sub_(1.0)
-    for index in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
-        rb[index]["obs"].add_(1.0)
-        assert read_ids(rb[:]) == list(range(5)), f"rb[{index}] is not a copy"
+    for single in (torch.tensor([1, 2]), [1, 2], torch.tensor([True] * 5)):
+        rb[single]["obs"].add_(1.0)
+        assert read_ids(rb[:]) == list(range(5)), f"rb[{single}] is not a copy"
 
 
 def test_a_view_shows_later_writes_and_a_copy_does_not() -> None:
@@ -247,11 +248,11 @@ def test_views_outlive_the_buffer() -> None:
 def test_never_written_slots_are_never_read() -> None:
     """Memory is poisoned through the storage's own columns before most of it is written."""
     for storage in TENSORS:
-        rb = buffer(storage, 64, batch_size=256)
+        rb = buffer(storage, 64, batch_size=64)
         rb.add(table(torch.tensor(0)))
         for column in rb.storage.columns.values():  # type: ignore[attr-defined]
             column[1:].fill_(float("nan") if column.dtype.is_floating_point else 1)
-        for step in range(1, 20):
+        for step in range(1, 9):
             rb.add(table(torch.tensor(step)))
             assert set(read_ids(rb.sample())) <= set(range(step + 1))
             assert read_ids(rb[:]) == list(range(step + 1))

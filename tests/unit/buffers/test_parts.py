@@ -381,7 +381,17 @@ def test_reprs_name_parts_rows_and_bytes() -> None:
     rb = buffer("packed", 5, batch_size=3, transform=torch.nn.Identity(), prefetch=2)
     fill(rb, range(4))
     text = repr(rb)
-    for part in ("rows=4", "capacity=5", "bytes=", "RandomSampler()", "RoundRobinWriter(cursor=4)", "Identity()", "batch_size=3", "prefetch=2", "'obs': float32[3]"):
+    for part in (
+        "rows=4",
+        "capacity=5",
+        "bytes=",
+        "RandomSampler()",
+        "RoundRobinWriter(cursor=4)",
+        "Identity()",
+        "batch_size=3",
+        "prefetch=2",
+        "'obs': float32[3]",
+    ):
         assert part in text
 
 

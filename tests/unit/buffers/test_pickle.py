@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement, TensorDictReplayBuffer
+from ostinato import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids
 
@@ -30,7 +36,9 @@ def copied(rb: ReplayBuffer, way: str) -> ReplayBuffer:
 @pytest.mark.parametrize("storage", list(STORAGES))
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
 def test_a_copy_holds_the_same_rows_in_memory_of_its_own(way: str, storage: str, count: int) -> None:
-    rb = buffer(storage, 7, batch_size=3, sampler=SamplerWithoutReplacement(), generator=torch.Generator().manual_seed(0))
+    rb = buffer(
+        storage, 7, batch_size=3, sampler=SamplerWithoutReplacement(), generator=torch.Generator().manual_seed(0)
+    )
     if count:
         fill(rb, range(count))
         rb.sample()
@@ -106,11 +114,17 @@ def test_another_process_gets_a_copy(storage: str) -> None:
 
 
 def test_a_fresh_interpreter_reads_a_pickle(tmp_path: Path) -> None:
-    rb = ReplayBuffer(storage=LazyMemmapStorage(7), batch_size=3, prefetch=2, generator=torch.Generator().manual_seed(0))
+    rb = ReplayBuffer(
+        storage=LazyMemmapStorage(7), batch_size=3, prefetch=2, generator=torch.Generator().manual_seed(0)
+    )
     rb.extend({"a": torch.arange(9), "b": torch.zeros(9, 300)})
     rb.sample()
     (tmp_path / "rb.pickle").write_bytes(pickle.dumps(rb))
-    code = f"import pickle; rb = pickle.loads(open({str(tmp_path / 'rb.pickle')!r}, 'rb').read()); print([rb.sample()['a'].tolist() for _ in range(4)])"
+    code = (
+        "import pickle\n"
+        f"rb = pickle.loads(open({str(tmp_path / 'rb.pickle')!r}, 'rb').read())\n"
+        "print([rb.sample()['a'].tolist() for _ in range(4)])\n"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert out.returncode == 0, out.stderr
     assert out.stdout.strip() == repr([rb.sample()["a"].tolist() for _ in range(4)])

@@ -64,7 +64,11 @@ def test_a_ready_batch_is_not_waited_for() -> None:
 
 
 def test_a_slow_transform_is_waited_for_and_counted() -> None:
-    rb = make(1, transform=lambda batch: time.sleep(0.05) or batch)
+    def slow(batch: Any) -> Any:
+        time.sleep(0.05)
+        return batch
+
+    rb = make(1, transform=slow)
     rb.sample()
     rb.sample()
     assert rb.stats().prefetch_waits >= 1
@@ -72,7 +76,12 @@ def test_a_slow_transform_is_waited_for_and_counted() -> None:
 
 def test_transforms_run_in_the_background() -> None:
     threads = []
-    rb = make(1, transform=lambda batch: threads.append(threading.current_thread().name) or batch)
+
+    def note(batch: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return batch
+
+    rb = make(1, transform=note)
     rb.sample()
     assert threads
     assert all("MainThread" not in name for name in threads)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from ostinato.errors import EmptyBufferError
 
 from ...tags import TENSORS, buffer, fill, read_ids, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 CAPACITY = 64
@@ -33,7 +34,7 @@ def busy_switching() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def run_all(jobs: list[Callable[[], None]], seconds: float) -> int:
+def run_all(jobs: Sequence[Callable[[], object]], seconds: float) -> int:
     """Run jobs over and over in a thread each; their first error is raised here. Returns the rounds made."""
     stop = time.monotonic() + seconds
     errors: list[BaseException] = []
@@ -162,10 +163,8 @@ def test_emptying_while_sampling_ends_in_an_error_or_whole_rows() -> None:
         rb.empty()
 
     def sample() -> None:
-        try:
+        with suppress(EmptyBufferError):
             assert is_whole(rb.sample())
-        except RuntimeError as error:
-            assert "empty storage" in str(error)
 
     run_all([refill, sample, sample], 0.3)
 
@@ -200,7 +199,7 @@ def test_counts_are_exact_under_threads() -> None:
 def test_stats_may_be_asked_at_any_time() -> None:
     rb = buffer("packed", CAPACITY, batch_size=8, prefetch=3)
     fill(rb, range(CAPACITY))
-    run_all([lambda: read_ids(rb.sample()) and None, lambda: rb.stats() and None], 0.3)
+    run_all([rb.sample, rb.stats], 0.3)
 
 
 def test_an_epoch_shared_by_threads_holds_each_row_once() -> None:

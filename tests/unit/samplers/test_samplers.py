@@ -21,7 +21,7 @@ def test_the_printed_draws_of_the_documents() -> None:
 
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"shuffle": False}, {}])
 def test_random_sampling_without_replacement_is_the_other_class(options: dict[str, bool]) -> None:
-    made = RandomSampler(replacement=False, **options)  # type: ignore[call-arg]
+    made = RandomSampler(replacement=False, **options)
     assert type(made) is SamplerWithoutReplacement
     assert made.drop_last == options.get("drop_last", False)
     assert made.shuffle == options.get("shuffle", True)

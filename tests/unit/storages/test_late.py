@@ -71,7 +71,12 @@ def test_new_rows_lack_the_field_and_may_bring_it(storage: str) -> None:
     rb = rb_of_five(storage)
     rb.write_all(with_late([0, 1, 2, 3, 4]))
     rb.extend(with_late([5, 6]))
-    rb.add({key: value[0] if not isinstance(value, dict) else {k: v[0] for k, v in value.items()} for key, value in with_late([7]).items()})
+    rb.add(
+        {
+            key: value[0] if not isinstance(value, dict) else {k: v[0] for k, v in value.items()}
+            for key, value in with_late([7]).items()
+        }
+    )
     assert rb[:]["late"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
     fill(rb, [8])  # replaces row 0
     with pytest.raises(KeyMissingError, match="1 of the 8"):
@@ -113,7 +118,12 @@ def test_the_field_keeps_its_form() -> None:
     rb = rb_of_five()
     rb.write_all(with_late([0, 1, 2, 3, 4]))
     before = snapshot(rb)
-    for wrong in (torch.zeros(5), torch.zeros(5, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), torch.tensor(1)):
+    for wrong in (
+        torch.zeros(5),
+        torch.zeros(5, 2, dtype=torch.int64),
+        torch.zeros(4, dtype=torch.int64),
+        torch.tensor(1),
+    ):
         with pytest.raises(SchemaError, match="'late'"):
             rb.write_all({**table(torch.arange(5)), "late": wrong})
         with pytest.raises(SchemaError, match="'late'"):
@@ -124,7 +134,7 @@ def test_the_field_keeps_its_form() -> None:
 def test_a_nested_new_key_is_refused() -> None:
     rb = rb_of_five()
     before = snapshot(rb)
-    with pytest.raises(KindError, match="'late'.*nested"):
+    with pytest.raises(KindError, match=r"'late'.*nested"):
         rb.write_all({**table(torch.arange(5)), "late": {"a": torch.zeros(5)}})
     same_state(snapshot(rb), before)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +16,9 @@ from ostinato.errors import KindError, OptionError, SlotError, UsageError
 from ostinato.storages.table import plan_layout
 
 from ...tags import buffer, fill, read_ids, rows, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 needs_native = pytest.mark.skipif(native is None, reason="rows are packed for the compiled gather only")
 
@@ -39,12 +42,13 @@ def test_datasets_of_every_kind_are_sampled(kind: str) -> None:
 @pytest.mark.parametrize("layout", ["transposed", "every other row", "every other column", "numpy"])
 def test_datasets_of_any_layout_are_adopted(layout: str) -> None:
     values = torch.arange(24.0).view(6, 4)
-    data: Any = {
+    layouts: dict[str, Callable[[], Any]] = {
         "transposed": lambda: values.t().contiguous().t(),
         "every other row": lambda: torch.stack((values, values), 1).view(12, 4)[::2],
         "every other column": lambda: torch.stack((values, values), 2).view(6, 8)[:, ::2],
         "numpy": lambda: values.clone().numpy(),
-    }[layout]()
+    }
+    data = layouts[layout]()
     rb = ReplayBuffer(storage=TensorStorage(data))
     assert torch.equal(rb[torch.arange(6)], values)
     rb.extend(values[:2] + 100)
@@ -150,7 +154,9 @@ def test_a_list_without_bound_keeps_everything() -> None:
     assert rb[2509] == 9
 
 
-@pytest.mark.parametrize("data", [[1, 2, 3], (1, 2, 3), range(1, 4), torch.tensor([1, 2, 3]), {1, 2, 3}, iter([1, 2, 3])])
+@pytest.mark.parametrize(
+    "data", [[1, 2, 3], (1, 2, 3), range(1, 4), torch.tensor([1, 2, 3]), {1, 2, 3}, iter([1, 2, 3])]
+)
 def test_lists_take_rows_of_any_iterable(data: Any) -> None:
     rb = ReplayBuffer(storage=ListStorage(10))
     assert rb.extend(data).tolist() == [0, 1, 2]
@@ -184,7 +190,7 @@ def test_a_collate_function_replaces_the_default() -> None:
     rb.extend([1, 2, 3])
     assert rb[:] == 6
     assert rb[1] == 2, "one row is not collated"
-    assert rb.storage[0:2] == [1, 2]  # type: ignore[index]
+    assert rb.storage[0:2] == [1, 2]
 
 
 def test_bytes_of_a_list_are_those_of_its_tensors() -> None:
@@ -204,5 +210,5 @@ def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
 def test_the_storage_gives_one_field_without_transforms() -> None:
     rb = buffer("packed", 5, transform=lambda batch: {**batch, "id": batch["id"] * 0})
     fill(rb, range(3))
-    assert rb.storage["id"].tolist() == [0, 1, 2]  # type: ignore[index]
-    assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()  # type: ignore[index]
+    assert rb.storage["id"].tolist() == [0, 1, 2]
+    assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()

@@ -117,7 +117,7 @@ def test_integers_rank_rows() -> None:
 
 
 def test_unknown_reductions_are_refused() -> None:
-    with pytest.raises(OptionError, match="'sum'.*got 'prod'"):
+    with pytest.raises(OptionError, match=r"'sum'.*got 'prod'"):
         TensorDictMaxValueWriter("r", reduction="prod")
 
 

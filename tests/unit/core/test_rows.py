@@ -1,0 +1,181 @@
+"""Schemas: read off data, checked, built again, saved as JSON."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from ostinato.core.kinds import stack, unstack
+from ostinato.core.rows import Schema, describe, map_leaves
+from ostinato.core.state import decode_schema, encode_schema
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
+
+CPU = torch.device("cpu")
+Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (users have those too)
+
+leaves = st.builds(
+    lambda shape, dtype: torch.zeros((4, *shape), dtype=dtype),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16]),
+)
+keys = st.one_of(st.text(max_size=4), st.integers(-9, 9), st.none())
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.dictionaries(keys, inner, min_size=1, max_size=3),
+        st.lists(inner, min_size=1, max_size=3),
+        st.tuples(inner, inner),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and first.dtype is second.dtype and torch.equal(first, second)
+    if type(first) is not type(second) or len(first) != len(second):
+        return False
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[k], second[k]) for k in first)
+    return all(same(a, b) for a, b in zip(first, second, strict=True))
+
+
+@given(data=trees)
+def test_any_tree_is_flattened_and_built_again(data: Any) -> None:
+    schema = describe(data, 1)
+    flat = schema.flatten(data, None, 1)
+    assert flat.batch == (4,)
+    assert same(schema.build(flat.leaves, (4,), CPU), data)
+    one = map_leaves(data, lambda leaf: leaf[0])
+    assert describe(one, 0) == schema
+    assert same(schema.build(schema.flatten(one, None, 0).leaves, (), CPU), one)
+
+
+@given(data=trees)
+def test_any_schema_goes_through_json_and_pickle(data: Any) -> None:
+    schema = describe(data, 1)
+    body = json.loads(json.dumps(encode_schema(schema)))
+    assert decode_schema(body) == schema
+    assert pickle.loads(pickle.dumps(schema)) == schema
+
+
+@given(data=trees)
+def test_stacked_rows_are_the_batch(data: Any) -> None:
+    if isinstance(data, list):
+        data = {"root": data}
+    rows = [map_leaves(data, lambda leaf, i=i: leaf[i]) for i in range(4)]
+    assert same(stack(rows), data)
+
+
+def test_the_schema_of_a_batch_and_of_a_row_are_one() -> None:
+    batch = TensorDict({"a": torch.zeros(4, 2), "n": TensorDict({"b": torch.zeros(4)}, [4])}, [4])
+    schema = describe(batch, 1)
+    assert schema.kind == "tensordict"
+    assert [str(leaf) for leaf in schema.leaves] == ["'a': float32[2]", "('n', 'b'): float32[]"]
+    assert describe(batch[0], 0) == schema
+    assert schema.nbytes == 12
+    assert schema != describe({"a": torch.zeros(4, 2)}, 1)
+
+
+def test_fields_are_found_by_path() -> None:
+    schema = describe({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, 1)
+    assert schema.find(("n", "b")) == 1
+    with pytest.raises(KeyMissingError, match=r"no field 'b': the fields are 'a', \('n', 'b'\)") as caught:
+        schema.find(("b",))
+    assert isinstance(caught.value, KeyError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_the_form_of_other_batch_sizes_is_not_remembered() -> None:
+    """The last expected shapes are kept for speed: they must not serve for another batch size."""
+    schema = describe({"a": torch.zeros(2, 3)}, 1)
+    for size in (2, 5, 2, 1):
+        assert schema.flatten({"a": torch.zeros(size, 3)}, None, 1).batch == (size,)
+    with pytest.raises(SchemaError):
+        schema.flatten({"a": torch.zeros(4, 2)}, None, 1)
+    with pytest.raises(SchemaError):
+        schema.flatten({"a": torch.zeros(2, 3)}, (3,), 1)
+
+
+def test_rows_are_split_into_items() -> None:
+    assert [int(x) for x in unstack(torch.arange(3))] == [0, 1, 2]
+    assert [int(td["a"]) for td in unstack(TensorDict({"a": torch.arange(3)}, [3]))] == [0, 1, 2]
+    assert unstack(range(2)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"a": torch.zeros(2)}, {"b": torch.zeros(2)}],
+        [{"a": torch.zeros(2)}, torch.zeros(2)],
+        [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(2)}],
+        [torch.zeros(2), torch.zeros(3)],
+        [torch.zeros(2), None],
+        [TensorDict({"a": torch.zeros(2)}), TensorDict({"b": torch.zeros(2)})],
+    ],
+)
+def test_rows_of_different_kinds_are_not_stacked(rows: list[Any]) -> None:
+    with pytest.raises((KindError, SchemaError)):
+        stack(rows)
+
+
+HOSTILE: dict[str, Any] = {
+    "not a dict": 5,
+    "no leaves": {"tree": None},
+    "a class that is not imported": {
+        "leaves": [],
+        "tree": {"kind": "tensorclass", "keys": [], "class": "os:system", "extra": [], "children": []},
+    },
+    "a function for a class": {
+        "leaves": [],
+        "tree": {"kind": "namedtuple", "keys": [], "class": "builtins:eval", "extra": [], "children": []},
+    },
+    "no dtype": {"leaves": [{"path": ["a"], "dtype": "nn", "shape": []}], "tree": None},
+    "negative shape": {"leaves": [{"path": [], "dtype": "float32", "shape": [-1]}], "tree": None},
+    "fractional shape": {"leaves": [{"path": [], "dtype": "float32", "shape": [1.5]}], "tree": None},
+    "other paths": {"leaves": [{"path": ["a"], "dtype": "float32", "shape": []}], "tree": None},
+    "unknown kind": {"leaves": [], "tree": {"kind": "set", "keys": [], "class": None, "extra": [], "children": []}},
+    "keys without children": {
+        "leaves": [],
+        "tree": {"kind": "dict", "keys": ["a"], "class": None, "extra": [], "children": []},
+    },
+    "a list as a key": {
+        "leaves": [],
+        "tree": {"kind": "dict", "keys": [["a"]], "class": None, "extra": [], "children": [None]},
+    },
+}
+
+
+@pytest.mark.parametrize("case", list(HOSTILE))
+def test_hostile_schemas_are_refused_and_nothing_is_imported(case: str) -> None:
+    with pytest.raises(CheckpointError):
+        decode_schema(HOSTILE[case])
+
+
+def test_endless_nesting_is_refused() -> None:
+    tree: Any = None
+    for _ in range(5000):
+        tree = {"kind": "list", "keys": [0], "class": None, "extra": [], "children": [tree]}
+    with pytest.raises((CheckpointError, RecursionError)):
+        decode_schema({"leaves": [], "tree": tree})
+
+
+def test_keys_that_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="as keys"):
+        encode_schema(describe({(1, 2): torch.zeros(2)}, 1))
+
+
+def test_equal_schemas_have_equal_hashes() -> None:
+    first, second = (describe({"a": torch.zeros(2), "b": torch.zeros(2, 3)}, 1) for _ in range(2))
+    assert len({first, second}) == 1
+    assert isinstance(first, Schema)
+    assert "Schema('a': float32[], 'b': float32[3])" in repr(first)

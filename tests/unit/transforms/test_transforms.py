@@ -1,0 +1,277 @@
+"""Transforms: what each does, in which direction, and that nothing is edited in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import Cast, Compose, Exclude, LazyTensorStorage, Rename, ReplayBuffer, RewardScale, Select, ToDevice
+from ostinato.errors import KeyMissingError, KindError, OptionError
+
+from ...tags import buffer, fill, read_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def batch(kind: str = "dict") -> Any:
+    data = {
+        "obs": torch.ones(2, 3),
+        "reward": torch.tensor([1.0, 2.0]),
+        "next": {"obs": torch.zeros(2, 3), "done": torch.zeros(2)},
+    }
+    return data if kind == "dict" else TensorDict(data, [2])
+
+
+def names(data: Any) -> set[Any]:
+    if isinstance(data, dict):
+        return {
+            (k, *n) if isinstance(v, dict) else (k,)
+            for k, v in data.items()
+            for n in (names(v) if isinstance(v, dict) else [()])
+        }
+    return {(k,) if isinstance(k, str) else k for k in data.keys(include_nested=True, leaves_only=True)}
+
+
+KINDS = ["dict", "tensordict"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_select_keeps_fields_and_groups(kind: str) -> None:
+    assert names(Select("reward", ("next", "obs"))(batch(kind))) == {("reward",), ("next", "obs")}
+    assert names(Select("next")(batch(kind))) == {("next", "obs"), ("next", "done")}
+    assert type(Select("obs")(batch(kind))) is type(batch(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exclude_leaves_fields_and_groups_out(kind: str) -> None:
+    assert names(Exclude("obs", ("next", "done"))(batch(kind))) == {("reward",), ("next", "obs")}
+    assert names(Exclude("next")(batch(kind))) == {("obs",), ("reward",)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rename_moves_fields_and_groups(kind: str) -> None:
+    out = Rename({"obs": "state", ("next", "obs"): ("next", "state")})(batch(kind))
+    assert names(out) == {("state",), ("reward",), ("next", "state"), ("next", "done")}
+    assert names(Rename({"next": "after"})(batch(kind))) == {("obs",), ("reward",), ("after", "obs"), ("after", "done")}
+    assert names(Rename({("next", "obs"): "next_obs"})(batch(kind))) == {
+        ("obs",),
+        ("reward",),
+        ("next_obs",),
+        ("next", "done"),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_may_be_exchanged(kind: str) -> None:
+    out = Rename({"obs": "reward", "reward": "obs"})(batch(kind))
+    assert out["reward"].shape == (2, 3)
+    assert out["obs"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_renaming_onto_a_field_that_stays_is_refused_or_wins(kind: str) -> None:
+    """Two fields cannot have one name: silence would lose one of them."""
+    with pytest.raises((OptionError, KeyError, ValueError)):
+        Rename({"obs": "reward"})(batch(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_are_scaled_when_read_and_stored_as_they_came(kind: str) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), transform=RewardScale(2.0, loc=1.0))
+    rb.extend(batch(kind))
+    assert rb[:]["reward"].tolist() == [3.0, 5.0]
+    assert set(rb.sample(9)["reward"].tolist()) <= {3.0, 5.0}
+    assert rb.storage["reward"].tolist() == [1.0, 2.0]
+    assert rb[:]["reward"].tolist() == [3.0, 5.0], "scaled in place"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_casts_go_both_ways(kind: str) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), transform=Cast(torch.float32, "obs", stored=torch.uint8))
+    rb.extend(batch(kind))
+    rb.add(
+        {
+            "obs": torch.full((3,), 200.0),
+            "reward": torch.tensor(3.0),
+            "next": {"obs": torch.zeros(3), "done": torch.tensor(0.0)},
+        }
+    )
+    rb[0] = {
+        "obs": torch.full((3,), 7.0),
+        "reward": torch.tensor(3.0),
+        "next": {"obs": torch.zeros(3), "done": torch.tensor(0.0)},
+    }
+    assert rb.storage["obs"].dtype is torch.uint8
+    assert rb[:]["obs"].dtype is torch.float32
+    assert rb[:]["obs"][:, 0].tolist() == [7.0, 1.0, 200.0]
+    assert rb.sample(4)["obs"].dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [Select("nope"), Exclude("nope"), Rename({"nope": "x"}), RewardScale(2.0, key="nope"), Cast(torch.float64, "nope")],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_fields_are_named(transform: Any, kind: str) -> None:
+    with pytest.raises(KeyMissingError, match=r"no field.*nope.*reward"):
+        transform(batch(kind))
+
+
+def test_transforms_without_keys_are_refused() -> None:
+    with pytest.raises(OptionError):
+        Select()
+
+
+def test_tensors_without_names_are_refused() -> None:
+    with pytest.raises(KindError, match="dict or a TensorDict"):
+        Select("a")(torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_devices_move_every_leaf(kind: str) -> None:
+    out = ToDevice("meta")(batch(kind))
+    assert out["next"]["obs"].device.type == "meta"
+    assert type(out) is type(batch(kind))
+    assert ToDevice("cpu")((torch.zeros(2), [torch.zeros(1)]))[1][0].shape == (1,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "transform", [Select("obs"), Exclude("obs"), Rename({"obs": "x"}), RewardScale(3.0), Cast(torch.float64, "obs")]
+)
+def test_inputs_are_not_edited(transform: Any, kind: str) -> None:
+    given, expected = batch(kind), batch(kind)
+    transform(given)
+    transform.inv(given)
+    assert names(given) == names(expected)
+    for key in ("obs", "reward"):
+        assert torch.equal(given[key], expected[key])
+
+
+# -- chains --------------------------------------------------------------------------------------------------
+
+
+class Both:
+    """A transform as TorchRL's are: `forward` for reading, `inv` for writing."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def forward(self, data: Any) -> Any:
+        self.log.append(f"{self.name} forward")
+        return data
+
+    def inv(self, data: Any) -> Any:
+        self.log.append(f"{self.name} inv")
+        return data
+
+
+def test_chains_run_in_order_and_back() -> None:
+    log: list[str] = []
+    rb = buffer("packed", 5, transform=Compose(Both("a", log), Both("b", log)))
+    fill(rb, range(3))
+    assert log == ["b inv", "a inv"]
+    reads: list[Callable[[], Any]] = [
+        lambda: rb.sample(2),
+        lambda: rb[:],
+        lambda: rb[0],
+        lambda: rb.read_all_in_order(),
+        lambda: rb["id"],
+    ]
+    for read in reads:
+        log.clear()
+        read()
+        assert log == ["a forward", "b forward"]
+    writes: list[Callable[[], Any]] = [
+        lambda: rb.add(rb.storage[0]),
+        lambda: rb.__setitem__(0, rb.storage[0]),
+        lambda: rb.write_all(rb.storage[:]),
+    ]
+    for write in writes:
+        log.clear()
+        write()
+        assert log == ["b inv", "a inv"]
+    log.clear()
+    rb.storage[:]
+    assert log == []
+
+
+def test_transforms_are_appended_and_inserted() -> None:
+    rb = buffer("packed", 5)
+    fill(rb, range(3))
+    order: list[str] = []
+
+    def step(name: str) -> Callable[[Any], Any]:
+        def note(data: Any) -> Any:
+            order.append(name)
+            return data
+
+        return note
+
+    assert rb.append_transform(step("b")) is rb
+    assert rb.insert_transform(0, step("a")) is rb
+    rb.insert_transform(2, step("c"))
+    rb.insert_transform(-1, step("b2"))
+    rb.sample(1)
+    assert order == ["a", "b", "b2", "c"]
+    assert len(rb.transform) == 4
+    for wrong in (5, -5):
+        with pytest.raises(OptionError, match=r"\[-4, 4\]"):
+            rb.insert_transform(wrong, step("x"))
+
+
+def test_plain_callables_may_run_at_writing_instead() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5))
+    rb.append_transform(lambda data: data * 2, invert=True)
+    rb.extend(torch.arange(3.0))
+    rb.add(torch.tensor(3.0))
+    assert rb[:].tolist() == [0.0, 2.0, 4.0, 6.0]
+    rb[0] = torch.tensor(5.0)
+    assert rb[0] == 10.0
+    with pytest.raises(OptionError, match="invert=True"):
+        rb.append_transform(RewardScale(1.0), invert=True)
+
+
+def test_transforms_see_what_collate_made_and_may_return_anything() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), collate_fn=lambda data: (data, "x"), transform=lambda pair: pair[1])
+    rb.extend(torch.arange(3.0))
+    assert rb.sample(2) == "x"
+    assert rb[:] == "x"
+
+
+def test_modules_are_put_into_evaluation_mode() -> None:
+    module = torch.nn.Dropout(0.9)
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), transform=module)
+    rb.extend(torch.ones(5))
+    assert not module.training
+    assert rb.sample(50).tolist() == [1.0] * 50
+
+
+def test_edits_of_a_transform_do_not_reach_the_storage_when_sampling() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), transform=lambda data: data.mul_(10))
+    rb.extend(torch.ones(5))
+    rb.sample(5)
+    rb[torch.tensor([0, 1])]
+    assert rb.storage[:].tolist() == [1.0] * 5
+
+
+def test_a_refused_write_leaves_no_trace_of_its_inverse() -> None:
+    rb = buffer("packed", 5, transform=Cast(torch.float32, "obs", stored=torch.float16))
+    with pytest.raises(KeyError):
+        rb.extend({"nothing": torch.zeros(2)})
+    assert len(rb) == 0
+    fill(rb, range(2))
+    assert read_ids({**rb[:], "obs": rb[:]["obs"].to(torch.float32)}) == [0, 1]
+
+
+def test_states_are_kept_by_position() -> None:
+    chain = Compose(lambda x: x, torch.nn.Linear(2, 2))
+    state = chain.state_dict()
+    assert set(state) == {"1"}
+    other = Compose(lambda x: x, torch.nn.Linear(2, 2))
+    other.load_state_dict(state)
+    assert torch.equal(other[1].weight, chain[1].weight)
