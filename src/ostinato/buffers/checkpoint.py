@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -48,9 +49,15 @@ def engine_state(
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy all tensors of a state but the rows themselves, so that later draws and writes do not change it."""
-    rest = {name: part for name, part in state.items() if name != "storage"}
-    return {**tree_map_only(torch.Tensor, torch.clone, rest), "storage": state["storage"]}
+    """Copy a state, so that later draws and writes do not change it, and `torch.save` finds plain dense tensors."""
+    copy = partial(torch.clone, memory_format=torch.contiguous_format)
+    storage = state["storage"]
+    items = storage["state"].get("items")
+    if items is not None:  # objects are owned by the storage and never edited in place
+        storage = {**storage, "state": {**storage["state"], "items": list(items)}}
+        state = {**state, "storage": None}
+    copied = tree_map_only(torch.Tensor, copy, state)
+    return copied if items is None else {**copied, "storage": storage}
 
 
 def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:

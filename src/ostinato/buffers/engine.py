@@ -262,6 +262,11 @@ class Engine:
             return torch.ones_like(slots, dtype=torch.bool)
         return stamps.newer(slots, serial)
 
+    def deliver(self, ticket: Ticket) -> None:
+        """Count the rows of a batch that reached the caller."""
+        with self.lock:
+            self.rows_drawn += ticket.draw.slots.shape[0]
+
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[B]`: which rows were replaced since they were gathered."""
         slots = ticket.draw.slots

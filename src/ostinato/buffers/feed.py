@@ -61,7 +61,7 @@ class Feed:
             if made is None:
                 continue  # the buffer was emptied in between: draw again, or learn that it is empty
             data, rows = made
-            engine.rows_drawn += ticket.draw.slots.shape[0]
+            engine.deliver(ticket)
             return Batch(data, ticket, {} if prefetch is None else {"stale": engine.stale(ticket, rows)})
 
     def _make(self, ticket: Ticket) -> tuple[Any, Rows] | None:

@@ -56,7 +56,7 @@ class Prefetcher:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it.
 
         Args:
-            draw: makes the next draw; may raise, if nothing is queued its error is the caller's.
+            draw: makes the next draw; if it raises, the error is the caller's and the queue stays as it is.
             within_epoch: do not draw beyond the end of the epoch.
         """
         with self._lock:

@@ -390,7 +390,7 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws.
 
-        Rows are not copied.
+        A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying.
         """
         with self._engine.lock:
             return checkpoint.own_copy(self._state())

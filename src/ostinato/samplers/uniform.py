@@ -60,8 +60,9 @@ class SamplerWithoutReplacement(RandomSampler):
     """Passes over the rows: within one pass (epoch) every row present is drawn exactly once.
 
     The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
-    no call stalls to shuffle everything. Rows written during a pass join those not yet drawn. The last batch of a pass
-    holds what is left, unless `drop_last`. An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
+    no call stalls to shuffle everything. Slots that fill during a pass join those not yet drawn; a row that replaces
+    one drawn already waits for the next pass. The last batch of a pass holds what is left, unless `drop_last`.
+    An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
     Args:
         drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
