@@ -11,7 +11,7 @@ import torch
 from ostinato.core.draw import Picks, Run, View
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
-from ostinato.errors import EmptyBufferError, OptionError, SchemaError, SlotError, UsageError
+from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,7 +175,7 @@ class Engine:
         storage = self.storage
         rows = len(storage)
         self.stamps = Stamps(storage.capacity, storage.device)
-        self._settled = True
+        self._settled = storage.laid_out
         if storage.capacity == capacity:
             self.stamps.load_state_dict(state)
             return
@@ -236,18 +236,18 @@ class Engine:
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
         slots = ticket.draw.slots
+        payload: Any = None
         try:
             payload = self.storage.get(slots, pin=self.pin)
-        except IndexError:
+        except (IndexError, KeyMissingError):
             if self._untouched(ticket):
-                raise
-            return None  # emptied, or given another storage, since the draw
+                raise  # else a writer was in the middle of its work: look again under the lock
         if self._untouched(ticket):
             return Rows(payload, ticket.serial, ticket.stamps)
         with self.lock:
-            if bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
+            if payload is None or bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
-                    return None
+                    return None  # emptied, or given another storage, since the draw
                 payload = self.storage.get(slots, pin=self.pin)
                 self.redone += 1
             return Rows(payload, self.stamps.written, self.stamps)
@@ -298,7 +298,10 @@ class Engine:
         """Exchange the storage; writer, sampler and stamps follow what the new one holds."""
         check_pair(storage, self.writer)
         with self.lock:
-            self.writer.clear()
+            if len(storage):
+                self.writer.resume(len(storage), storage.cursor)  # first: it may refuse
+            else:
+                self.writer.clear()
             self.sampler.clear()
             self.pending.clear()
             old, self.storage = self.storage, storage
@@ -306,7 +309,6 @@ class Engine:
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written + 1)
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
-                self.writer.resume(len(storage), storage.cursor)
             return old
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "descend",
     "is_one",
     "leaves_by_path",
+    "own",
     "part",
     "positive",
     "refuse_shared",
@@ -213,10 +214,12 @@ def swap_dims(data: Any, dim: int) -> Any:
     """
     if type(data) is list:
         data = kinds.stack(data)
-    if kinds.is_tensor_collection(data) and data.batch_dims > dim:
-        return data.transpose(0, dim)
 
-    def swap(leaf: Any) -> torch.Tensor:
+    def swap(leaf: Any) -> Any:
+        if kinds.is_tensor_collection(leaf) and leaf.batch_dims > dim:
+            return leaf.transpose(0, dim)
+        if kinds.is_tensor_collection(leaf):
+            kinds.require_batch(leaf, dim + 1)
         tensor = kinds.as_tensor(leaf, ())
         if tensor.ndim <= dim:
             msg = (
@@ -234,6 +237,11 @@ def descend(data: Any, path: str | tuple[str, ...]) -> Any:
     for key in (path,) if isinstance(path, str) else path:
         data = data[key]
     return data
+
+
+def own(data: Any) -> Any:
+    """Copy the tensors of nested data, so that edits do not reach whatever they were views of."""
+    return map_leaves(data, lambda x: x.clone() if isinstance(x, torch.Tensor) or kinds.is_tensor_collection(x) else x)
 
 
 def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:

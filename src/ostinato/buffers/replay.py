@@ -20,6 +20,7 @@ from ostinato.buffers.options import (
     descend,
     is_one,
     leaves_by_path,
+    own,
     part,
     positive,
     refuse_shared,
@@ -330,7 +331,7 @@ class ReplayBuffer:
             data = self.storage.read(index, swap=self._swapped)
         if self._collate is not None and not is_one(index):
             data = self._collate(data)
-        return self._transform.forward(data) if self._transform else data
+        return self._transform.forward(own(data)) if self._transform else data
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present, after the inverse transforms; a new key becomes a new field of these rows.

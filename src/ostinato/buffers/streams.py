@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from ostinato.core.kinds import is_tensor_collection
 from ostinato.core.rows import map_leaves
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ class CopyStream:
         current.wait_event(event)
 
         def keep(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                leaf.record_stream(current)
+            tensors = leaf.values(True, True) if is_tensor_collection(leaf) else [leaf]  # noqa: FBT003
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+                    tensor.record_stream(current)
             return leaf
 
         map_leaves(batch, keep)

@@ -177,6 +177,10 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
         return _from_numpy(np.asarray(value), path)
     if isinstance(value, (bool, int, float)):
         dtype = like if like is not None and _holds(like, value) else None
+        if dtype is not None and isinstance(value, int) and not dtype.is_floating_point and dtype is not torch.bool:
+            low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+            if not low <= value <= high:
+                raise KindError(_refuse(path, f"the number {value}, which {dtype} cannot hold"))
         try:
             return torch.tensor(value, dtype=dtype)
         except (OverflowError, RuntimeError, ValueError) as error:

@@ -10,10 +10,10 @@ from torch import Tensor
 from ostinato._backend import native
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, as_tensor, open_node, show_path
-from ostinato.errors import KeyMissingError, SchemaError
+from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
 __all__ = ["Flat", "Leaf", "Path", "Schema", "describe", "map_leaves"]
 
@@ -205,6 +205,12 @@ class Schema:
 _MAPPINGS = frozenset({"dict", "tensordict"})
 
 
+_LISTS = (
+    ". Lists inside a row are nesting, not arrays: give a tensor or an array; for ragged rows use ListStorage, or pad "
+    "them to one length"
+)
+
+
 def describe(data: Any, lead: int) -> Schema:
     """Read the schema off the first rows that are written.
 
@@ -228,7 +234,7 @@ def describe(data: Any, lead: int) -> Schema:
         if tensor.ndim < lead:
             msg = (
                 f"field {show_path(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
-                "dimension(s): use add() for one row"
+                f"dimension(s): use add() for one row{_LISTS if any(isinstance(k, int) for k in path) else ''}"
             )
             raise SchemaError(msg)
         leaves.append(Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])))
@@ -313,10 +319,25 @@ def _wrong_keys(node: Node, children: dict[Any, Any], path: Path) -> str:
     )
 
 
-def map_leaves(data: Any, change: Any) -> Any:
-    """Apply `change` to every leaf (tensor or not) of nested data and nest the results the same way."""
+def map_leaves(data: Any, change: Callable[[Any], Any], *, depth: int = 0) -> Any:
+    """Apply `change` to every leaf of nested data and nest the results the same way.
+
+    Dicts, lists, tuples and named tuples are opened, nothing else: leaves may be tensors, TensorDicts, or any object.
+
+    Raises:
+        KindError: if data is nested more than 100 deep, as data that holds itself is.
+    """
+    if type(data) not in {dict, list, tuple} and not hasattr(data, "_fields"):
+        return change(data)
+    if depth > _MAX_DEPTH:
+        msg = f"a row is nested more than {_MAX_DEPTH} deep, or holds itself: wrap it in an object of your own"
+        raise KindError(msg)
     opened = open_node(data, 0)
     if opened is None:
         return change(data)
     node, children = opened
-    return kinds.make(node, [map_leaves(child, change) for child in children], (), torch.device("cpu"))
+    changed = [map_leaves(child, change, depth=depth + 1) for child in children]
+    return kinds.make(node, changed, (), torch.device("cpu"))
+
+
+_MAX_DEPTH = 100

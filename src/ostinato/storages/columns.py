@@ -59,8 +59,8 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
     if state["ndim"] != ndim:
         msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
         raise CheckpointError(msg)
-    if int(state["rows"]) < 0:
-        msg = f"the checkpoint holds {state['rows']} rows: it is damaged"
+    if int(state["rows"]) < 0 or int(state["lanes"]) < 1:
+        msg = f"the checkpoint holds {state['rows']} rows in {state['lanes']} lanes: it is damaged"
         raise CheckpointError(msg)
     if int(state["rows"]) > capacity:
         msg = (

@@ -114,6 +114,10 @@ class LateFields:
         """
         for mask in self.has.values():
             mask[slots] = False
+        for path in [path for path, mask in self.has.items() if path not in values and not bool(mask.any())]:
+            # no row holds it any more: the field is gone
+            self.has = {key: mask for key, mask in self.has.items() if key != path}
+            self.columns = {key: column for key, column in self.columns.items() if key != path}
         for path, value in values.items():
             self.put(path, slots, value if rows is None else value[rows.to(value.device)])
 
@@ -159,8 +163,6 @@ class LateFields:
         """
         for path, mask in self.has.items():
             lacking = int((~mask[slots]).sum())
-            if lacking and self._gone(path):
-                continue
             if lacking:
                 msg = (
                     f"{lacking} of the {slots.shape[0]} rows sampled lack the field {show_path(path)}: it "
@@ -168,14 +170,6 @@ class LateFields:
                     "by write_all; write it to all rows before sampling"
                 )
                 raise KeyMissingError(msg)
-
-    def _gone(self, path: Path) -> bool:
-        """Drop a field that no row holds any more, and tell whether it was so."""
-        if bool(self.has[path].any()):
-            return False
-        self.has = {key: mask for key, mask in self.has.items() if key != path}
-        self.columns = {key: column for key, column in self.columns.items() if key != path}
-        return True
 
     def view(self, span: slice, rows: int) -> dict[Path, Tensor]:
         """Return views of the fields that all of the rows in a span of `[0, rows)` have; see `get`."""

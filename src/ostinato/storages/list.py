@@ -119,6 +119,7 @@ class ListStorage(Storage):
         else:
             slots = placement.slots.tolist()
             rows = [payload[i] for i in placement.rows.tolist()]
+            self._cursor = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows from its end
             if slot == len(self._items):
                 self._items.append(row)
@@ -206,13 +207,13 @@ class ListStorage(Storage):
 
 def _owned(row: Any) -> Any:
     """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch alive."""
-    return row.clone() if kinds.is_tensor_collection(row) else map_leaves(row, _own_leaf)
+    return map_leaves(row, _own_leaf)
 
 
 def _own_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return leaf.detach().clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    return leaf.clone() if kinds.is_tensor_collection(leaf) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def collate_rows(rows: list[Any]) -> Any:

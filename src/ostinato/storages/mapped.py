@@ -16,6 +16,11 @@ from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.table import Block, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from torch import Tensor
+
+    from ostinato.core.draw import Placement
     from ostinato.core.rows import Schema
 
 __all__ = ["LazyMemmapStorage"]
@@ -27,14 +32,16 @@ class LazyMemmapStorage(LazyTensorStorage):
     """Rows in memory-mapped files: the operating system keeps in memory what is used, the disk holds the rest.
 
     It is scratch space, not a checkpoint: rows reach the disk when the system writes them back. `flush()` makes
-    them durable and writes the manifest that lets a later process reopen the directory; `dumps` saves a copy.
+    them durable and writes the manifest that lets a later process reopen the directory; the next write removes it,
+    so that a directory reopens only as it was flushed. `dumps` saves a copy. One storage at a time uses a directory.
 
     Args:
         max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.
         scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
         device: "cpu" or "auto"; kept for TorchRL's signature.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
-        existsok: allow `scratch_dir` to hold files. Where `flush` left its manifest, the storage opens with its rows.
+        existsok: allow `scratch_dir` to hold files. Where `flush` left its manifest, the storage opens with its rows;
+            otherwise files of an earlier storage are replaced at the first write.
         packed: see `LazyTensorStorage`.
         compilable: no effect, see `LazyTensorStorage`.
 
@@ -68,6 +75,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         super().__init__(max_size, device="cpu", ndim=ndim, packed=packed, compilable=compilable)
         self._directory = None if scratch_dir is None else Path(scratch_dir)
         self._mapped: MappedMemory | None = None
+        self._flushed = False
         if self._directory is not None and self._directory.exists():
             if not existsok and (not self._directory.is_dir() or any(self._directory.iterdir())):
                 msg = (
@@ -86,7 +94,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     def flush(self) -> None:
         """Write all rows to disk and leave a manifest, so that `existsok=True` opens them again.
 
-        Cost: the dirty pages. Rows written later are not in the manifest until the next `flush`.
+        Cost: the dirty pages. The next write ends it: call `flush` again when writing is done.
 
         Raises:
             UsageError: if nothing was written yet, or the directory is temporary.
@@ -114,12 +122,37 @@ class LazyMemmapStorage(LazyTensorStorage):
             },
             format_name=_FORMAT,
         )
+        self._flushed = True
+
+    def set(self, placement: Placement, payload: Any) -> None:
+        """Write rows to slots; see `TensorStorage.set`."""
+        self._part_from_disk()
+        super().set(placement, payload)
+
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+        """Check rows for `slots`; see `TensorStorage.prepare_edit`."""
+        change = super().prepare_edit(slots, data, batch)
+        self._part_from_disk()
+        return change
+
+    def prepare_field(
+        self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]
+    ) -> Callable[[], None]:
+        """Check one field for `slots`; see `TensorStorage.prepare_field`."""
+        change = super().prepare_field(path, slots, value, batch)
+        self._part_from_disk()
+        return change
 
     def clear(self) -> None:
-        """Forget all rows, keep the files; a manifest of an earlier `flush` goes, since its rows do."""
+        """Forget all rows, keep the files."""
         super().clear()
-        if self._mapped is not None:
+        self._part_from_disk()
+
+    def _part_from_disk(self) -> None:
+        """Remove the manifest of an earlier `flush` before rows change: after a crash nobody must mix old with new."""
+        if self._flushed and self._mapped is not None:
             (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
+            self._flushed = False
 
     def _memory(self) -> Memory:
         self._mapped = MappedMemory(self._directory)
@@ -142,6 +175,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
         self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
         self._late = LateFields(self._table.capacity, self.device)
+        self._flushed = True
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         if self._directory is not None and any(self._directory.glob("block*.bin")):

@@ -232,6 +232,7 @@ class TensorStorage(Storage):
         if isinstance(placement, Picks):
             if placement.slots.shape[0]:
                 self._rows = max(self._rows, int(placement.slots.max()) + 1)
+                self._cursor = self._rows % table.capacity
         else:
             end = placement.start + placement.rows
             self._rows = max(self._rows, min(end, table.capacity))
@@ -366,7 +367,7 @@ class TensorStorage(Storage):
         if state["schema"] is None:
             self.clear()
             return
-        schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), int(state["lanes"])
+        schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
         fresh = self._table is None
         if fresh:
             check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)

@@ -525,6 +525,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "drawn more than there are": lambda s: s["sampler"]["state"].update(at=8),
     "drawn less than none": lambda s: s["sampler"]["state"].update(at=-1),
     "negative rows": lambda s: s["storage"]["state"].update(rows=-1),
+    "no lanes": lambda s: s["storage"]["state"].update(lanes=0),
     "more rows than columns hold": lambda s: s["storage"]["state"].update(rows=8),
     "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
     "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),
@@ -620,3 +621,15 @@ def test_late_fields_are_saved_with_the_rows_that_have_them(tmp_path: Path) -> N
     assert "late" not in other[3:]
     with pytest.raises(KeyError, match="late"):
         other[:]
+
+
+def test_an_empty_save_leaves_lanes_and_device_open() -> None:
+    """Rows that come after it lay the memory out: capacity, stamps and ages follow them."""
+    rb = buffer(LazyTensorStorage(10, ndim=2, device="auto"))
+    rb.load_state_dict(buffer(LazyTensorStorage(10, ndim=2)).state_dict())
+    rb.extend(torch.arange(12).view(4, 3))
+    rb.extend(torch.arange(4).view(4, 1))
+    assert rb.storage.capacity == 12
+    assert (rb.stats().row_age_max, rb.stats().row_age_mean) == (11, 5.5)
+    rb[:] = rb[:].clone()
+    assert rb[:].shape == (4, 3)

@@ -202,6 +202,15 @@ def test_a_number_that_would_lose_its_fraction_is_refused() -> None:
             rb.add({"i": wrong})
 
 
+@pytest.mark.parametrize("value", [-1, 256, 2**70])
+def test_numbers_beyond_the_stored_dtype_are_refused(value: int) -> None:
+    rb = buffer("packed")
+    rb.add({"a": torch.tensor(3, dtype=torch.uint8)})
+    with pytest.raises((ValueError, TypeError), match="'a'"):
+        rb.add({"a": value})
+    assert len(rb) == 1
+
+
 @pytest.mark.parametrize("value", [2**70, 10**400])
 def test_numbers_that_fit_no_dtype_are_refused(value: int) -> None:
     with pytest.raises((ValueError, TypeError), match="'a'"):

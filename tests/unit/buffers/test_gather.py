@@ -150,3 +150,23 @@ def test_slots_of_a_broken_sampler_are_refused() -> None:
     storage.get = out_of_range  # type: ignore[method-assign]
     with pytest.raises(IndexError):
         rb.sample()
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None:
+    """A writer marks rows as lacking late fields before it brings them: a sample that meets this must not raise."""
+    rb, storage = interrupted()
+    rb.write_all({**rows(range(8)), "late": torch.arange(8) * 10})
+    has = storage._late.has[("late",)]
+
+    def begin_write() -> None:
+        rb._engine.stamps.touch(torch.arange(count))
+        has[:count] = False
+        storage.before = end_write  # the engine reads again, under the lock, when the writer is done
+
+    def end_write() -> None:
+        has.fill_(value=True)
+
+    storage.before = begin_write
+    batch = rb.sample()
+    assert torch.equal(batch["late"], batch["id"] * 10)

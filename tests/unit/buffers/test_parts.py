@@ -402,3 +402,33 @@ def test_every_sampler_is_a_sampler_and_every_writer_a_writer() -> None:
     assert issubclass(RandomSampler, Sampler)
     assert issubclass(TensorDictRoundRobinWriter, RoundRobinWriter)
     assert issubclass(RoundRobinWriter, Writer)
+
+
+def test_a_refused_exchange_of_the_storage_changes_nothing() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter("r"))
+    rb.extend(TensorDict({"r": torch.tensor([5.0, 6.0])}, [2]))
+    storage = rb.storage
+    with pytest.raises(UsageError, match="cannot rank"):
+        rb.set_storage(TensorStorage(TensorDict({"r": torch.tensor([9.0, 8.0])}, [2])))
+    assert rb.storage is storage
+    assert rb.extend(TensorDict({"r": torch.tensor([1.0])}, [1])).tolist() == [2]
+    assert rb[:]["r"].tolist() == [5.0, 6.0, 1.0]
+
+
+@pytest.mark.parametrize("storage", ["packed", "list"])
+def test_a_ring_after_a_ranking_writer_fills_the_room_first(storage: str) -> None:
+    rb = buffer(storage, 5, writer=TensorDictMaxValueWriter("r"))
+    rb.extend(TensorDict({"r": torch.tensor([5.0, 6.0, 7.0])}, [3]))
+    rb.set_writer(RoundRobinWriter())
+    assert rb.extend(TensorDict({"r": torch.zeros(3)}, [3])).tolist() == [3, 4, 0]
+
+
+def test_fields_of_rows_present_are_updated_together() -> None:
+    rb = buffer("packed", 8)
+    fill(rb, range(4))
+    rb.update_({"obs": torch.full((4, 3), 7.0), "id": torch.arange(4) + 50})
+    assert rb[:]["id"].tolist() == [50, 51, 52, 53]
+    assert bool((rb[:]["obs"] == 7.0).all())
+    with pytest.raises(ValueError):
+        rb.update_({"id": torch.zeros(4, dtype=torch.int64), "obs": torch.zeros(4)})
+    assert rb[:]["id"].tolist() == [50, 51, 52, 53], "all fields are checked before the first is written"

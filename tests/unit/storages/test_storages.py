@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -212,3 +214,20 @@ def test_the_storage_gives_one_field_without_transforms() -> None:
     fill(rb, range(3))
     assert rb.storage["id"].tolist() == [0, 1, 2]
     assert rb.storage["next", "done"].tolist() == table(torch.arange(3))["next"]["done"].tolist()
+
+
+def test_rows_of_a_list_keep_their_own_classes() -> None:
+    made: list[Any] = [torch.Size([2, 3]), OrderedDict(a=1), defaultdict(list, a=[1]), {"td": TensorDict({}, [2])}]
+    rb = ReplayBuffer(storage=ListStorage(10))
+    rb.extend(made)
+    assert [type(rb[i]) for i in range(4)] == [type(row) for row in made]
+    assert rb[3]["td"].device is None
+
+
+def test_an_object_that_holds_itself_is_stored_or_refused() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=lambda items: items)
+    with suppress(KindError):
+        rb.add(ring)
+    assert len(rb) <= 1
