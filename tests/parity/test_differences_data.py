@@ -31,13 +31,13 @@ def _rejected_length(lib: Any) -> int:
 TABLE = {
     # data that comes in
     "numbers in a list storage": Difference(
-        "004 prints tensor([4, 9, 3, 0, 3]) for this example; TorchRL 0.14 has no collation for numbers",
+        "the documentation prints tensor([4, 9, 3, 0, 3]) for this example; TorchRL 0.14 has no collation for numbers",
         lambda lib: listed(lib, range(10)).sample(5).tolist(),
         Fails("TypeError"),
         [4, 9, 3, 0, 3],
     ),
     "iterators in a list storage": Difference(
-        "004 calls the argument an iterable",
+        "the documentation calls the argument an iterable",
         lambda lib: listed(lib, (number for number in range(3))).storage[:],
         Fails("TypeError"),
         [0, 1, 2],
@@ -49,7 +49,7 @@ TABLE = {
         [0, 1, 2],
     ),
     "a list of numbers": Difference(
-        "a root list is a stack of values, as 004 says",
+        "a root list is a stack of values, as the documentation says",
         lambda lib: filled(lib, [1, 2, 3])[:].tolist(),
         Fails("RuntimeError"),
         [1, 2, 3],
@@ -89,7 +89,7 @@ TABLE = {
         2,
     ),
     "lists of tensordicts in a tensordict buffer": Difference(
-        "a root list is a stack of values, as 004 says",
+        "a root list is a stack of values, as the documentation says",
         lambda lib: len(filled(lib, [rows(1)[0]], buffer="TensorDictReplayBuffer")),
         Fails("ValueError"),
         1,
@@ -102,7 +102,7 @@ TABLE = {
         ["next", "obs"],
     ),
     "rb[:] = rows present": Difference(
-        "002 calls it equivalent to write_all",
+        "the documentation calls it equivalent to write_all",
         lambda lib: _assign(filled(lib, rows(3)), slice(None), rows(3, 50)),
         Fails("RuntimeError"),
         [50.0, 51.0, 52.0],
@@ -162,7 +162,7 @@ TABLE = {
         [0, 1, 2, 3],
     ),
     "a step for tensordict buffers": Difference(
-        "add writes one step of all lanes, as the example of 004 does",
+        "add writes one step of all lanes, as the documentation's example does",
         lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(12, ndim=2)).add(rows(3)).tolist(),
         Fails("RuntimeError"),
         [[0, 0], [0, 1], [0, 2]],

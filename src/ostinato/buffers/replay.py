@@ -53,6 +53,7 @@ class ReplayBuffer:
     """A replay buffer composed of a storage, a sampler and a writer.
 
     Safe to use from several threads. What is sampled is a copy; what `rb[a:b]` reads from tensor storages is a view.
+    A part serves one buffer at a time.
 
     Args:
         storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
@@ -64,7 +65,8 @@ class ReplayBuffer:
         transform: a callable, an object with `forward` and `inv`, or a `Compose`.
         batch_size: rows that `sample()` and iteration give.
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
-        generator: source of all draws; None is torch's global generator.
+        generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
+            made ahead are dropped, so do not draw from it elsewhere.
         shared: must be False: a buffer serves one process.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.

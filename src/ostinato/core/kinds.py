@@ -26,6 +26,7 @@ __all__ = [
     "open_node",
     "put",
     "require_batch",
+    "show_field",
     "show_path",
     "stack",
     "unstack",
@@ -64,6 +65,11 @@ def is_tensor_collection(data: object) -> bool:
 def show_path(path: Sequence[Hashable]) -> str:
     """Write a path of keys as users would: `'obs'`, or `('next', 'obs')` where it is nested."""
     return "the data itself" if not path else repr(path[0]) if len(path) == 1 else repr(tuple(path))
+
+
+def show_field(path: Sequence[Hashable]) -> str:
+    """Name a field in a message: `field 'obs'`, or `the data itself` where rows are no tree."""
+    return f"field {show_path(path)}" if path else "the data itself"
 
 
 def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
@@ -209,7 +215,7 @@ def _holds(dtype: torch.dtype, value: Any) -> bool:
 
 def _refuse(path: Sequence[Hashable], what: str) -> str:
     return (
-        f"field {show_path(path)} holds {what}: tensor storages take tensors, numpy arrays and numbers with one fixed "
+        f"{show_field(path)} holds {what}: tensor storages take tensors, numpy arrays and numbers with one fixed "
         "shape per field. For text, ragged sequences and other objects use ListStorage, or pad them to one length"
     )
 

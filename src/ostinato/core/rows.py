@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ostinato._backend import native
 from ostinato.core import kinds
-from ostinato.core.kinds import Node, as_tensor, open_node, show_path
+from ostinato.core.kinds import Node, as_tensor, open_node, show_field, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Schema:
             if leaf.path == path:
                 return position
         known = ", ".join(show_path(leaf.path) for leaf in self.leaves)
-        msg = f"no field {show_path(path)}: the fields are {known}"
+        msg = f"no {show_field(path)}: the fields are {known}"
         raise KeyMissingError(msg)
 
     def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int) -> Flat:
@@ -233,7 +233,7 @@ def describe(data: Any, lead: int) -> Schema:
         tensor = as_tensor(value, path)
         if tensor.ndim < lead:
             msg = (
-                f"field {show_path(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
+                f"{show_field(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
                 f"dimension(s): use add() for one row{_LISTS if any(isinstance(k, int) for k in path) else ''}"
             )
             raise SchemaError(msg)
@@ -248,7 +248,7 @@ def describe(data: Any, lead: int) -> Schema:
     for leaf, shape in zip(leaves, shapes, strict=True):
         if shape != shapes[0]:
             msg = (
-                f"field {show_path(leaf.path)} has batch size {list(shape)}, field {show_path(leaves[0].path)} has "
+                f"{show_field(leaf.path)} has batch size {list(shape)}, {show_field(leaves[0].path)} has "
                 f"{list(shapes[0])}: all fields must agree in their first {lead} dimension(s)"
             )
             raise SchemaError(msg)
@@ -287,7 +287,7 @@ def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:
     expected = Leaf(leaf.path, leaf.dtype, (*batch, *leaf.shape))
     got = Leaf(leaf.path, tensor.dtype, tuple(tensor.shape))
     return (
-        f"field {show_path(leaf.path)} must be {_form(expected)} (batch size {list(batch)}), got "
+        f"{show_field(leaf.path)} must be {_form(expected)} (batch size {list(batch)}), got "
         f"{_form(got)}: convert it before writing"
     )
 

@@ -27,7 +27,8 @@ class Storage(ABC):
     Reading is the mirror: `get` copies slots into a payload, `present` gives it the form the user put in.
 
     Slots are flat: with `ndim=2`, slot `s` is row `s // lanes` and lane `s % lanes`. Not thread-safe: the buffer
-    locks around `set`; `get` may run while another thread writes other slots.
+    locks around `set`; `get` may run while another thread writes, the same slots included: a batch that was
+    torn so is read once more under the lock, so `get` must only not crash.
     """
 
     form: str = "own"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from ostinato.core.kinds import as_tensor, is_tensordict, show_path
+from ostinato.core.kinds import as_tensor, is_tensordict, show_field, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 from ostinato.storages.table import as_bits
 
@@ -62,7 +62,7 @@ class LateFields:
         for key in fresh:
             value = data[key]
             if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
-                msg = f"the new field {show_path((key,))} is nested: write its leaves as fields of their own"
+                msg = f"the new {show_field((key,))} is nested: write its leaves as fields of their own"
                 raise KindError(msg)
             late[(key,)] = as_tensor(value, (key,))
         rest = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
@@ -77,7 +77,7 @@ class LateFields:
         for path in late:
             if path not in self.columns:
                 msg = (
-                    f"unknown field {show_path(path)}: extend() takes the stored fields; write_all() and rb[...] = "
+                    f"unknown {show_field(path)}: extend() takes the stored fields; write_all() and rb[...] = "
                     "may add one"
                 )
                 raise SchemaError(msg)
@@ -91,13 +91,13 @@ class LateFields:
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
             if tuple(value.shape[: len(batch)]) != tuple(batch):
-                msg = f"field {show_path(path)} must have the batch size {list(batch)}, got shape {list(value.shape)}"
+                msg = f"{show_field(path)} must have the batch size {list(batch)}, got shape {list(value.shape)}"
                 raise SchemaError(msg)
             shape = tuple(value.shape[len(batch) :])
             column = self.columns.get(path)
             if column is not None and (column.dtype is not value.dtype or tuple(column.shape[1:]) != shape):
                 msg = (
-                    f"field {show_path(path)} must be {column.dtype}{list(column.shape[1:])} per row, got "
+                    f"{show_field(path)} must be {column.dtype}{list(column.shape[1:])} per row, got "
                     f"{value.dtype}{list(shape)}"
                 )
                 raise SchemaError(msg)

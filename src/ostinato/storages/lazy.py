@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ostinato._backend import native
-from ostinato.errors import SchemaError
+from ostinato.errors import OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_ndim
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
@@ -79,12 +79,32 @@ class LazyTensorStorage(TensorStorage):
         self._lanes = lanes
         self._late = LateFields(capacity, self.device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle rows that are present, and how to make the storage: never-written memory stays here."""
+        state = self.state_dict()
+        dense = {name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()}
+        rows = {**state, "columns": dense}
+        return {"max_size": self._max_size, "options": self._options(), "device": str(self.device), "rows": rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the storage anew and lay the rows out."""
+        self.__init__(state["max_size"], **state["options"])  # type: ignore[misc]
+        self.device = torch.device(state["device"])
+        self.load_state_dict(state["rows"])
+
+    def _options(self) -> dict[str, Any]:
+        device = "auto" if self._auto else str(self.device)
+        return {"ndim": self.ndim, "packed": self._packed, "device": device}
+
     def _memory(self) -> Memory:
         return HeapMemory(self.device)
 
 
 def _resolved(device: torch.device) -> torch.device:
     """Give `cuda` its index, so that devices compare equal to those of tensors."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        msg = f"device={device} was asked for, but torch sees no CUDA device here: use device='cpu' or 'auto'"
+        raise OptionError(msg)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())  # type: ignore[unreachable]
     return device

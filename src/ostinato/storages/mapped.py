@@ -184,18 +184,6 @@ class LazyMemmapStorage(LazyTensorStorage):
                 path.unlink()
         super()._lay_out(schema, batch, device)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies: the rows travel in the pickle, the copy lives in temporary files of its own."""
-        state = self.state_dict()
-        rows = {
-            **state,
-            "columns": {
-                name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()
-            },
-        }
-        return {"max_size": self._max_size, "ndim": self.ndim, "packed": self._packed, "rows": rows}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Lay the rows out in fresh temporary files."""
-        self.__init__(state["max_size"], ndim=state["ndim"], packed=state["packed"])  # type: ignore[misc]
-        self.load_state_dict(state["rows"])
+    def _options(self) -> dict[str, Any]:
+        """Pickling copies: the copy lives in temporary files of its own."""
+        return {"ndim": self.ndim, "packed": self._packed}

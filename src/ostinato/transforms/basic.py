@@ -153,6 +153,8 @@ class Rename(_Named):
 class RewardScale(_Named):
     """Scale rewards at sampling: `scale * reward + loc`. Rewards are stored as they came.
 
+    There is no inverse: rows read through it and written back are stored scaled.
+
     Args:
         scale: factor.
         loc: added after scaling.
@@ -170,6 +172,8 @@ class RewardScale(_Named):
 @final
 class Cast(_Named):
     """Change the dtype of fields at sampling, and, if asked, at writing: floats in the batch, bytes in the storage.
+
+    Values are cast as `tensor.to` casts them: what a dtype cannot hold wraps or loses its fraction.
 
     Args:
         dtype: dtype in the batch.

@@ -17,7 +17,7 @@ __all__ = ["ImmutableDatasetWriter"]
 
 @final
 class ImmutableDatasetWriter(Writer):
-    """Refuses `add` and `extend`: the rows of the storage stay as they are.
+    """Refuses `add`, `extend` and `empty`; editing rows in place (`rb[i] = row`, `write_all`) stays possible.
 
     Args:
         compilable: no effect: there is nothing to compile.

@@ -170,3 +170,20 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     storage.before = begin_write
     batch = rb.sample()
     assert torch.equal(batch["late"], batch["id"] * 10)
+
+
+def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
+    """A reader compares stamps after its copy: a stamp that came later would let half-written rows pass."""
+    rb, storage = interrupted()
+    engine = rb._engine
+    ticket = engine.draw(6)
+    seen: list[bool] = []
+    write = storage.set
+
+    def writing(placement: Any, payload: Any) -> None:
+        seen.append(engine._untouched(ticket))
+        write(placement, payload)
+
+    storage.set = writing  # type: ignore[method-assign]
+    fill(rb, [100])
+    assert seen == [False]

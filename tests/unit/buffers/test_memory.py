@@ -119,6 +119,7 @@ def test_rows_that_require_gradients_are_detached(storage: str) -> None:
     weight = torch.ones(3, requires_grad=True)
     for _ in range(2):
         rb.extend((weight * 2).expand(2, 3) * 1.0)
+        rb.extend((weight * 2).expand(2, 3))  # not contiguous: another path
         rb.add(weight * 2)
         rb[0] = weight * 2
     assert not rb.sample().requires_grad

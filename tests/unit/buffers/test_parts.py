@@ -33,6 +33,8 @@ from ostinato.errors import OptionError, SlotError, UsageError
 from ...tags import buffer, fill, read_ids, rows, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from ostinato.core.draw import View
@@ -159,16 +161,16 @@ def test_an_emptied_dataset_takes_a_ranking_writer_and_survives_its_refusals() -
     assert rb.extend(TensorDict({"r": torch.tensor([1.0])}, [1])).tolist() == [0]
 
 
-def test_a_used_sampler_forgets_the_buffer_it_came_from() -> None:
+@pytest.mark.parametrize("count", [4, 20, 25])
+def test_a_used_sampler_forgets_the_buffer_it_came_from(count: int) -> None:
     sampler = SamplerWithoutReplacement(shuffle=False)
     first = buffer("packed", 20, sampler=sampler, batch_size=3)
     fill(first, range(20))
     first.sample()
-    second = buffer("packed", 20, batch_size=3)
-    fill(second, range(4))
+    second = buffer("packed", 25, batch_size=3)
+    fill(second, range(count))
     second.set_sampler(sampler)
-    assert read_ids(second.sample()) == [0, 1, 2]
-    assert read_ids(second.sample()) == [3]
+    assert [i for batch in itertools.islice(_samples(second), -(-count // 3)) for i in batch] == list(range(count))
 
 
 def test_drop_last_is_checked_when_samplers_are_exchanged() -> None:
@@ -176,6 +178,11 @@ def test_drop_last_is_checked_when_samplers_are_exchanged() -> None:
     with pytest.raises(OptionError, match="drop_last"):
         rb.set_sampler(SamplerWithoutReplacement(drop_last=True))
     assert type(rb.sampler) is RandomSampler
+
+
+def _samples(rb: ReplayBuffer) -> Iterator[list[int]]:
+    while True:
+        yield read_ids(rb.sample())
 
 
 class _Loose(RandomSampler):

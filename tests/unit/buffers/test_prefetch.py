@@ -113,6 +113,17 @@ def test_the_sequence_is_the_same_where_samples_and_epochs_take_turns() -> None:
         assert sequence == sequences[0], f"prefetch={depth}"
 
 
+def test_loops_draw_no_further_than_their_epoch() -> None:
+    """Without a generator of its own a draw made too early cannot be taken back: the next epoch would differ."""
+    sequences = []
+    for depth in DEPTHS:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            rb = make(depth, SamplerWithoutReplacement(), seed=None)
+            sequences.append([[read_ids(batch) for batch in rb] for _ in range(3)])
+    assert all(sequence == sequences[0] for sequence in sequences)
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -169,6 +169,13 @@ def test_the_callers_tensor_may_be_reused(storage: str) -> None:
     assert rb["late"].tolist() == [0, 10, 20, 30, 40, 50]
 
 
+def test_the_field_is_detached() -> None:
+    rb = rb_of_five()
+    rb.write_all({**table(torch.arange(5)), "late": torch.ones(5, requires_grad=True) * 2})
+    assert not rb[:]["late"].requires_grad
+    assert not rb.sample(3)["late"].requires_grad
+
+
 def test_late_fields_of_long_batches_wrap_like_the_others() -> None:
     rb = rb_of_five()
     rb.write_all(with_late([0, 1, 2, 3, 4]))

@@ -73,6 +73,21 @@ def test_ties_keep_the_older_row() -> None:
     assert rb[:]["id"].tolist() == [0, 7], "of equal ranks the newer row goes first"
 
 
+def test_ties_among_rows_that_replaced_others_keep_the_older_one() -> None:
+    rb = best(capacity=3)
+
+    def put(rank: float, number: int) -> list[int]:
+        slots = rb.extend(TensorDict({"r": torch.tensor([rank]), "id": torch.tensor([number])}, [1]))
+        return slots.tolist()  # type: ignore[no-any-return]
+
+    for number in range(3):
+        put(1.0, number)
+    for number in range(3, 6):
+        put(2.0, number)  # the newest of equal ranks goes first: slots 2, 1, 0
+    assert rb[:]["id"].tolist() == [5, 4, 3]
+    assert [put(3.0, number) for number in range(6, 9)] == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize("storage", ["packed", "list"])
 def test_random_ranks_follow_a_heap(storage: str) -> None:
     rng = random.Random(0)
