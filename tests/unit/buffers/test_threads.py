@@ -34,15 +34,18 @@ def busy_switching() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def run_all(jobs: Sequence[Callable[[], object]], seconds: float) -> int:
-    """Run jobs over and over in a thread each; their first error is raised here. Returns the rounds made."""
-    stop = time.monotonic() + seconds
+def run_all(jobs: Sequence[Callable[[], object]], seconds: float) -> None:
+    """Run jobs over and over in a thread each, all of them at least once; their first error is raised here."""
     errors: list[BaseException] = []
     rounds = [0] * len(jobs)
+    start = threading.Barrier(len(jobs))
+    limit = time.monotonic() + 30
 
     def work(number: int) -> None:
         try:
-            while time.monotonic() < stop and not errors:
+            start.wait(30)
+            stop = time.monotonic() + seconds
+            while not errors and (time.monotonic() < stop or (not all(rounds) and time.monotonic() < limit)):
                 jobs[number]()
                 rounds[number] += 1
         except BaseException as error:
@@ -53,12 +56,11 @@ def run_all(jobs: Sequence[Callable[[], object]], seconds: float) -> int:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(seconds + 20)
+            thread.join(40)
     assert not any(thread.is_alive() for thread in threads), f"deadlock: {rounds} rounds were made"
     if errors:
         raise errors[0]
     assert all(rounds), f"some thread never got through a round: {rounds}"
-    return sum(rounds)
 
 
 def checksummed(ids: torch.Tensor, size: int) -> dict[str, torch.Tensor]:

@@ -78,7 +78,7 @@ def test_ties_among_rows_that_replaced_others_keep_the_older_one() -> None:
 
     def put(rank: float, number: int) -> list[int]:
         slots = rb.extend(TensorDict({"r": torch.tensor([rank]), "id": torch.tensor([number])}, [1]))
-        return slots.tolist()  # type: ignore[no-any-return]
+        return slots.tolist()
 
     for number in range(3):
         put(1.0, number)
