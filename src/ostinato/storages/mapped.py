@@ -16,11 +16,6 @@ from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.table import Block, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from torch import Tensor
-
-    from ostinato.core.draw import Placement
     from ostinato.core.rows import Schema
 
 __all__ = ["LazyMemmapStorage"]
@@ -124,31 +119,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         )
         self._flushed = True
 
-    def set(self, placement: Placement, payload: Any) -> None:
-        """Write rows to slots; see `TensorStorage.set`."""
-        self._part_from_disk()
-        super().set(placement, payload)
-
-    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check rows for `slots`; see `TensorStorage.prepare_edit`."""
-        change = super().prepare_edit(slots, data, batch)
-        self._part_from_disk()
-        return change
-
-    def prepare_field(
-        self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]
-    ) -> Callable[[], None]:
-        """Check one field for `slots`; see `TensorStorage.prepare_field`."""
-        change = super().prepare_field(path, slots, value, batch)
-        self._part_from_disk()
-        return change
-
-    def clear(self) -> None:
-        """Forget all rows, keep the files."""
-        super().clear()
-        self._part_from_disk()
-
-    def _part_from_disk(self) -> None:
+    def _about_to_change(self) -> None:
         """Remove the manifest of an earlier `flush` before rows change: after a crash nobody must mix old with new."""
         if self._flushed and self._mapped is not None:
             (self._mapped.directory / "manifest.json").unlink(missing_ok=True)

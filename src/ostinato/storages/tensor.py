@@ -228,6 +228,7 @@ class TensorStorage(Storage):
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
         table = self._require()
+        self._about_to_change()
         table.write(placement, payload.flat, self._lanes)
         if isinstance(placement, Picks):
             if placement.slots.shape[0]:
@@ -312,6 +313,7 @@ class TensorStorage(Storage):
         rows = torch.arange(count, device=self.device)
 
         def change() -> None:
+            self._about_to_change()
             table.write(Picks(slots, rows, slots), Flat(leaves, (count,), flat.addresses))
             if late or self._late:
                 self._late.set(slots, late)
@@ -329,16 +331,27 @@ class TensorStorage(Storage):
         """
         if path in self._late.columns:
             _, late = self._late.split({path[0]: value}, set(), batch)
-            return lambda: self._late.put(path, slots, late[path])
+            return lambda: self._change_field(None, path, slots, late[path])
         table = self._require()
         position = table.schema.find(path)
         leaf = table.schema.leaves[position]
         (checked,), _, _ = Schema(None, [leaf]).flatten(value, batch, len(batch))
         column = checked.reshape((slots.shape[0], *leaf.shape))
-        return lambda: table.write_column(position, slots, column)
+        return lambda: self._change_field(position, path, slots, column)
+
+    def _change_field(self, position: int | None, path: Path, slots: Tensor, value: Tensor) -> None:
+        self._about_to_change()
+        if position is None:
+            self._late.put(path, slots, value)
+        else:
+            self._require().write_column(position, slots, value)
+
+    def _about_to_change(self) -> None:
+        """Take note that rows will change: what a mapped storage has flushed is not what it holds any more."""
 
     def clear(self) -> None:
         """Forget all rows and late fields, keep the memory."""
+        self._about_to_change()
         self._rows = 0
         self._cursor = 0
         self._late.clear()
@@ -375,6 +388,7 @@ class TensorStorage(Storage):
         table = self._require()
         check_room(state, self.ndim, table.capacity)
         check_form(table.schema, self._lanes, schema, lanes)
+        self._about_to_change()
         try:
             late = fill_columns(table, state)
         except Exception:

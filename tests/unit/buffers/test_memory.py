@@ -172,7 +172,7 @@ def test_overwritten_rows_and_batches_are_let_go(storage: str) -> None:
     wrap(60)
     gc.collect()
     assert len(gc.get_objects()) - objects < 200
-    assert process.memory_info().rss - before < 4_000_000
+    assert process.memory_info().rss - before < 8_000_000  # the batches written since take 12 MB and more
     assert len(rb) == 50
 
 

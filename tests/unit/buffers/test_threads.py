@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError
 
 from ...tags import TENSORS, buffer, fill, read_ids, rows
@@ -180,6 +180,44 @@ def test_saving_while_sampling_with_prefetch_does_not_deadlock(tmp_path: Path) -
         read_ids(rb.sample())
 
     run_all([sample, lambda: rb.dumps(tmp_path / "save"), lambda: rb.load_state_dict(state)], 0.6)
+
+
+def test_exchanging_the_storage_while_sampling_gives_whole_batches() -> None:
+    rb = buffer("packed", CAPACITY, batch_size=8)
+    storages = []
+    for name, first in (("packed", 0), ("list", 1000), ("columns", 2000)):
+        filled = buffer(name, CAPACITY)
+        fill(filled, range(first, first + CAPACITY), "tensor")
+        storages.append(filled.storage)
+    rb.set_storage(storages[0])
+    turn = [0]
+
+    def exchange() -> None:
+        turn[0] += 1
+        rb.set_storage(storages[turn[0] % 3])
+
+    def sample() -> None:
+        ids = read_ids(rb.sample())
+        assert len(ids) == 8
+        assert max(ids) - min(ids) < CAPACITY, "rows of two storages in one batch"
+
+    run_all([exchange, sample, sample], 0.3)
+
+
+def test_exchanging_the_sampler_while_sampling_gives_whole_batches() -> None:
+    rb = buffer("packed", CAPACITY, batch_size=8, prefetch=2)
+    fill(rb, range(CAPACITY))
+    samplers = [SamplerWithoutReplacement(), RandomSampler()]
+    turn = [0]
+
+    def exchange() -> None:
+        turn[0] += 1
+        rb.set_sampler(samplers[turn[0] % 2])
+
+    def sample() -> None:
+        assert len(read_ids(rb.sample())) == 8
+
+    run_all([exchange, sample, sample], 0.3)
 
 
 def test_counts_are_exact_under_threads() -> None:

@@ -47,7 +47,7 @@ def test_a_new_key_of_a_tensordict_becomes_a_field() -> None:
 def test_sampling_a_row_without_the_field_names_field_and_count() -> None:
     rb = rb_of_five(sampler=SamplerWithoutReplacement(shuffle=False))
     rb.write_all(with_late([0, 1, 2]), end=3)
-    with pytest.raises(KeyMissingError, match="2 of the 5 rows sampled lack field 'late'"):
+    with pytest.raises(KeyMissingError, match=r"2 of the 5 rows sampled lack (the )?field 'late'"):
         rb.sample(5)
     rb.write_all(with_late([0, 1, 2, 3, 4]))
     assert torch.equal(rb.sample(5)["late"], torch.arange(5) * 10)
@@ -58,7 +58,7 @@ def test_reading_rows_that_differ_names_field_and_count() -> None:
     rb.write_all(with_late([0, 1, 2]), end=3)
     assert rb[:3]["late"].tolist() == [0, 10, 20]
     assert "late" not in rb[3:]
-    with pytest.raises(KeyMissingError, match="2 of the 5 rows read lack field 'late'"):
+    with pytest.raises(KeyMissingError, match=r"2 of the 5 rows read lack (the )?field 'late'"):
         rb[:]
     with pytest.raises(KeyMissingError, match="late"):
         rb["late"]

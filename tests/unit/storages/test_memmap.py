@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from ostinato import LazyMemmapStorage, ReplayBuffer
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError, UsageError
 
 from ...tags import buffer, fill, read_ids, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def flushed(path: Path, count: int = 9, *, packed: bool = True) -> ReplayBuffer:
@@ -90,6 +94,49 @@ def test_emptying_takes_back_what_was_flushed(tmp_path: Path) -> None:
     rb.empty()
     fill(rb, range(50, 52))
     assert len(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True)) == 0
+
+
+WRITES: dict[str, Callable[[ReplayBuffer], object]] = {
+    "add": lambda rb: rb.add(table(torch.tensor(50))),
+    "extend": lambda rb: fill(rb, range(50, 52)),
+    "assignment": lambda rb: rb.__setitem__(0, table(torch.tensor(50))),
+    "one field": lambda rb: rb.set_at_("id", torch.tensor([50]), [0]),
+    "load": lambda rb: rb.load_state_dict(_other_rows()),
+}
+
+
+def _other_rows() -> Any:
+    rb = buffer("packed", 7)
+    fill(rb, range(50, 53))
+    return rb.state_dict()
+
+
+@pytest.mark.parametrize("write", list(WRITES))
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_write_takes_back_what_was_flushed(write: str, reopened: bool, tmp_path: Path) -> None:
+    """Else a process that ends without another flush would leave old and new rows mixed."""
+    rb = flushed(tmp_path / "s", 5)
+    if reopened:
+        rb = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True))
+    WRITES[write](rb)
+    assert len(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True)) == 0
+    rb.storage.flush()  # type: ignore[attr-defined]
+    again = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True))
+    assert again[:]["id"].tolist() == rb[:]["id"].tolist()
+
+
+def test_a_refused_edit_keeps_what_was_flushed(tmp_path: Path) -> None:
+    rb = flushed(tmp_path / "s", 5)
+    for refused in (
+        lambda: rb.extend(torch.zeros(2)),
+        lambda: rb.__setitem__(0, torch.zeros(2)),
+        lambda: rb.set_("id", torch.zeros(5)),
+        lambda: rb.update_({"id": torch.arange(5), "obs": torch.zeros(5)}),
+        lambda: rb.load_state_dict({}),
+    ):
+        with pytest.raises(ValueError):
+            refused()
+    assert len(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True)) == 5
 
 
 @pytest.mark.parametrize("wrong", ["max_size", "ndim"])

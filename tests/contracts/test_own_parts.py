@@ -1,0 +1,226 @@
+"""Parts of a user's own, written against the base classes alone: they pass the contracts and serve in a buffer."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ostinato import ReplayBuffer, Sampler, Storage, Writer
+from ostinato.core.draw import Draw, Picks, Run
+from ostinato.errors import CheckpointError, SchemaError
+from ostinato.testing import SamplerContract, StorageContract, WriterContract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ostinato.core.draw import Placement, View
+
+
+class NumpyStorage(Storage):
+    """Rows of one dict of arrays."""
+
+    form = "numpy"
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+        self._rows = self._next = 0
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def cursor(self) -> int:
+        return self._next
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def admit(self, data: Any, lead: int) -> tuple[Any, int]:
+        rows = {key: np.asarray(value) for key, value in data.items()}
+        rows = rows if lead else {key: value[None] for key, value in rows.items()}
+        for key, array in self._arrays.items():
+            if key not in rows or rows[key].shape[1:] != array.shape[1:] or rows[key].dtype != array.dtype:
+                msg = f"field {key!r} differs"
+                raise SchemaError(msg)
+        counts = {len(value) for value in rows.values()}
+        if len(counts) != 1:
+            msg = "fields must have one length"
+            raise SchemaError(msg)
+        return rows, counts.pop()
+
+    def set(self, placement: Placement, payload: Any) -> None:
+        if isinstance(placement, Run):
+            slots, rows = placement.slots().numpy(), np.arange(placement.skip, placement.total)
+            self._next = (placement.start + placement.rows) % self._capacity
+        else:
+            slots, rows = placement.slots.numpy(), placement.rows.numpy()
+        for key, value in payload.items():
+            column = self._arrays.setdefault(key, np.zeros((self._capacity, *value.shape[1:]), value.dtype))
+            column[slots] = value[rows]
+        self._rows = max(self._rows, int(slots.max()) + 1) if len(slots) else self._rows
+
+    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+        if len(slots) and int(slots.max()) >= self._capacity:
+            msg = "out of range"
+            raise IndexError(msg)
+        return {key: array[slots.numpy()] for key, array in self._arrays.items()}
+
+    def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
+        return {key: torch.from_numpy(np.asarray(x).reshape((*batch, *x.shape[1:]))) for key, x in payload.items()}
+
+    def read(self, index: Any, *, swap: bool = False) -> Any:
+        index = index.numpy() if isinstance(index, torch.Tensor) else index
+        return {key: torch.as_tensor(array[: self._rows][index]) for key, array in self._arrays.items()}
+
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+        rows, count = self.admit(data, len(batch))
+        if count != len(slots):
+            msg = f"{len(slots)} slots, {count} rows"
+            raise SchemaError(msg)
+        return lambda: self.set(Picks(slots, torch.arange(count), slots), rows)
+
+    def clear(self) -> None:
+        self._rows = self._next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        columns = {key: torch.from_numpy(array[: self._rows]) for key, array in self._arrays.items()}
+        return {
+            "form": self.form,
+            "capacity": self._capacity,
+            "next": self._next,
+            "rows": self._rows,
+            "columns": columns,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["rows"] > self._capacity:
+            msg = f"{state['rows']} rows do not fit into {self._capacity}"
+            raise CheckpointError(msg)
+        self.clear()
+        for key, column in state["columns"].items():
+            rows = (column if isinstance(column, torch.Tensor) else column.read()).numpy()
+            full = np.zeros((self._capacity, *rows.shape[1:]), rows.dtype)
+            full[: len(rows)] = rows
+            self._arrays[key] = full
+        self._rows = state["rows"]
+        self._next = state["next"] if state["capacity"] == self._capacity else self._rows % self._capacity
+
+
+class TestNumpyStorage(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return NumpyStorage(capacity)
+
+
+class NewestHalf(Sampler):
+    """Draws twice as often among the newest half of the slots."""
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        ages = (view.cursor - 1 - torch.arange(view.rows)) % view.capacity
+        weights = torch.where(ages * 2 < view.rows, 2.0, 1.0)
+        slots = torch.multinomial(weights, batch_size, replacement=True, generator=generator)
+        return Draw(slots, info={"weight": weights[slots]})
+
+
+class TestNewestHalf(SamplerContract):
+    def make(self) -> Sampler:
+        return NewestHalf()
+
+
+class Reservoir(Writer):
+    """Keeps a uniform sample of all rows ever offered (Vitter 1985, algorithm R)."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._offered = 0
+
+    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
+        kept = [-1] * rows
+        owner: dict[int, int] = {}
+        for row in range(rows):
+            full = self._offered >= capacity
+            slot = self._random.randrange(self._offered + 1) if full else self._offered
+            self._offered += 1
+            if slot < capacity:
+                if slot in owner:
+                    kept[owner[slot]] = -1
+                owner[slot], kept[row] = row, slot
+        slots, picked = (torch.tensor(list(x), dtype=torch.int64) for x in (owner.keys(), owner.values()))
+        return Picks(slots, picked, torch.tensor(kept))
+
+    @property
+    def cursor(self) -> int:
+        return self._offered
+
+    def resume(self, rows: int, cursor: int) -> None:
+        self._offered = rows
+
+    def clear(self) -> None:
+        self._offered = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"offered": self._offered, "random": self._random.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._offered = state["offered"]
+        version, internal, gauss = state["random"]
+        self._random.setstate((version, tuple(internal), gauss))
+
+
+class TestReservoir(WriterContract):
+    def make(self) -> Writer:
+        return Reservoir()
+
+
+def make() -> ReplayBuffer:
+    return ReplayBuffer(
+        storage=NumpyStorage(6),
+        sampler=NewestHalf(),
+        writer=Reservoir(),
+        batch_size=8,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def test_own_parts_work_together_and_are_saved(tmp_path: Path) -> None:
+    suite = TestNumpyStorage()
+    rb = make()
+    for first in range(0, 60, 4):
+        rb.extend(suite.rows(torch.arange(first, first + 4)))
+    batch, info = rb.sample(return_info=True)
+    assert suite.ids(rb.storage, batch) == suite.ids(rb.storage, rb[info["index"]])
+    assert info["weight"].shape == (8,)
+    rb.dumps(tmp_path / "save")
+    other = make()
+    other.loads(tmp_path / "save")
+    assert suite.ids(rb.storage, other[:]) == suite.ids(rb.storage, rb[:])
+    for step in range(5):
+        assert suite.ids(rb.storage, other.sample()) == suite.ids(rb.storage, rb.sample())
+        rows = suite.rows(torch.arange(100 + step, 105 + step))
+        assert other.extend(rows).tolist() == rb.extend(rows).tolist()
+
+
+def test_own_parts_prefetch() -> None:
+    suite = TestNumpyStorage()
+    rb = ReplayBuffer(storage=NumpyStorage(6), batch_size=8, prefetch=2)
+    for first in range(0, 40, 4):
+        rb.extend(suite.rows(torch.arange(first, first + 4)))
+        batch, info = rb.sample(return_info=True)
+        now = suite.ids(rb.storage, rb[info["index"]])
+        for got, present, stale in zip(suite.ids(rb.storage, batch), now, info["stale"].tolist(), strict=True):
+            assert stale or got == present
+
+
+def test_the_suites_do_not_import_pytest() -> None:
+    code = "import sys, ostinato.testing; print('pytest' in sys.modules, 'hypothesis' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert out.stdout.strip() == "False False", out.stderr
