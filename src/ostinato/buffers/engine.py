@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato.buffers import priorities
+from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.core.draw import Picks, Run, View
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
@@ -44,6 +46,8 @@ class Rows(NamedTuple):
     payload: Any
     serial: int
     stamps: Stamps
+    draw: Draw
+    """The draw; its stamps are those of the rows gathered."""
 
 
 @final
@@ -68,12 +72,17 @@ class Engine:
         self.rows_drawn = 0
         self.rows_stale = 0
         self.redone = 0
+        self.stale_updates: int | Tensor = 0
+        self.priority_path: tuple[str, ...] | None = None
+        self.era = 0
         self.stamps = Stamps(storage.capacity, storage.device)
         self._settled = False
         check_pair(storage, writer)
+        check_sampler(storage, sampler)
         if len(storage):
             self.stamps.resume(len(storage), storage.cursor)
             writer.resume(len(storage), storage.cursor)
+            self.begin_priorities()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
@@ -91,18 +100,23 @@ class Engine:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, data: Any, lead: int) -> Placement:
+    def write(self, data: Any, lead: int, *, ranked: bool = True) -> Placement:
         """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing.
 
         Args:
             data: one row (`lead=0`) or rows (`lead=1`).
             lead: 0 for `add`, 1 for `extend`.
+            ranked: let the rows bring their priorities along; False gives them the default one.
         """
         with self.lock:
-            storage = self.storage
+            storage, sampler = self.storage, self.sampler
+            prioritized = sampler.prioritized
             laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
+            given = None
             try:
+                if prioritized and ranked:
+                    given = priorities.from_rows(self, data, rows)
                 placement = self._place(payload, rows)
             except Exception:
                 if not laid_out:
@@ -113,7 +127,10 @@ class Engine:
             storage.set(placement, payload)
             self.rows_written += rows
             self.rows_since_empty += rows
-            self.sampler.hear(placement)
+            if prioritized:
+                as_sampler(sampler).receive(placement, given, self.view())
+            else:
+                sampler.hear(placement)
             return placement
 
     def _place(self, payload: Any, rows: int) -> Placement:
@@ -147,11 +164,18 @@ class Engine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
+            prioritized = self.sampler.prioritized
+            given = priorities.from_rows(self, data, slots.shape[0]) if prioritized and slots.numel() else None
             self.stamps.touch(slots)
             change()
+            if prioritized:
+                as_sampler(self.sampler).assign(slots, given, self.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
-        """Replace stored fields of rows at a user's index; all are checked before the first is written."""
+        """Replace stored fields of rows at a user's index; all are checked before the first is written.
+
+        Priorities stay: the rows are the same.
+        """
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
@@ -170,6 +194,11 @@ class Engine:
         old, self.stamps = self.stamps, Stamps(self.storage.capacity, self.storage.device)
         return old
 
+    def begin_priorities(self) -> None:
+        """Let a prioritized sampler take in the rows that are there."""
+        if self.sampler.prioritized:
+            as_sampler(self.sampler).begin(self.view())
+
     def end_load(self, state: dict[str, Any], capacity: int) -> None:
         """Take over the stamps of a checkpoint whose storage had `capacity` slots."""
         storage = self.storage
@@ -178,6 +207,7 @@ class Engine:
         self._settled = True
         if storage.capacity == capacity:
             self.stamps.load_state_dict(state)
+            self.begin_priorities()
             return
         saved = Stamps(capacity, storage.device)
         saved.load_state_dict(state)
@@ -186,6 +216,7 @@ class Engine:
         self.stamps.load_state_dict({**state, "array": array})
         if self.writer.cursor < rows:
             self.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
+        self.begin_priorities()
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""
@@ -243,14 +274,17 @@ class Engine:
                 raise
             return None  # emptied, or given another storage, since the draw
         if self._untouched(ticket):
-            return Rows(payload, ticket.serial, ticket.stamps)
+            return Rows(payload, ticket.serial, ticket.stamps, ticket.draw)
         with self.lock:
             if bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None
                 payload = self.storage.get(slots, pin=self.pin)
                 self.redone += 1
-            return Rows(payload, self.stamps.written, self.stamps)
+            draw = ticket.draw
+            if draw.stamps is not None:
+                draw = draw._replace(stamps=self.stamps.of(slots))
+            return Rows(payload, self.stamps.written, self.stamps, draw)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
@@ -274,10 +308,12 @@ class Engine:
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one go."""
+        check_sampler(self.storage, sampler)
         with self.lock:
             sampler.clear()  # whatever it remembers is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
+            self.begin_priorities()
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -292,6 +328,7 @@ class Engine:
     def set_storage(self, storage: Storage) -> Storage:
         """Exchange the storage; writer, sampler and stamps follow what the new one holds."""
         check_pair(storage, self.writer)
+        check_sampler(storage, self.sampler)
         with self.lock:
             self.writer.clear()
             self.sampler.clear()
@@ -302,6 +339,7 @@ class Engine:
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
                 self.writer.resume(len(storage), storage.cursor)
+                self.begin_priorities()
             return old
 
 

@@ -57,6 +57,8 @@ class Feed:
             if made is None:
                 continue  # the buffer was emptied in between: draw again, or learn that it is empty
             data, rows = made
+            if rows.draw is not ticket.draw:
+                ticket = ticket._replace(draw=rows.draw)
             engine.rows_drawn += ticket.draw.slots.shape[0]
             return Batch(data, ticket, {} if prefetch is None else {"stale": engine.stale(ticket, rows)})
 
@@ -65,7 +67,7 @@ class Feed:
         if rows is None:
             return None
         data = self._engine.storage.present(rows.payload, (ticket.draw.slots.shape[0],))
-        return self._dress(data, ticket), rows
+        return self._dress(data, ticket if rows.draw is ticket.draw else ticket._replace(draw=rows.draw)), rows
 
     def _make_aside(self, ticket: Ticket) -> Any:
         return self._stream.run(lambda: self._make(ticket))  # type: ignore[union-attr]

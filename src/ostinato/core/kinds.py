@@ -24,6 +24,7 @@ __all__ = [
     "is_tensordict",
     "make",
     "open_node",
+    "put",
     "require_batch",
     "show_path",
     "stack",
@@ -142,6 +143,25 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
         device=device,
     )
     return td if kind == "tensordict" else node.cls.from_tensordict(td)  # type: ignore[union-attr]
+
+
+def put(data: Any, values: dict[str, Tensor]) -> None:
+    """Set fields `[B, *shape]` of a TensorDict or tensorclass `[B, *rest]`, repeated over `rest`, on its device."""
+    batch = data.batch_size
+    for key, value in values.items():
+        if len(batch) > 1:
+            lead, *shape = value.shape
+            value = value.reshape(lead, *[1] * (len(batch) - 1), *shape).expand(*batch, *shape)  # noqa: PLW2901
+        if type(data) is _tensordict_class() and not data.is_locked and value.shape[:1] == batch[:1]:
+            # set() takes 5 us for each; batch size is checked here, and a device, if there is one, below
+            data._tensordict[key] = value if data.device in (None, value.device) else value.to(data.device)  # noqa: SLF001
+        else:
+            data.set(key, value)
+
+
+def _tensordict_class() -> Any:
+    module = sys.modules.get("tensordict")
+    return None if module is None else module.TensorDict
 
 
 def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = None) -> Tensor:
