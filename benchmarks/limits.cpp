@@ -2,6 +2,7 @@
 // Compiled on the fly by benchmarks/peers/_limits.py; numbers in, nothing out.
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace {
 
@@ -60,9 +61,85 @@ inline bool is_packed(const Field* fields, int count) {
     return count > 1 && fields[1].base - fields[0].base < fields[0].stride;
 }
 
+// A bare sum tree: eight children to a node, side by side in one cache line; nothing but sums.
+constexpr int64_t kFan = 8;
+
+struct alignas(kLine) Line {
+    double child[kFan];
+};
+
+struct Tree {
+    std::vector<std::vector<Line>> levels;  // the root's children first
+    int64_t leaves;
+};
+
+inline double sum_of(const Line& line) {
+    double sum = 0;
+    for (double child : line.child) sum += child;
+    return sum;
+}
+
+inline double uniform() { return static_cast<double>(next_random() >> 11) * 0x1.0p-53; }
+
+double rest[kMaxRows];
+
+// All draws go down level by level, so that the lines that they ask for come at the same time.
+void draw(const Tree& tree, int64_t n) {
+    const double total = sum_of(tree.levels[0][0]);
+    for (int64_t i = 0; i < n; ++i) {
+        rest[i] = uniform() * total;
+        drawn[i] = 0;
+    }
+    for (size_t level = 0; level < tree.levels.size(); ++level) {
+        for (int64_t i = 0; i < n; ++i) {
+            const double* child = tree.levels[level][drawn[i]].child;
+            int64_t at = 0;
+            while (at < kFan - 1 && rest[i] >= child[at]) rest[i] -= child[at++];
+            drawn[i] = drawn[i] * kFan + at;
+            if (level + 1 < tree.levels.size()) __builtin_prefetch(&tree.levels[level + 1][drawn[i]]);
+        }
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        if (drawn[i] >= tree.leaves) drawn[i] = tree.leaves - 1;
+    }
+}
+
+void set(Tree& tree, int64_t n) {
+    int64_t* at = drawn;
+    for (int64_t i = 0; i < n; ++i) {
+        tree.levels.back()[at[i] / kFan].child[at[i] % kFan] = uniform();
+        at[i] /= kFan;
+    }
+    for (size_t level = tree.levels.size() - 1; level > 0; --level) {
+        for (int64_t i = 0; i < n; ++i) {
+            tree.levels[level - 1][at[i] / kFan].child[at[i] % kFan] = sum_of(tree.levels[level][at[i]]);
+            at[i] /= kFan;
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
+
+// A sum tree of random leaves.
+void* limit_tree(int64_t leaves) {
+    auto* tree = new Tree;
+    tree->leaves = leaves;
+    for (int64_t nodes = leaves; nodes > 1 || tree->levels.empty();) {
+        nodes = (nodes + kFan - 1) / kFan;
+        tree->levels.insert(tree->levels.begin(), std::vector<Line>(static_cast<size_t>(nodes)));
+    }
+    for (int64_t i = 0; i < leaves; ++i) tree->levels.back()[i / kFan].child[i % kFan] = uniform();
+    for (size_t level = tree->levels.size() - 1; level > 0; --level) {
+        for (size_t i = 0; i < tree->levels[level].size(); ++i) {
+            tree->levels[level - 1][i / kFan].child[i % kFan] = sum_of(tree->levels[level][i]);
+        }
+    }
+    return tree;
+}
+
+void limit_tree_free(void* tree) { delete static_cast<Tree*>(tree); }
 
 // Reads the rows index[0..n) of every field.
 void limit_gather(const Field* fields, int count, const int64_t* index, int64_t n) {
@@ -85,6 +162,14 @@ void limit_sample(const Field* fields, int count, int64_t rows, int64_t n) {
             (static_cast<unsigned __int128>(next_random()) * static_cast<uint64_t>(rows)) >> 64);
     }
     limit_gather(fields, count, drawn, n);
+}
+
+// Draws n rows by priority, reads them, and gives them new priorities.
+void limit_prioritized(const Field* fields, int count, void* tree, int64_t n) {
+    if (n > kMaxRows) n = kMaxRows;
+    draw(*static_cast<Tree*>(tree), n);
+    limit_gather(fields, count, drawn, n);
+    set(*static_cast<Tree*>(tree), n);
 }
 
 // Writes n rows at the cursor of a ring and moves the cursor; the rows must not wrap inside one call.

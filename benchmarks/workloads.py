@@ -58,6 +58,7 @@ class Workload:
 
 
 _GATHER = "draw fresh random rows and copy them into preallocated memory, nothing else"
+_TREE = "draw from a bare sum tree, copy the rows, write 256 new leaves, nothing else"
 _RING = "copy the rows to the ring's cursor, nothing else"
 _START = "a process that imports torch alone"
 
@@ -94,6 +95,24 @@ WORKLOADS: tuple[Workload, ...] = (
         Workload("add", "add of one row, ring of 1,000,000", _RING, MILLION, 1),
         (TimesPeer("torchrl", 10),),
         dict=(_CPPRB,),
+    ),
+    *_kinds(
+        Workload(
+            "prioritized", "prioritized sample + update of 256 of 1,000,000 rows", _TREE, MILLION, 256, min_calls=100
+        ),
+        (TimesPeer("torchrl", 6),),
+        dict=(WithinLimit(1.5), TimesPeer("cpprb", 4.5), TimesPeer("tianshou", 2.3)),
+    ),
+    *(
+        Workload(
+            f"prioritized-rows.{rows:.0e}".replace("+0", ""),
+            f"the same of {rows:,} rows, dict",
+            _TREE,
+            rows,
+            256,
+            min_calls=100,
+        )
+        for rows in (10_000, 100_000, 10_000_000)
     ),
     Workload(
         "images.dict",

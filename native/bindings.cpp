@@ -16,6 +16,7 @@
 #include "leaves.hpp"
 #include "platform.hpp"
 #include "shuffle.hpp"
+#include "sum_tree.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -148,6 +149,48 @@ nb::object check_leaves(const nb::list& values, const nb::list& dtypes, const nb
     }
 }
 
+// The sum tree. Few leaves are done before the interpreter lock would be back.
+constexpr std::int64_t kReleaseLeaves = 1024;
+
+template <typename Work>
+void run_tree(std::int64_t n, Work work) {
+    std::optional<nb::gil_scoped_release> unlocked;
+    if (n >= kReleaseLeaves) unlocked.emplace();
+    work();
+}
+
+void tree_set(SumTree& tree, Address slots, Address values, std::int64_t n) {
+    run_tree(n,
+             [&] { tree.set(at_address<const std::int64_t>(slots), at_address<const double>(values), n); });
+}
+
+void tree_set_run(SumTree& tree, std::int64_t start, std::int64_t count, double value) {
+    run_tree(count, [&] { tree.set_run(start, count, value); });
+}
+
+void tree_get(const SumTree& tree, Address slots, std::int64_t n, Address out) {
+    run_tree(n, [&] { tree.get(at_address<const std::int64_t>(slots), n, at_address<double>(out)); });
+}
+
+void tree_draw(const SumTree& tree, Address uniforms, std::int64_t n, Address slots, Address values) {
+    run_tree(n, [&] {
+        tree.draw(at_address<const double>(uniforms), n, at_address<std::int64_t>(slots),
+                  at_address<double>(values));
+    });
+}
+
+void tree_clear(SumTree& tree) {
+    run_tree(tree.capacity(), [&] { tree.clear(); });
+}
+
+void tree_leaves(const SumTree& tree, Address out, std::int64_t n) {
+    run_tree(n, [&] { tree.copy_to(at_address<double>(out), n); });
+}
+
+void tree_load(SumTree& tree, Address values, std::int64_t n) {
+    run_tree(tree.capacity(), [&] { tree.load(at_address<const double>(values), n); });
+}
+
 }  // namespace
 }  // namespace ostinato
 
@@ -164,4 +207,18 @@ NB_MODULE(_native, m) {
     m.def("advise_huge_pages", &ostinato::advise, "address"_a, "nbytes"_a);
     m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
+    nb::class_<ostinato::SumTree>(m, "SumTree", "Priorities of slots, drawn in proportion.")
+        .def(nb::init<std::int64_t>(), "capacity"_a)
+        .def("set", &ostinato::tree_set, "slots"_a, "values"_a, "n"_a)
+        .def("set_run", &ostinato::tree_set_run, "start"_a, "count"_a, "value"_a)
+        .def("get", &ostinato::tree_get, "slots"_a, "n"_a, "out"_a)
+        .def("draw", &ostinato::tree_draw, "uniforms"_a, "n"_a, "slots"_a, "values"_a)
+        .def("clear", &ostinato::tree_clear)
+        .def("leaves", &ostinato::tree_leaves, "out"_a, "n"_a)
+        .def("load", &ostinato::tree_load, "values"_a, "n"_a)
+        .def_prop_ro("capacity", &ostinato::SumTree::capacity)
+        .def_prop_ro("nbytes", &ostinato::SumTree::nbytes)
+        .def_prop_ro("total", &ostinato::SumTree::total)
+        .def_prop_ro("minimum", &ostinato::SumTree::minimum)
+        .def_prop_ro("maximum", &ostinato::SumTree::maximum);
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from benchmarks import data
 from benchmarks.adapter import KINDS
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.adapter import Call, Setup
     from benchmarks.data import Rows
 
+MILLION = 1_000_000
 _FIRST_BATCH = """
 import torch
 from {module} import LazyTensorStorage, ReplayBuffer
@@ -29,10 +33,20 @@ buffer.sample()
 
 def workloads(module: str) -> dict[str, Callable[[Setup], Call]]:
     """Return the table of an adapter for a module that has TorchRL's names."""
-    both = {"uniform": uniform, "extend": extend, "add": add, "images": images, "mmap": mmap, "amp": amp}
+    both = {
+        "uniform": uniform,
+        "prioritized": prioritized,
+        "extend": extend,
+        "add": add,
+        "images": images,
+        "mmap": mmap,
+        "amp": amp,
+    }
     table: dict[str, Callable[[Setup], Call]] = {
         f"{family}.{kind}": partial(prepare, module) for family, prepare in both.items() for kind in KINDS
     }
+    for rows in ("1e4", "1e5", "1e7"):
+        table[f"prioritized-rows.{rows}"] = lambda setup: prioritized(module, replace(setup, kind="dict"))
     table["start.import"] = lambda _setup: importing(module)
     table["start.first-batch"] = lambda _setup: program(_FIRST_BATCH.format(module=module))
     return table
@@ -69,6 +83,34 @@ def uniform(module: str, setup: Setup) -> Call:
     """Sample transitions uniformly."""
     call: Call = _full(module, setup, data.transitions).sample
     return call
+
+
+def prioritized(module: str, setup: Setup) -> Call:
+    """Sample transitions by priority, and give them new ones.
+
+    Ostinato's updates carry the rows' stamps, so that none can land on a row that was overwritten since.
+    """
+    sampler = _parts(module).PrioritizedSampler(setup.rows, alpha=0.6, beta=0.4)
+    buffer = _full(module, setup, data.transitions, sampler=sampler)
+    for start in range(0, setup.rows, MILLION):
+        index = torch.arange(start, min(start + MILLION, setup.rows))
+        buffer.update_priority(index, torch.rand(index.shape[0]))
+    new = cycle(torch.rand(256, setup.batch).unbind(0))
+    if setup.kind == "tdbuffer":
+        return lambda: _learn(buffer, next(new))
+    checked = module == "ostinato"
+
+    def call() -> None:
+        _, info = buffer.sample(return_info=True)
+        buffer.update_priority(info if checked else info["index"], next(new))
+
+    return call
+
+
+def _learn(buffer: Any, errors: torch.Tensor) -> None:
+    batch = buffer.sample()
+    batch["td_error"] = errors
+    buffer.update_tensordict_priority(batch)
 
 
 def images(module: str, setup: Setup) -> Call:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import weakref
 from ctypes import POINTER, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -67,7 +68,17 @@ def library() -> ctypes.CDLL:
     loaded.limit_gather.argtypes = (fields, c_int, c_void_p, c_int64)
     loaded.limit_sample.argtypes = (fields, c_int, c_int64, c_int64)
     loaded.limit_write.argtypes = (fields, c_int, c_int64, c_void_p, c_int64)
-    for function in (loaded.limit_gather, loaded.limit_sample, loaded.limit_write):
+    loaded.limit_tree.argtypes = (c_int64,)
+    loaded.limit_tree.restype = c_void_p
+    loaded.limit_tree_free.argtypes = (c_void_p,)
+    loaded.limit_prioritized.argtypes = (fields, c_int, c_void_p, c_int64)
+    for function in (
+        loaded.limit_gather,
+        loaded.limit_sample,
+        loaded.limit_write,
+        loaded.limit_tree_free,
+        loaded.limit_prioritized,
+    ):
         function.restype = None
     return loaded
 
@@ -123,6 +134,13 @@ class Table:
         """Copy `batch` fresh random rows out."""
         self._lib.limit_sample(self._fields, len(self._fields), self.rows, self.batch)
 
+    def by_priority(self) -> Call:
+        """Return a call that draws `batch` rows from a sum tree, copies them out and writes their leaves anew."""
+        lib, fields, count, batch = self._lib, self._fields, len(self._fields), self.batch
+        tree = lib.limit_tree(self.rows)
+        weakref.finalize(self, lib.limit_tree_free, tree)
+        return lambda _keep=self: lib.limit_prioritized(fields, count, tree, batch)  # type: ignore[misc]
+
     def sample_in_order(self) -> None:
         """Copy the next `batch` rows of a ready permutation out."""
         if self._at + self.batch > self.rows:
@@ -163,10 +181,12 @@ def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
 
     families: dict[str, Callable[[Setup], Call]] = {
         "uniform": lambda setup: Table(setup, data.transitions, packed=packed).sample,
+        "prioritized": lambda setup: Table(setup, data.transitions, packed=packed).by_priority(),
         "extend": lambda setup: Table(setup, data.transitions, packed=packed).write,
         "add": lambda setup: Table(setup, data.transitions, packed=packed).write,
         "mmap": lambda setup: both(Table(setup, data.transitions, packed=packed, mapped=True)),
     }
     if not packed:  # one field, or fields so wide that their layout does not matter
         families |= {"images": lambda setup: Table(setup, data.frames, packed=False).sample, "amp": amp}
-    return {f"{family}.{kind}": prepare for family, prepare in families.items() for kind in KINDS}
+    table = {f"{family}.{kind}": prepare for family, prepare in families.items() for kind in KINDS}
+    return table | {f"prioritized-rows.{rows}": families["prioritized"] for rows in ("1e4", "1e5", "1e7")}

@@ -7,6 +7,8 @@ from importlib.metadata import version as installed
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks import data
 from benchmarks.peers._start import program
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from benchmarks.data import Rows
 
 _OWN_KIND = "numpy batches only, see dict"
-LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
+LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | {
+    "prioritized-rows": "sizes are compared for Ostinato alone",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
 }
@@ -36,10 +39,10 @@ def version() -> str:
     return installed("cpprb")
 
 
-def _full(setup: Setup, make: Callable[[int], Rows], **options: str) -> Any:
+def _full(setup: Setup, make: Callable[[int], Rows], *, kind: str = "ReplayBuffer", **options: object) -> Any:
     fields = {key: {"shape": value.shape[1:] or 1, "dtype": value.dtype} for key, value in make(1).items()}
     # By name, so that type checking does not need the peer.
-    buffer = import_module("cpprb").ReplayBuffer(setup.rows, fields, **options)
+    buffer = getattr(import_module("cpprb"), kind)(setup.rows, fields, **options)
     for rows in data.chunks(make, setup.rows, 500 if make is data.frames else 10_000):
         buffer.add(**rows)
     return buffer
@@ -49,6 +52,20 @@ def uniform(setup: Setup) -> Call:
     """Sample transitions uniformly."""
     buffer = _full(setup, data.transitions)
     return lambda: buffer.sample(setup.batch)
+
+
+def prioritized(setup: Setup) -> Call:
+    """Sample transitions by priority, and give them new ones."""
+    buffer = _full(setup, data.transitions, kind="PrioritizedReplayBuffer", alpha=0.6)
+    rng = np.random.default_rng(0)
+    buffer.update_priorities(np.arange(setup.rows), rng.random(setup.rows))
+    new = cycle(list(rng.random((256, setup.batch))))
+
+    def call() -> None:
+        batch = buffer.sample(setup.batch, beta=0.4)
+        buffer.update_priorities(batch["indexes"], next(new))
+
+    return call
 
 
 def images(setup: Setup) -> Call:
@@ -84,6 +101,7 @@ def mmap(setup: Setup) -> Call:
 
 WORKLOADS: dict[str, Callable[[Setup], Call]] = {
     "uniform.dict": uniform,
+    "prioritized.dict": prioritized,
     "extend.dict": extend,
     "add.dict": add,
     "images.dict": images,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from benchmarks.adapter import Call, Setup
 
-LACKS = dict.fromkeys(("uniform", "extend", "add", "images", "mmap", "start"), "an AMP ring buffer only")
+_OTHERS = ("uniform", "prioritized", "prioritized-rows", "extend", "add", "images", "mmap", "start")
+LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")
 
 
 class AmpRing:

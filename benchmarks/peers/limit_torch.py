@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from benchmarks.adapter import Call, Setup
     from benchmarks.data import Rows
 
-LACKS = dict.fromkeys(("mmap", "add"), "see the limits in C") | {"start.import": "it adds nothing to torch"}
+LACKS = dict.fromkeys(("mmap", "add", "prioritized", "prioritized-rows"), "see the limits in C") | {
+    "start.import": "it adds nothing to torch"
+}
 
 
 def version() -> str:

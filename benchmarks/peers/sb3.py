@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _OWN_KIND = "one kind of batch only, see dict"
 LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "mmap": "no memory-mapped storage",
+    "prioritized": "no prioritized sampling",
+    "prioritized-rows": "no prioritized sampling",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
 }

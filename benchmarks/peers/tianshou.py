@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from benchmarks.data import Rows
 
 _OWN_KIND = "one kind of batch only, see dict"
-LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
+LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | {
+    "prioritized-rows": "sizes are compared for Ostinato alone",
     "mmap": "no memory-mapped storage",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
@@ -49,9 +50,9 @@ def _batch(rows: Rows, count: int) -> Any:
     )
 
 
-def _full(setup: Setup, make: Callable[[int], Rows]) -> Any:
+def _full(setup: Setup, make: Callable[[int], Rows], buffer: Any = None) -> Any:
     """Fill through `set_batch`, as its own `from_data` does: one `add` a row would take minutes."""
-    buffer, one = _module().ReplayBuffer(setup.rows), make(1)
+    buffer, one = _module().ReplayBuffer(setup.rows) if buffer is None else buffer, make(1)
     rows: Rows = {key: np.empty((setup.rows, *value.shape[1:]), value.dtype) for key, value in one.items()}
     for key, value in one.items():
         rows[key][:] = value
@@ -66,6 +67,21 @@ def uniform(setup: Setup) -> Call:
     """Sample transitions uniformly; `sample` also returns the indices."""
     buffer = _full(setup, data.transitions)
     return lambda: buffer.sample(setup.batch)
+
+
+def prioritized(setup: Setup) -> Call:
+    """Sample transitions by priority, and give them new ones."""
+    rng = np.random.default_rng(0)
+    made = _module().PrioritizedReplayBuffer(setup.rows, alpha=0.6, beta=0.4)
+    buffer = _full(setup, data.transitions, made)
+    buffer.update_weight(np.arange(setup.rows), rng.random(setup.rows))
+    new = cycle(list(rng.random((256, setup.batch))))
+
+    def call() -> None:
+        _, index = buffer.sample(setup.batch)
+        buffer.update_weight(index, next(new))
+
+    return call
 
 
 def images(setup: Setup) -> Call:
@@ -93,6 +109,7 @@ def add(setup: Setup) -> Call:
 
 WORKLOADS: dict[str, Callable[[Setup], Call]] = {
     "uniform.dict": uniform,
+    "prioritized.dict": prioritized,
     "extend.dict": extend,
     "add.dict": add,
     "images.dict": images,

@@ -1,7 +1,13 @@
 """Ostinato: replay buffers that are fast and exact."""
 
-from ostinato.buffers import BufferStats, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
+from ostinato.buffers import (
+    BufferStats,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.writers import (
@@ -21,6 +27,8 @@ __all__ = [
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
     "RandomSampler",
     "Rename",
     "ReplayBuffer",
@@ -31,6 +39,7 @@ __all__ = [
     "Select",
     "Storage",
     "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",

@@ -121,3 +121,90 @@ def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: i
     Raises:
         ValueError: `first`, `total` and `k` do not fit together.
     """
+
+class SumTree:
+    """Priorities of the slots [0, capacity): draws in proportion to them, their sum, smallest and largest.
+
+    One writer at a time, and no draw beside it: the caller's lock orders them. Draws may run side by side.
+    Pickling is the caller's: `leaves` and `load`.
+    """
+
+    def __init__(self, capacity: int) -> None: ...
+    @property
+    def capacity(self) -> int:
+        """Number of leaves."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all levels; pages never written take none from the system."""
+
+    @property
+    def total(self) -> float:
+        """Sum of all leaves: of eights from left to right, then of their sums, and so on."""
+
+    @property
+    def minimum(self) -> float:
+        """Smallest leaf above zero; infinity if there is none."""
+
+    @property
+    def maximum(self) -> float:
+        """Largest leaf. Asked for the first time: O(capacity); from then on updates keep it, at some cost to them."""
+
+    def set(self, slots: int, values: int, n: int) -> None:
+        """Write leaves, in order: of equal slots the last one wins.
+
+        Args:
+            slots: Address of contiguous int64 `[n]`.
+            values: Address of contiguous float64 `[n]`, finite and at least 0.
+            n: Leaves to write.
+
+        Raises:
+            IndexError: A slot outside the leaves; nothing has been written then.
+            ValueError: A value that is negative or not finite (nothing has been written then), or a negative `n`.
+        """
+
+    def set_run(self, start: int, count: int, value: float) -> None:
+        """Write one value to the leaves `(start + i) % capacity`, `i < count <= capacity`.
+
+        Raises:
+            IndexError: `start` outside the leaves.
+            ValueError: `count` too large or negative, or a bad value.
+        """
+
+    def get(self, slots: int, n: int, out: int) -> None:
+        """Read leaves: int64 `[n]` at `slots`, float64 `[n]` to `out`.
+
+        Raises:
+            IndexError: A slot outside the leaves.
+            ValueError: A negative `n`.
+        """
+
+    def draw(self, uniforms: int, n: int, slots: int, values: int) -> None:
+        """Draw leaf `i` with probability `leaf[i] / total`, never one that is zero.
+
+        Args:
+            uniforms: Address of contiguous float64 `[n]` in [0, 1].
+            n: Draws.
+            slots: Address of contiguous int64 `[n]` for the slots drawn.
+            values: Address of contiguous float64 `[n]` for their leaves.
+
+        Raises:
+            ValueError: The total is zero or not finite, or `n` negative.
+        """
+
+    def clear(self) -> None:
+        """Make all leaves zero."""
+
+    def leaves(self, out: int, n: int) -> None:
+        """Copy the first `n` leaves to float64 `[n]` at `out`.
+
+        Raises:
+            ValueError: `n` is above the capacity or negative.
+        """
+
+    def load(self, values: int, n: int) -> None:
+        """Make the first `n` leaves those of float64 `[n]` at `values`, and all others zero.
+
+        Raises:
+            ValueError: A bad value, or `n` above the capacity or negative; nothing has changed then.
+        """

@@ -12,6 +12,7 @@ __all__ = [
     "MissingExtraError",
     "OptionError",
     "OstinatoError",
+    "PriorityError",
     "SchemaError",
     "SlotError",
     "StorageMemoryError",
@@ -45,6 +46,10 @@ class CapacityError(OstinatoError, ValueError):
 
 class OptionError(OstinatoError, ValueError):
     """An argument out of its range, or two arguments that exclude each other."""
+
+
+class PriorityError(OstinatoError, ValueError):
+    """Priorities that are negative or not finite, or leave no row that could be drawn."""
 
 
 class EmptyBufferError(OstinatoError, RuntimeError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ostinato import RandomSampler, Sampler, SamplerWithoutReplacement
+from ostinato import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.core.draw import Draw
 from ostinato.testing import SamplerContract
 
@@ -38,6 +38,16 @@ class TestDropLast(SamplerContract):
         sampler = self.make()
         view = self.rows(sampler, 7, 9)
         assert all(sampler.draw(view, 3, None).slots.shape == (3,) for _ in range(9))
+
+
+class TestPrioritized(SamplerContract):
+    def make(self) -> Sampler:
+        return PrioritizedSampler(40, alpha=0.6, beta=0.4)
+
+
+class TestStratified(SamplerContract):
+    def make(self) -> Sampler:
+        return PrioritizedSampler(40, alpha=0.6, beta=0.4, stratified=True)
 
 
 class TestReplacementOff(SamplerContract):

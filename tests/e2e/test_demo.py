@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from ostinato import PrioritizedSampler
 from ostinato.demo import DqnConfig, Progress, Report, picture, save_and_reopen, train
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
@@ -125,6 +126,40 @@ def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
     assert sum(sum(stack.counts) for stack in actions.stacks) >= 240, "but for rows with the pole further down"
 
 
+@pytest.fixture(scope="module")
+def prioritized() -> Report:
+    """A short run that draws rows by their errors."""
+    return train(replace(DqnConfig(prioritized=True).over(400), capacity=250, patience=0, evaluation_episodes=2))
+
+
+def test_a_prioritized_run_gives_rows_their_errors_as_priorities(prioritized: Report) -> None:
+    sampler = prioritized.buffer.sampler
+    assert isinstance(sampler, PrioritizedSampler)
+    assert sampler.priorities.shape == (250,)
+    assert len(sampler.priorities.unique()) > 100, "rows have been learned from"  # type: ignore[no-untyped-call]
+    assert sampler.beta == pytest.approx(1.0), "the weights correct fully at the end"
+    assert prioritized.buffer.stats().stale_updates == 0, "one thread: each update follows its draw"
+    assert len(prioritized.buffer) == 250
+
+
+def test_a_prioritized_checkpoint_reopens_and_shows_its_priorities(prioritized: Report, tmp_path: Path) -> None:
+    save_and_reopen(prioritized, tmp_path / "checkpoint")
+    assert isinstance(prioritized.buffer.sampler, PrioritizedSampler)
+    kept = prioritized.buffer.sampler.priorities
+    seen = inspect_checkpoint(tmp_path / "checkpoint").priorities
+    assert seen is not None
+    assert (seen.rows, seen.minimum, seen.maximum) == (250, float(kept.min()), float(kept.max()))
+    assert seen.mean == pytest.approx(float(kept.mean()))
+    assert seen.zero_share == 0
+
+
+def test_the_picture_of_a_prioritized_run_shows_every_priority(prioritized: Report) -> None:
+    panel = picture(prioritized).rows[1][2]
+    assert isinstance(panel, Bars)
+    assert panel.title.startswith("Priorities")
+    assert sum(sum(stack.counts) for stack in panel.stacks) == 250
+
+
 def ostinato(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-c", "from ostinato.cli.main import main; main()", *arguments]
@@ -147,10 +182,19 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert again.returncode == 0, "a second run replaces the first"
 
 
+def test_the_command_runs_prioritized(tmp_path: Path) -> None:
+    done = ostinato("demo", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["config"]["prioritized"] is True
+    shown = ostinato("inspect", str(tmp_path / "out" / "checkpoint"))
+    assert "priorities of 100 rows: min " in shown.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_full_runs_learn() -> None:
+@pytest.mark.parametrize("by_error", [False, True])
+def test_full_runs_learn(by_error: bool) -> None:
     """The promise: 400 or more within 3 minutes on two CPU cores, for at least 4 of 5 seeds."""
-    reports = [train(DqnConfig(seed=seed)) for seed in range(5)]
+    reports = [train(DqnConfig(seed=seed, prioritized=by_error)) for seed in range(5)]
     learned = [report.mean_return >= 400 and report.seconds < 180 for report in reports]
     assert sum(learned) >= 4, [(report.mean_return, report.seconds) for report in reports]

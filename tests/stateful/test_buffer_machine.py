@@ -292,6 +292,7 @@ def poison_late(rb: ReplayBuffer, late: dict[int, int]) -> None:
             column[slot] = -7777
 
 
+@pytest.mark.timeout(1800)  # the slow profile takes minutes
 @pytest.mark.parametrize("storage", list(STORAGES))
 def test_buffer_follows_the_model(storage: str) -> None:
     machine = type(f"Machine_{storage}", (BufferMachine,), {"storage": storage})

@@ -163,7 +163,7 @@ def test_select() -> None:
     assert select(None, quick=False) == WORKLOADS
     names = [load.name for load in select("add,mmap.dict", quick=False)]
     assert names == ["add.dict", "add.tensordict", "add.tdbuffer", "mmap.dict"]
-    assert all(load.rows <= 50_000 for load in select(None, quick=True))
+    assert all(load.rows <= 500_000 for load in select(None, quick=True))
     with pytest.raises(ValueError, match=r"must be among .*; got nonsense"):
         select("add,nonsense", quick=False)
 

@@ -1,7 +1,14 @@
 """The room where parts meet: sole owner of storage, sampler, writer, lock and generator."""
 
+from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
 
-__all__ = ["BufferStats", "ReplayBuffer", "TensorDictReplayBuffer"]
+__all__ = [
+    "BufferStats",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
+]

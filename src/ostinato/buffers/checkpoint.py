@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ostinato.buffers.engine import Ticket
 from ostinato.buffers.objects import pack, unpack
+from ostinato.buffers.priorities import as_sampler
+from ostinato.buffers.records import Ticket
 from ostinato.core.draw import Draw
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError
@@ -72,7 +73,9 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             msg = f"this is not the state of a replay buffer ({error!r})"
             raise CheckpointError(msg) from error
+        used = engine.stamps.written > 0
         _load_parts(engine, state, transform)
+        engine.era += used  # batches drawn before the load are of other rows, whatever their stamps
         engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]))
         engine.pending.clear()
         engine.pending.extend(
@@ -100,6 +103,8 @@ def _check_state(
             f"batch_size={batch_size}: load it with the same batch_size"
         )
         raise CheckpointError(msg)
+    if engine.sampler.prioritized:
+        as_sampler(engine.sampler).check_state(state["sampler"]["state"], _saved_rows(state))
     _ = [state["stamps"][key] for key in ("written", "base", "cursor", "array")], state["transforms"]
     rows = _saved_rows(state)
     pending = [_read_ticket(ticket, rows, engine.storage.device) for ticket in state["pending"]]
@@ -155,7 +160,9 @@ def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> No
 
 
 def _show_ticket(ticket: Ticket) -> dict[str, Any]:
-    return {"slots": ticket.draw.slots, "weights": ticket.draw.weights, "last": ticket.last, "rng": ticket.rng}
+    draw = ticket.draw
+    state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
+    return state if draw.stamps is None else {**state, "stamps": draw.stamps}
 
 
 def _read_ticket(state: dict[str, Any], rows: int, device: torch.device) -> tuple[Draw, bool, Tensor | None]:
@@ -163,7 +170,11 @@ def _read_ticket(state: dict[str, Any], rows: int, device: torch.device) -> tupl
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
         msg = f"the checkpoint holds queued draws of slots beyond its {rows} rows: it is damaged"
         raise CheckpointError(msg)
-    return Draw(slots, state["weights"]), bool(state["last"]), state["rng"]
+    weights, stamps = (None if x is None else x.to(device).clone() for x in (state["weights"], state.get("stamps")))
+    if any(x is not None and x.shape != slots.shape for x in (weights, stamps)):
+        msg = f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or stamps"
+        raise CheckpointError(msg)
+    return Draw(slots, weights, None, stamps), bool(state["last"]), state["rng"]
 
 
 @final

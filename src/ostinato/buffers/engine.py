@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from ostinato.buffers import priorities
+from ostinato.buffers.priorities import as_sampler, check_sampler
+from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.draw import Picks, Run, View
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
 
 if TYPE_CHECKING:
+
     from torch import Tensor
 
-    from ostinato.core.draw import Draw, Placement
+    from ostinato.core.draw import Placement
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
 
-__all__ = ["Engine", "Rows", "Ticket"]
-
-
-class Ticket(NamedTuple):
-    """A draw that was made but not gathered: what prefetch queues and checkpoints hold."""
-
-    draw: Draw
-    serial: int
-    """Number of the last write before the draw."""
-    last: bool
-    """Whether the draw ended an epoch."""
-    stamps: Stamps
-    """The stamps that `serial` counts in; a load or another storage brings new ones."""
-    rng: Tensor | None = None
-    """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
-
-
-class Rows(NamedTuple):
-    """Rows gathered for a ticket: the storage's payload, whole as of the write number `serial`."""
-
-    payload: Any
-    serial: int
-    stamps: Stamps
+__all__ = ["Engine"]
 
 
 @final
@@ -55,9 +37,10 @@ class Engine:
     that no batch holds a torn row. Writers announce (stamp) before they copy; the native calls fence both sides.
     """
 
-    def __init__(self, storage: Storage, sampler: Sampler, writer: Writer, generator: torch.Generator | None) -> None:
+    def __init__(self, source: Source, sampler: Sampler, writer: Writer, generator: torch.Generator | None) -> None:
         self.lock = threading.RLock()
-        self.storage = storage
+        storage = source.storage
+        self.source = source
         self.sampler = sampler
         self.writer = writer
         self.generator = generator
@@ -68,12 +51,17 @@ class Engine:
         self.rows_drawn = 0
         self.rows_stale = 0
         self.redone = 0
+        self.stale_updates: int | Tensor = 0
+        self.priority_path: tuple[str, ...] | None = None
+        self.era = 0
         self.stamps = Stamps(storage.capacity, storage.device)
         self._settled = False
         check_pair(storage, writer)
+        check_sampler(storage, sampler)
         if len(storage):
             self.stamps.resume(len(storage), storage.cursor)
             writer.resume(len(storage), storage.cursor)
+            self.begin_priorities()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
@@ -84,6 +72,11 @@ class Engine:
         self.__dict__.update(state)
         self.lock = threading.RLock()
 
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+        return self.source.storage
+
     def view(self) -> View:
         """Return what samplers may see, now."""
         storage = self.storage
@@ -91,18 +84,23 @@ class Engine:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, data: Any, lead: int) -> Placement:
+    def write(self, data: Any, lead: int, *, ranked: bool = True) -> Placement:
         """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing.
 
         Args:
             data: one row (`lead=0`) or rows (`lead=1`).
             lead: 0 for `add`, 1 for `extend`.
+            ranked: let the rows bring their priorities along; False gives them the default one.
         """
         with self.lock:
-            storage = self.storage
+            storage, sampler = self.storage, self.sampler
+            prioritized = sampler.prioritized
             laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
+            given = None
             try:
+                if prioritized and ranked:
+                    given = priorities.from_rows(self, data, rows)
                 placement = self._place(payload, rows)
             except Exception:
                 if not laid_out:
@@ -113,7 +111,10 @@ class Engine:
             storage.set(placement, payload)
             self.rows_written += rows
             self.rows_since_empty += rows
-            self.sampler.hear(placement)
+            if prioritized:
+                as_sampler(sampler).receive(placement, given, self.view())
+            else:
+                sampler.hear(placement)
             return placement
 
     def _place(self, payload: Any, rows: int) -> Placement:
@@ -147,11 +148,18 @@ class Engine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
+            prioritized = self.sampler.prioritized
+            given = priorities.from_rows(self, data, slots.shape[0]) if prioritized and slots.numel() else None
             self.stamps.touch(slots)
             change()
+            if prioritized:
+                as_sampler(self.sampler).assign(slots, given, self.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
-        """Replace stored fields of rows at a user's index; all are checked before the first is written."""
+        """Replace stored fields of rows at a user's index; all are checked before the first is written.
+
+        Priorities stay: the rows are the same.
+        """
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
@@ -170,6 +178,11 @@ class Engine:
         old, self.stamps = self.stamps, Stamps(self.storage.capacity, self.storage.device)
         return old
 
+    def begin_priorities(self) -> None:
+        """Let a prioritized sampler take in the rows that are there."""
+        if self.sampler.prioritized:
+            as_sampler(self.sampler).begin(self.view())
+
     def end_load(self, state: dict[str, Any], capacity: int) -> None:
         """Take over the stamps of a checkpoint whose storage had `capacity` slots."""
         storage = self.storage
@@ -178,6 +191,7 @@ class Engine:
         self._settled = storage.laid_out
         if storage.capacity == capacity:
             self.stamps.load_state_dict(state)
+            self.begin_priorities()
             return
         saved = Stamps(capacity, storage.device)
         saved.load_state_dict(state)
@@ -186,6 +200,7 @@ class Engine:
         self.stamps.load_state_dict({**state, "array": array})
         if self.writer.cursor < rows:
             self.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
+        self.begin_priorities()
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""
@@ -235,22 +250,26 @@ class Engine:
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
-        slots = ticket.draw.slots
+        slots, source = ticket.draw.slots, self.source
         payload: Any = None
         try:
-            payload = self.storage.get(slots, pin=self.pin)
+            payload = source.storage.get(slots, pin=self.pin)
         except (IndexError, KeyMissingError):
             if self._untouched(ticket):
                 raise  # else a writer was in the middle of its work: look again under the lock
         if self._untouched(ticket):
-            return Rows(payload, ticket.serial, ticket.stamps)
+            return Rows(source, payload, ticket.serial, ticket.stamps, ticket.draw)
         with self.lock:
             if payload is None or bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
-                payload = self.storage.get(slots, pin=self.pin)
+                source = self.source
+                payload = source.storage.get(slots, pin=self.pin)
                 self.redone += 1
-            return Rows(payload, self.stamps.written, self.stamps)
+            draw = ticket.draw
+            if draw.stamps is not None:
+                draw = draw._replace(stamps=self.stamps.of(slots))
+            return Rows(source, payload, self.stamps.written, self.stamps, draw)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
@@ -279,10 +298,12 @@ class Engine:
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one go."""
+        check_sampler(self.storage, sampler)
         with self.lock:
             sampler.clear()  # whatever it remembers is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
+            self.begin_priorities()
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -294,9 +315,11 @@ class Engine:
             old, self.writer = self.writer, writer
             return old
 
-    def set_storage(self, storage: Storage) -> Storage:
-        """Exchange the storage; writer, sampler and stamps follow what the new one holds."""
+    def set_source(self, source: Source) -> Storage:
+        """Exchange the storage and return the old one; writer, sampler and stamps follow what the new one holds."""
+        storage = source.storage
         check_pair(storage, self.writer)
+        check_sampler(storage, self.sampler)
         with self.lock:
             if len(storage):
                 self.writer.resume(len(storage), storage.cursor)  # first: it may refuse
@@ -304,11 +327,13 @@ class Engine:
                 self.writer.clear()
             self.sampler.clear()
             self.pending.clear()
-            old, self.storage = self.storage, storage
-            self._settled = False
+            # stamps first: a gather in flight that meets the new storage then sees that all is new
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written + 1)
+            old, self.source = self.storage, source
+            self._settled = False
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
+                self.begin_priorities()
             return old
 
 

@@ -13,7 +13,8 @@ from ostinato.buffers.streams import CopyStream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.buffers.engine import Engine, Rows, Ticket
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import Rows, Ticket
 
 __all__ = ["Batch", "Feed"]
 
@@ -32,7 +33,7 @@ class Feed:
 
     Args:
         engine: where draws and rows come from.
-        dress: makes the batch of presented rows (collate, transforms); runs in the prefetch thread where there is one.
+        dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one.
         depth: batches to keep ready; 0 is no prefetch.
     """
 
@@ -61,6 +62,8 @@ class Feed:
             if made is None:
                 continue  # the buffer was emptied in between: draw again, or learn that it is empty
             data, rows = made
+            if rows.draw is not ticket.draw:
+                ticket = ticket._replace(draw=rows.draw)
             engine.deliver(ticket)
             return Batch(data, ticket, {} if prefetch is None else {"stale": engine.stale(ticket, rows)})
 
@@ -68,8 +71,8 @@ class Feed:
         rows = self._engine.gather(ticket)
         if rows is None:
             return None
-        data = self._engine.storage.present(rows.payload, (ticket.draw.slots.shape[0],))
-        return self._dress(data, ticket), rows
+        data = rows.present()
+        return self._dress(data, ticket if rows.draw is ticket.draw else ticket._replace(draw=rows.draw)), rows
 
     def _make_aside(self, ticket: Ticket) -> Any:
         return self._stream.run(lambda: self._make(ticket))  # type: ignore[union-attr]

@@ -34,6 +34,7 @@ __all__ = [
     "require_collections",
     "swap_dims",
     "warn_of_batch",
+    "warn_of_sampler",
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -204,6 +205,15 @@ def warn_of_batch(data: Any, ndim: int) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def warn_of_sampler(sampler: Sampler) -> None:
+    """Warn that a sampler has no priorities to update."""
+    warnings.warn(
+        f"update_priority() has no effect: {type(sampler).__name__} has no priorities; use PrioritizedSampler",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def swap_dims(data: Any, dim: int) -> Any:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from ostinato.buffers.engine import Ticket
+    from ostinato.buffers.records import Ticket
 
 __all__ = ["Prefetcher"]
 

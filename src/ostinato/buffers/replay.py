@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import checkpoint
-from ostinato.buffers.engine import Engine, Ticket, require_rows
+from ostinato.buffers import checkpoint, priorities
+from ostinato.buffers.engine import Engine, require_rows
 from ostinato.buffers.feed import Batch, Feed
 from ostinato.buffers.options import (
     check_dim,
@@ -27,9 +27,11 @@ from ostinato.buffers.options import (
     require_collections,
     swap_dims,
     warn_of_batch,
+    warn_of_sampler,
 )
+from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.core.draw import Placement, Run
+from ostinato.core.draw import Draw, Placement, Run
 from ostinato.core.select import is_field
 from ostinato.errors import UsageError
 from ostinato.samplers import RandomSampler, Sampler
@@ -104,12 +106,11 @@ class ReplayBuffer:
         refuse_shared(shared=shared)
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         self._engine = Engine(
-            made,
+            Source(made, made.default_collate if collate_fn is None else collate_fn),
             part("sampler", sampler, Sampler, RandomSampler),
             part("writer", writer, Writer, self._default_writer),
             check_generator(generator),
         )
-        self._collate = made.default_collate if collate_fn is None else collate_fn
         self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._dim_given = dim_extend is not None
@@ -171,10 +172,9 @@ class ReplayBuffer:
         part("storage", storage, Storage, None)
         self._feed.drop()
         check_pin(self._engine.pin, storage)
-        old = self._engine.set_storage(storage)
+        old = self._engine.set_source(Source(storage, storage.default_collate if collate_fn is None else collate_fn))
         if not self._dim_given:
             self._dim_extend = storage.ndim - 1
-        self._collate = storage.default_collate if collate_fn is None else collate_fn
         return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -219,12 +219,14 @@ class ReplayBuffer:
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
 
-    def extend(self, data: Any) -> Tensor:
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
         """Add rows, in order.
 
         Args:
             data: rows `[B, *shape]`: TensorDict, tensorclass, tensor, numpy array, or dict/tuple pytree of these;
                 a list is a stack of rows. With `ndim=2` the dimension `dim_extend` is time, the other the lanes.
+            update_priority: False gives the rows the default priority, though they hold a `priority_key`; of no effect
+                where there are no priorities, or no such key.
 
         Returns:
             The slot of each row, int64 `[B]` (-1 where the writer did not keep it); with `ndim=2` int64 `[B, 2]`.
@@ -234,11 +236,12 @@ class ReplayBuffer:
             SchemaError: if the rows do not match the rows stored, or there are none; nothing is changed.
         """
         if is_dynamo_compiling():
-            return torch.compiler.disable(ReplayBuffer.extend)(self, data)  # type: ignore[no-untyped-call, no-any-return]
+            extend = torch.compiler.disable(ReplayBuffer.extend)  # type: ignore[no-untyped-call]
+            return extend(self, data, update_priority=update_priority)  # type: ignore[no-any-return]
         data = self._accept(data)
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
-        return self._positions(self._engine.write(data, 1))
+        return self._positions(self._engine.write(data, 1, ranked=update_priority is not False))
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and refuse data that the writer does not take; subclasses refuse more."""
@@ -263,7 +266,8 @@ class ReplayBuffer:
 
         Args:
             batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
-            return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair).
+            return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair);
+                prioritized samplers add `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64 `[B]`.
 
         Returns:
             Rows as they were put in, `[B, *shape]`, transformed. Copy.
@@ -274,6 +278,36 @@ class ReplayBuffer:
         """
         batch = self._feed.next(check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None))
         return (batch.data, self._info(batch)) if return_info else batch.data
+
+    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+        """Give rows new priorities; with a sampler that has none it warns and does nothing.
+
+        A bare update (index and priority alone) cannot be checked: it lands on whatever row is in the slot now. Updates
+        that carry the rows' stamps, in `generation` or within a sample, leave rows alone that were overwritten,
+        edited or emptied since they were drawn; `stats().stale_updates` counts these.
+
+        Args:
+            index: integers of any dtype, device and strides, `[B]` or any shape; with `ndim=2` a pair of them or
+                `[B, 2]`; or a sampled TensorDict, or the info of a sample, which bring their generation along. -1, a
+                row that the writer did not keep, is left out.
+            priority: finite numbers of at least 0: one for all, one for each index, or `[B, *shape]`, reduced per row
+                as the sampler says. Of equal indices the last one wins.
+            generation: the sample's `index_generation`.
+
+        Raises:
+            PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
+            SlotError: if an index is beyond the rows present; nothing is changed.
+        """
+        if not self.sampler.prioritized:
+            warn_of_sampler(self.sampler)
+            return
+        index, generation = priorities.unpack(index, generation)
+        if priority is None:
+            msg = "update_priority() needs the new priorities: update_priority(index, priority)"
+            raise UsageError(msg)
+        if self.storage.ndim > 1 and self._dim_extend == 1:
+            priority = priorities.in_storage_order(priority, index)
+        priorities.update(self._engine, index, priority, generation)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -295,9 +329,7 @@ class ReplayBuffer:
                 return
 
     def _dress(self, data: Any, ticket: Ticket) -> Any:  # noqa: ARG002
-        """Collate and transform; subclasses add keys."""
-        if self._collate is not None:
-            data = self._collate(data)
+        """Transform; subclasses add keys."""
         return self._transform.forward(data) if self._transform else data
 
     def _index(self, ticket: Ticket) -> Any:
@@ -305,7 +337,17 @@ class ReplayBuffer:
         return slots if storage.ndim == 1 else (slots // storage.lanes, slots % storage.lanes)
 
     def _info(self, batch: Batch) -> dict[str, Any]:
-        return {"index": self._index(batch.ticket), **(batch.ticket.draw.info or {}), **batch.notes}
+        draw = batch.ticket.draw
+        return {"index": self._index(batch.ticket), **self._ranks(draw), **(draw.info or {}), **batch.notes}
+
+    def _ranks(self, draw: Draw) -> dict[str, Tensor]:
+        """What samples of prioritized buffers carry beside their index."""
+        if draw.weights is None:
+            return {}
+        ranks = {"priority_weight": draw.weights}
+        if draw.stamps is not None:
+            ranks["index_generation"] = priorities.generation(self._engine, draw.stamps)
+        return ranks
 
     def __len__(self) -> int:
         """Rows present (cells with `ndim=2`)."""
@@ -331,8 +373,9 @@ class ReplayBuffer:
             return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
         with self._engine.lock:
             data = self.storage.read(index, swap=self._swapped)
-        if self._collate is not None and not is_one(index):
-            data = self._collate(data)
+            collate = self._engine.source.collate
+        if collate is not None and not is_one(index):
+            data = collate(data)
         return self._transform.forward(own(data)) if self._transform else data
 
     def __setitem__(self, index: Any, data: Any) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ostinato.buffers.priorities import as_sampler
+
 if TYPE_CHECKING:
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.prefetch import Prefetcher
@@ -49,6 +51,8 @@ class BufferStats:
 def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
+        if engine.sampler.prioritized:
+            as_sampler(engine.sampler).settle()
         storage, stamps = engine.storage, engine.stamps
         rows = len(storage)
         ages = stamps.written - stamps.of(torch.arange(rows, device=storage.device)) if rows else None
@@ -62,7 +66,7 @@ def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
             row_age_max=0 if ages is None else int(ages.max()),
             draws_per_insert=engine.rows_drawn / engine.rows_written if engine.rows_written else 0.0,
             stale_rows=engine.rows_stale,
-            stale_updates=0,
+            stale_updates=int(engine.stale_updates),
             redone_gathers=engine.redone,
             prefetch_ready=0 if prefetch is None else prefetch.ready,
             prefetch_waits=0 if prefetch is None else prefetch.waits,

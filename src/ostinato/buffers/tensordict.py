@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.buffers import priorities
+from ostinato.buffers.options import warn_of_sampler
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.core import kinds
 from ostinato.errors import KindError
@@ -12,7 +14,7 @@ from ostinato.writers import TensorDictRoundRobinWriter, Writer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.buffers.engine import Ticket
+    from ostinato.buffers.records import Ticket
 
 __all__ = ["TensorDictReplayBuffer"]
 
@@ -23,11 +25,13 @@ _OWN_KEYS = ("index", "priority_weight", "index_generation")
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDict rows: samples carry the key `index` (int64 `[B]`; with `ndim=2` `[B, 2]`).
 
-    A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. The index is not stored; the keys
-    `index`, `priority_weight` and `index_generation` of written data are dropped.
+    With a prioritized sampler they also carry `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64
+    `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
+    stored; they are dropped from written data.
 
     Args:
-        priority_key: field that holds the priority of a row; used by prioritized samplers.
+        priority_key: field, nested ones as a tuple, that holds the first priority of a row where written data has it,
+            and its new one for `update_tensordict_priority`; used with prioritized samplers.
         **options: see `ReplayBuffer`; the default writer is `TensorDictRoundRobinWriter`.
 
     Raises:
@@ -43,9 +47,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ['index', 'obs']
     """
 
-    def __init__(self, *, priority_key: str = "td_error", **options: Any) -> None:
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Any) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
+
+    @property
+    def priority_key(self) -> str | tuple[str, ...]:
+        """Field that holds priorities."""
+        return self._priority_key
+
+    @priority_key.setter
+    def priority_key(self, key: str | tuple[str, ...]) -> None:
+        self._priority_key = key
+        self._engine.priority_path = (key,) if isinstance(key, str) else tuple(key)
 
     @staticmethod
     def _default_writer() -> Writer:
@@ -75,8 +89,28 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _dress(self, data: Any, ticket: Ticket) -> Any:
         data = super()._dress(data, ticket)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, "index", self._flat_index(ticket))
+            kinds.put(data, {"index": self._flat_index(ticket), **self._ranks(ticket.draw)})
         return data
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that stand under its `priority_key`.
+
+        Rows that were overwritten since they were drawn are left alone (see `update_priority`), as the sample carries
+        their stamps. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
+
+        Args:
+            data: a sampled TensorDict with the keys `index` and `priority_key`.
+
+        Raises:
+            KeyMissingError: if one of the keys is missing.
+            PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
+        """
+        if not self.sampler.prioritized:
+            warn_of_sampler(self.sampler)
+            return
+        reduce = priorities.as_sampler(self.sampler).reduce
+        index, priority, stamps = priorities.from_batch(data, self._priority_key, reduce, self.storage.ndim)
+        priorities.update(self._engine, index, priority, stamps)
 
     def _flat_index(self, ticket: Ticket) -> Tensor:
         import torch

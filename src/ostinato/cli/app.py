@@ -68,6 +68,9 @@ def demo(
         int, typer.Option(min=10, help="Most environment steps; fewer than 10,000 shrink all phases.")
     ] = 30_000,
     output_dir: Annotated[Path, typer.Option(help="Where checkpoint, picture and report go.")] = Path("ostinato-demo"),
+    prioritized: Annotated[
+        bool, typer.Option("--prioritized", help="Draw rows by their temporal-difference errors, not uniformly.")
+    ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
 ) -> None:
     """Train a small agent on CartPole, and save, reopen and draw its buffer.
@@ -81,7 +84,7 @@ def demo(
     from ostinato.viz import draw
 
     output_dir.mkdir(parents=True, exist_ok=True)
-    config = DqnConfig(seed=seed, threads=threads).over(steps)
+    config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized).over(steps)
     with show.training(config) as on_progress:
         report = train(config, on_progress)
     show.result(report)

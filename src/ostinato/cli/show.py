@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich import box, console, progress, table, text
 
     from ostinato.demo import DqnConfig, Progress, Reopened, Report
-    from ostinato.tools import CheckpointReport
+    from ostinato.tools import CheckpointReport, PriorityReport
 else:
     box, console, progress, table, text = (
         require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
@@ -100,7 +100,17 @@ def checkpoint(report: CheckpointReport) -> None:
     resume = "exactly where it stopped" if report.exact_resume else "with new random numbers (no generator was saved)"
     checks = "all checksums fit" if report.verified else "checksums not compared"
     out.print(f"{checks}; sampling goes on {resume}", soft_wrap=True)
+    if report.priorities is not None:
+        out.print(_priorities(report.priorities), soft_wrap=True)
     out.print(_fields(report))
+
+
+def _priorities(seen: PriorityReport) -> str:
+    if seen.minimum is None:
+        return f"priorities of {seen.rows:,} rows (alpha {seen.alpha:g}, beta {seen.beta:g})"
+    numbers = f"min {_number(seen.minimum)}, mean {_number(seen.mean)}, max {_number(seen.maximum)}"
+    share = f"{seen.zero_share or 0:.0%} zero"
+    return f"priorities of {seen.rows:,} rows: {numbers}, {share} (alpha {seen.alpha:g}, beta {seen.beta:g})"
 
 
 def _fields(report: CheckpointReport) -> table.Table:

@@ -75,11 +75,15 @@ class View(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What a sampler drew: `slots` int64 `[B]`, and for prioritized samplers importance `weights` `[B]`."""
+    """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
+
+    Stamps, int64, tell a later priority whether the row that it is for has been replaced.
+    """
 
     slots: Tensor
     weights: Tensor | None = None
     info: dict[str, Any] | None = None
+    stamps: Tensor | None = None
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:

@@ -151,15 +151,18 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
     return td if kind == "tensordict" else node.cls.from_tensordict(td)  # type: ignore[union-attr]
 
 
-def put(data: Any, key: str, value: Tensor) -> None:
-    """Add a field to a fresh TensorDict or tensorclass; its batch size and device are known to fit.
-
-    `set` checks both again, and takes 2 us for it.
-    """
-    if is_tensordict(data):
-        data._set_str(key, value, inplace=False, validated=True, non_blocking=False)  # noqa: SLF001
-    else:
-        data.set(key, value)
+def put(data: Any, values: dict[str, Tensor]) -> None:
+    """Add fields `[B, *shape]` to a fresh TensorDict or tensorclass `[B, *rest]`, repeated over `rest`."""
+    batch = data.batch_size
+    for key, value in values.items():
+        if len(batch) > 1:
+            lead, *shape = value.shape
+            value = value.reshape(lead, *[1] * (len(batch) - 1), *shape).expand(*batch, *shape)  # noqa: PLW2901
+        if is_tensordict(data) and value.shape[:1] == batch[:1] and data.device in (None, value.device):
+            # set() checks all this again, and takes 2 us for each
+            data._set_str(key, value, inplace=False, validated=True, non_blocking=False)  # noqa: SLF001
+        else:
+            data.set(key, value)
 
 
 def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = None) -> Tensor:

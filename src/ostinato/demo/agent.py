@@ -76,12 +76,13 @@ class Agent:
             values: Tensor = self.network(observations)
             return values.argmax(dim=-1)
 
-    def learn(self, batch: Mapping[str, Tensor], step: int) -> Tensor:
+    def learn(self, batch: Mapping[str, Tensor], step: int, weights: Tensor | None = None) -> Tensor:
         """Take one gradient step.
 
         Args:
             batch: Rows as `Collector.collect` makes them.
             step: Environment steps so far; the step size falls with them.
+            weights: Importance weights of the rows, float32 `[B]`; None for rows drawn uniformly.
 
         Returns:
             Temporal-difference errors, float32 `[B]`.
@@ -89,7 +90,8 @@ class Agent:
         goal = self.goals(batch)
         values: Tensor = self.network(batch["observation"])
         value = values.gather(1, batch["action"][:, None]).squeeze(1)
-        loss = nn.functional.smooth_l1_loss(value, goal)
+        losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
+        loss = losses.mean() if weights is None else (losses * weights).mean()
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.learning_rate * (1.0 - 0.9 * step / self.config.steps)
         self._optimizer.zero_grad()

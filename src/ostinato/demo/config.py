@@ -30,9 +30,9 @@ _AT_LEAST_ONE = (
     "evaluation_episodes",
     "threads",
 )
-_AT_LEAST_ZERO = ("seed", "warmup_steps", "patience", "epsilon_end")
+_AT_LEAST_ZERO = ("seed", "warmup_steps", "patience", "epsilon_end", "alpha", "beta_start")
 _ABOVE_ZERO = ("gamma", "tau", "learning_rate", "reward_scale")
-_AT_MOST_ONE = ("gamma", "tau", "epsilon_end")
+_AT_MOST_ONE = ("gamma", "tau", "epsilon_end", "beta_start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,12 @@ class DqnConfig:
     """Stop after this many validations in a row of `SOLVED_RETURN` or more; 0 never stops early."""
     evaluation_episodes: int = 20
     """Episodes of the final evaluation."""
+    prioritized: bool = False
+    """Draw rows by their temporal-difference errors (Schaul et al., 2016) instead of uniformly."""
+    alpha: float = 0.6
+    """How much the errors matter, if so."""
+    beta_start: float = 0.4
+    """How much importance weights correct for it when learning starts; 1 at `steps`."""
     threads: int = 1
     """Threads that torch uses meanwhile: networks this small gain nothing from more."""
 
@@ -100,6 +106,10 @@ class DqnConfig:
         if not right:
             msg = f"{name} must be {allowed}, got {getattr(self, name)}"
             raise OptionError(msg)
+
+    def beta_at(self, step: int) -> float:
+        """Return the exponent of importance weights: on a line from `beta_start` to 1 at `steps`."""
+        return self.beta_start + (1.0 - self.beta_start) * min(1.0, step / self.steps)
 
     def over(self, steps: int) -> DqnConfig:
         """Return these settings for `steps` environment steps; below 10,000 the phases shrink along."""
@@ -161,7 +171,7 @@ class Report:
     updates: int
     """Gradient steps taken."""
     buffer_s: float
-    """Seconds spent in `extend` and `sample`."""
+    """Seconds spent in `extend`, `sample` and `update_priority`."""
     seconds: float
     """Seconds of the whole run, evaluation included."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato import PrioritizedSampler
 from ostinato.demo.config import ENV_ID, SOLVED_RETURN
 from ostinato.viz.scene import Bars, Curves, Level, Line, Mark, Points, Scene, Stack, thin
 
@@ -39,7 +40,7 @@ def picture(report: Report) -> Scene:
         ),
         rows=(
             (_learning(report),),
-            (_places(rows, report.steps), _ages(rows, report.steps), _actions(rows)),
+            (_places(rows, report.steps), _ages(rows, report.steps), _last_panel(report, rows)),
         ),
     )
 
@@ -121,6 +122,31 @@ def _actions(rows: dict[str, Any]) -> Bars:
         stacks=(
             Stack("push left", _counts(angles[rows["action"] == 0], edges), "third"),
             Stack("push right", _counts(angles[rows["action"] == 1], edges), "first"),
+        ),
+    )
+
+
+def _last_panel(report: Report, rows: dict[str, Any]) -> Bars:
+    sampler = report.buffer.sampler
+    if not isinstance(sampler, PrioritizedSampler):
+        return _actions(rows)
+    return _priorities(sampler, rows)
+
+
+def _priorities(sampler: PrioritizedSampler, rows: dict[str, Any]) -> Bars:
+    """Count rows by priority, on a logarithmic axis, and by the share of draws that they get."""
+    kept = sampler.priorities.numpy() + sampler.eps
+    exponents = np.log10(kept)
+    edges = np.linspace(exponents.min() - 0.05, exponents.max() + 0.05, _BARS + 1)
+    ended = rows["terminated"]
+    return Bars(
+        title="Priorities: |TD error|, last seen",
+        x_label=f"log10(priority + {sampler.eps:g})",
+        y_label="rows",
+        edges=_floats(edges),
+        stacks=(
+            Stack("going on", _counts(exponents[~ended], edges), "first"),
+            Stack("last of an episode", _counts(exponents[ended], edges), "second"),
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer
+from ostinato import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer, Sampler
 from ostinato.demo.agent import Agent
 from ostinato.demo.config import SOLVED_RETURN, DqnConfig, Progress, Report
 from ostinato.demo.simulate import Collector, evaluate
@@ -27,10 +27,13 @@ _EVALUATION_SEEDS = 2_000_000
 
 
 def make_buffer(config: DqnConfig) -> ReplayBuffer:
-    """Make the buffer of a run: rows in memory, drawn uniformly, from a generator of its own."""
+    """Make the buffer of a run: rows in memory, drawn uniformly or by priority, from a generator of its own."""
+    sampler: Sampler = RandomSampler()
+    if config.prioritized:
+        sampler = PrioritizedSampler(config.capacity, config.alpha, config.beta_start, eps=1e-3)
     return ReplayBuffer(
         storage=LazyTensorStorage(config.capacity),
-        sampler=RandomSampler(),
+        sampler=sampler,
         batch_size=config.batch_size,
         generator=torch.Generator().manual_seed(config.seed),
     )
@@ -95,11 +98,22 @@ class _Run:
         if collector.steps >= config.warmup_steps:
             self.learning_since = self.learning_since or time.perf_counter()
             for _ in range(config.updates):
-                self.agent.learn(self._timed(self.buffer.sample), collector.steps)
+                self._learn()
             self.updates += config.updates
         due = (collector.steps - count) // config.validate_every < collector.steps // config.validate_every
         if due or collector.steps == config.steps:
             self._validate()
+
+    def _learn(self) -> None:
+        """Take one gradient step; with priorities, tell the buffer how wrong the values were."""
+        sampler = self.buffer.sampler
+        if not isinstance(sampler, PrioritizedSampler):
+            self.agent.learn(self._timed(self.buffer.sample), self.collector.steps)
+            return
+        sampler.beta = self.config.beta_at(self.collector.steps)
+        batch, info = self._timed(lambda: self.buffer.sample(return_info=True))
+        errors = self.agent.learn(batch, self.collector.steps, info["priority_weight"])
+        self._timed(lambda: self.buffer.update_priority(info, errors.abs()))
 
     def _epsilon(self) -> float:
         done = max(0, self.collector.steps - self.config.warmup_steps) / self.config.explore_steps

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from ostinato.core.draw import Draw, Placement, View
 
-__all__ = ["Sampler"]
+__all__ = ["PrioritySampler", "Sampler"]
 
 
 class Sampler(ABC):
@@ -19,6 +20,8 @@ class Sampler(ABC):
     The buffer calls every method under its lock, so a sampler needs none.
     """
 
+    prioritized: bool = False
+    """Whether it keeps priorities; only a `PrioritySampler` does, which the buffer tells more."""
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs its batch size early."""
 
@@ -60,3 +63,69 @@ class Sampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
+
+
+class PrioritySampler(Sampler):
+    """Base of samplers that keep a priority for each row; the buffer hands priorities over as it writes and learns.
+
+    Rows that the sampler was told nothing of have the default priority.
+    """
+
+    prioritized = True
+    max_capacity: int
+    """Most rows that it can keep priorities for."""
+
+    @abstractmethod
+    def reduce(self, items: Tensor) -> Tensor:
+        """Make one priority of the several values of each item.
+
+        Args:
+            items: `[n, *shape]`, any real dtype.
+
+        Returns:
+            float64 `[n]`.
+        """
+
+    @abstractmethod
+    def check(self, priorities: Tensor) -> None:
+        """Refuse priorities that cannot be kept, before anything changes.
+
+        Raises:
+            PriorityError: naming the positions in `priorities`, float64 `[n]`.
+        """
+
+    @abstractmethod
+    def begin(self, view: View) -> None:
+        """Take note of the rows of a buffer that it now belongs to."""
+
+    @abstractmethod
+    def receive(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
+        """Take note of rows just written.
+
+        Args:
+            placement: their slots.
+            priorities: float64 `[placement.total]`, checked; None gives them the default priority.
+            view: the buffer, the new rows included.
+        """
+
+    @abstractmethod
+    def assign(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
+        """Give rows new priorities; of equal slots the last one wins.
+
+        Args:
+            slots: int64 `[n]` on the view's device, in `[0, view.rows)`.
+            priorities: float64 `[n]` on the view's device; None gives the rows the default priority.
+            view: the buffer.
+            keep: bool `[n]`, False where nothing is to change; on devices where filtering would wait for the host.
+        """
+
+    @abstractmethod
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Refuse a state that is damaged, of other options, or of another number of rows.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+
+    def settle(self) -> None:
+        """Raise what a device has found wrong since the last call, where asking it earlier would have meant to wait."""

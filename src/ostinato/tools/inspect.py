@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["CheckpointReport", "FieldReport", "inspect_checkpoint"]
+__all__ = ["CheckpointReport", "FieldReport", "PriorityReport", "inspect_checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,26 @@ class FieldReport:
     """Mean; None as above."""
     nan_count: int | None = None
     """Numbers that are NaN; None as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityReport:
+    """The priorities of a prioritized buffer."""
+
+    rows: int
+    """Rows that have one: all."""
+    alpha: float
+    """Exponent of priorities."""
+    beta: float
+    """Exponent of importance weights."""
+    minimum: float | None = None
+    """Smallest priority; None without rows, or if data was not read."""
+    mean: float | None = None
+    """Mean; None as above."""
+    maximum: float | None = None
+    """Largest; None as above."""
+    zero_share: float | None = None
+    """Share of rows with priority 0; None as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,8 @@ class CheckpointReport:
     """Whether every file was read and its checksums compared."""
     fields: tuple[FieldReport, ...]
     """The fields of the rows, in their order."""
+    priorities: PriorityReport | None = None
+    """Priorities; None where the sampler has none."""
 
 
 def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) -> CheckpointReport:
@@ -138,7 +160,21 @@ def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> Checkpo
         nbytes=manifest + sum(reader.record(name).nbytes for name in reader.names),
         verified=read_data,
         fields=fields,
+        priorities=_priorities(state["sampler"]["state"], read_data=read_data),
     )
+
+
+def _priorities(state: Any, *, read_data: bool) -> PriorityReport | None:
+    """Report on the state of a prioritized sampler; the manifest's loader has compared its checksums."""
+    kept = state.get("priorities") if isinstance(state, dict) else None
+    if kept is None:
+        return None
+    report = PriorityReport(int(kept.shape[0]), float(state["alpha"]), float(state["beta"]))
+    if not read_data or kept.numel() == 0:
+        return report
+    low, high = kept.aminmax()
+    zeros = float((kept == 0).double().mean())
+    return replace(report, minimum=float(low), mean=float(kept.mean()), maximum=float(high), zero_share=zeros)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,8 +52,6 @@ def equal(first: Tensor, second: Tensor) -> bool:
     same = one.dtype is other.dtype and one.shape == other.shape
     return same and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
-
-# -- kinds of rows -------------------------------------------------------------------------------------------
 
 KINDS: dict[str, Any] = {
     "tensor": torch.arange(12.0).view(4, 3),
@@ -217,9 +214,6 @@ def test_numbers_that_fit_no_dtype_are_refused(value: int) -> None:
         buffer("packed").add({"a": value})
 
 
-# -- dtypes --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("storage", ["packed", "columns", "mapped"])
 def test_every_dtype_keeps_its_bits_on_every_path(dtype: torch.dtype, storage: str) -> None:
@@ -237,136 +231,6 @@ def test_every_dtype_keeps_its_bits_on_every_path(dtype: torch.dtype, storage: s
     rb[torch.tensor([1, 2])] = {"x": torch.stack([values[14], values[15]]), "id": torch.tensor([14, 15])}
     rb.set_at_("x", torch.stack([values[13]]), [3])
     assert equal(rb[1:4]["x"], torch.stack([values[14], values[15], values[13]]))
-
-
-# -- layouts in memory ---------------------------------------------------------------------------------------
-
-
-def as_laid_out(values: Tensor, layout: str) -> Any:
-    """Return the same values `[6, 4]` in another layout in memory."""
-    if layout == "every other row":
-        wide = torch.full((12, 4), -1.0)
-        wide[::2] = values
-        return wide[::2]
-    if layout == "every other column":
-        wide = torch.full((6, 8), -1.0)
-        wide[:, 1::2] = values
-        return wide[:, 1::2]
-    if layout == "transposed":
-        return values.t().contiguous().t()
-    if layout == "offset":
-        return torch.cat((torch.full((3, 4), -1.0), values))[3:]
-    if layout == "negative strides of numpy":
-        return values.flip(0).numpy()[::-1]
-    if layout == "columns of numpy":
-        return np.asfortranarray(values.numpy())
-    if layout == "read-only numpy":
-        array = values.numpy().copy()
-        array.flags.writeable = False
-        return array
-    if layout == "foreign byte order":
-        return values.numpy().astype(">f4")
-    if layout == "record of numpy":
-        record = np.zeros(6, dtype=[("pad", "i1"), ("x", "f4", 4)])
-        record["x"] = values.numpy()
-        return record["x"]
-    return values.clone()
-
-
-LAYOUTS = [
-    "contiguous",
-    "every other row",
-    "every other column",
-    "transposed",
-    "offset",
-    "negative strides of numpy",
-    "columns of numpy",
-    "read-only numpy",
-    "foreign byte order",
-    "record of numpy",
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_sources_of_any_layout_are_stored_right(layout: str, storage: str) -> None:
-    values = torch.arange(24.0).view(6, 4)
-    rb = buffer(storage, 8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rb.extend({"x": torch.zeros(4, 4), "id": torch.zeros(4, dtype=torch.int64)})
-        rb.extend({"x": as_laid_out(values, layout), "id": torch.arange(6)})  # wraps after four rows
-        assert equal(rb[torch.tensor([4, 5, 6, 7, 0, 1])]["x"], values)
-        rb.add({"x": as_laid_out(values, layout)[2], "id": 2})
-        assert equal(rb[2]["x"], values[2])
-        rb[2:8] = {"x": as_laid_out(values, layout), "id": torch.arange(6)}
-        assert equal(rb[2:8]["x"], values)
-
-
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_expanded_sources_are_stored_right(storage: str) -> None:
-    rb = buffer(storage, 6)
-    rb.extend({"x": torch.tensor([[1.0, 2.0]]).expand(4, 2), "y": torch.tensor(7.0).expand(4)})
-    assert rb[:]["x"].tolist() == [[1.0, 2.0]] * 4
-    assert rb[:]["y"].tolist() == [7.0] * 4
-
-
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_conjugated_and_negated_views_are_stored_as_they_read(storage: str) -> None:
-    values = torch.tensor([1 + 2j, 3 - 4j, 5j])
-    rb = buffer(storage)
-    for _ in range(2):  # the first rows, and later ones
-        rb.extend({"c": values.conj(), "n": values.conj().imag})
-    rb.add({"c": values.conj()[0], "n": values.conj().imag[0]})
-    expected = values.conj().resolve_conj()
-    assert equal(rb[:]["c"], torch.cat((expected, expected, expected[:1])))
-    assert rb[:]["n"].tolist() == [-2.0, 4.0, -5.0, -2.0, 4.0, -5.0, -2.0]
-
-
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_rows_may_be_moved_within_the_buffer(storage: str) -> None:
-    """A source that is a view of the rows it replaces is read before it is overwritten, in both directions."""
-    for index, source in ((slice(1, None), slice(None, -1)), (slice(None, -1), slice(1, None))):
-        rb = buffer(storage, 6)
-        fill(rb, range(6))
-        expected = list(range(6))
-        expected[index] = expected[source]
-        rb[index] = rb[source]
-        assert read_ids(rb[:]) == expected
-
-
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_rows_of_the_buffer_may_be_written_again(storage: str) -> None:
-    rb = buffer(storage, 6)
-    fill(rb, range(7))
-    rb.extend(rb[0:4])  # slots 1 to 4 take the rows of slots 0 to 3
-    assert read_ids(rb[:]) == [6, 6, 1, 2, 3, 5]
-
-
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_fields_of_size_zero_go_through_every_path(storage: str) -> None:
-    rb = buffer(storage, 4)
-    rb.extend({"z": torch.zeros(3, 0, 2), "id": torch.arange(3)})
-    rb.extend({"z": torch.zeros(3, 0, 2), "id": torch.arange(3, 6)})
-    rb.add({"z": torch.zeros(0, 2), "id": 6})
-    assert rb[:]["z"].shape == (4, 0, 2)
-    assert rb.sample(3)["z"].shape == (3, 0, 2)
-    assert rb[0]["z"].shape == (0, 2)
-    rb[torch.tensor([0, 1])] = {"z": torch.zeros(2, 0, 2), "id": torch.arange(2)}
-    rb[0:2] = {"z": torch.zeros(2, 0, 2), "id": torch.arange(2)}
-    rb.set_("z", torch.zeros(4, 0, 2))
-    assert rb[:]["id"].tolist() == [0, 1, 6, 3]
-
-
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_rows_of_nothing_but_size_zero_are_counted(storage: str) -> None:
-    rb = buffer(storage, 4)
-    rb.extend(torch.zeros(3, 0))
-    assert len(rb) == 3
-    assert rb.sample(5).shape == (5, 0)
-
-
-# -- batches longer than the ring ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", list(STORAGES))
@@ -389,98 +253,6 @@ def test_batches_of_every_length_follow_a_deque(storage: str, capacity: int) -> 
             assert len(rb) == present
             assert read_ids(rb[:]) == model[:present]
             assert rb.writer.cursor == (start + count) % capacity
-
-
-# -- indices -------------------------------------------------------------------------------------------------
-
-INDICES: dict[str, tuple[Any, list[int]]] = {
-    "int64": (torch.tensor([3, 0, -1]), [3, 0, 4]),
-    "int32": (torch.tensor([3, 0, -1], dtype=torch.int32), [3, 0, 4]),
-    "uint8": (torch.tensor([3, 0], dtype=torch.uint8), [3, 0]),
-    "strided": (torch.tensor([3, 9, 0, 9, 1, 9])[::2], [3, 0, 1]),
-    "list": ([3, 0, -1], [3, 0, 4]),
-    "array": (np.array([3, 0, -1], dtype=np.int16), [3, 0, 4]),
-    "range": (range(1, 5, 2), [1, 3]),
-    "mask": (torch.tensor([True, False, True, False, False]), [0, 2]),
-    "mask of numpy": (np.array([True, False, True, False, False]), [0, 2]),
-    "mask as a list": ([True, False, True, False, False], [0, 2]),
-    "slice": (slice(1, 4), [1, 2, 3]),
-    "slice beyond": (slice(3, 99), [3, 4]),
-    "slice with a step": (slice(None, None, 2), [0, 2, 4]),
-    "slice from behind": (slice(-2, None), [3, 4]),
-    "ellipsis": (..., [0, 1, 2, 3, 4]),
-    "duplicates": (torch.tensor([2, 2, 2]), [2, 2, 2]),
-    "tuple of one": ((torch.tensor([1, 2]),), [1, 2]),
-    "nothing chosen": (torch.zeros(5, dtype=torch.bool), []),
-    "empty list": ([], []),
-    "empty slice": (slice(3, 3), []),
-}
-
-
-@pytest.mark.parametrize("case", list(INDICES))
-@pytest.mark.parametrize("storage", list(TENSORS))
-def test_indices_of_every_kind_read_and_write_the_same_rows(case: str, storage: str) -> None:
-    index, slots = INDICES[case]
-    rb = buffer(storage, 8)
-    fill(rb, range(5))
-    assert read_ids(rb[index]) == slots
-    ids = [100 + i for i in range(len(slots))]
-    rb[index] = rows(ids)
-    model = list(range(5))
-    for slot, i in zip(slots, ids, strict=True):
-        model[slot] = i  # of equal slots the last one wins
-    assert read_ids(rb[:]) == model
-
-
-@pytest.mark.parametrize("case", [c for c in INDICES if INDICES[c][1]])
-def test_indices_of_every_kind_read_and_write_lists(case: str) -> None:
-    index, slots = INDICES[case]
-    rb = buffer("list", 8)
-    fill(rb, range(5))
-    assert read_ids(rb[index]) == slots
-    rb[index] = rows([100 + i for i in range(len(slots))], "dicts")
-    model = list(range(5))
-    for i, slot in enumerate(slots):
-        model[slot] = 100 + i
-    assert read_ids(rb[:]) == model
-
-
-@pytest.mark.parametrize("index", [2, -3, np.int64(2), torch.tensor(2), (2,)])
-@pytest.mark.parametrize("storage", list(STORAGES))
-def test_one_row_is_read_and_written_without_a_batch_dimension(index: Any, storage: str) -> None:
-    rb = buffer(storage, 8)
-    fill(rb, range(5))
-    row = rb[index]
-    assert row["obs"].shape == (3,)
-    assert read_ids(row) == [2]
-    rb[index] = table(torch.tensor(50))
-    assert read_ids(rb[:]) == [0, 1, 50, 3, 4]
-
-
-def test_an_index_of_two_dimensions_gives_a_batch_of_two() -> None:
-    rb = buffer("packed", 8)
-    fill(rb, range(5))
-    batch = rb[torch.tensor([[0, 1], [4, 3]])]
-    assert batch["obs"].shape == (2, 2, 3)
-    assert read_ids(batch) == [0, 1, 4, 3]
-
-
-def test_fields_are_read_by_name() -> None:
-    rb = buffer("packed", 8)
-    fill(rb, range(5))
-    assert rb["id"].tolist() == [0, 1, 2, 3, 4]
-    assert rb["next", "done"].shape == (5,)
-    assert rb["next", "obs"].shape == (5, 2)
-
-
-def test_fields_are_read_by_name_through_transforms() -> None:
-    rb = buffer("packed", 8, transform=lambda batch: {**batch, "id": batch["id"] + 10})
-    fill(rb, range(5))
-    assert rb["id"].tolist() == [10, 11, 12, 13, 14]
-    assert rb["next", "obs"].shape == (5, 2)
-
-
-# -- lists of objects ----------------------------------------------------------------------------------------
 
 
 def test_a_list_storage_takes_any_objects() -> None:

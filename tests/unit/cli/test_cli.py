@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, ReplayBuffer
+from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,9 +46,11 @@ def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> No
     assert done.returncode == 0
     assert "Usage" in done.stdout
     assert "Example" in done.stdout
-    for word in {(): ("demo", "inspect"), ("demo",): ("--seed", "--steps"), ("inspect",): ("--json", "--quick")}[
-        command
-    ]:
+    for word in {
+        (): ("demo", "inspect"),
+        ("demo",): ("--seed", "--steps", "--prioritized"),
+        ("inspect",): ("--json", "--quick"),
+    }[command]:
         assert word in done.stdout
 
 
@@ -77,6 +79,19 @@ def test_inspect_prints_every_field(saved: Path) -> None:
     assert obs == ["obs", "float32[3]", "48", "B", "0", "5.5", "11", "0"]
     reward = next(line.split() for line in lines if line.strip().startswith("next.reward"))
     assert reward == ["next.reward", "float32", "16", "B", "0", "1", "2", "1"]
+
+
+def test_inspect_shows_priorities(tmp_path: Path) -> None:
+    rb = PrioritizedReplayBuffer(alpha=0.6, beta=0.4, eps=0.0, storage=LazyTensorStorage(8))
+    index = rb.extend({"a": torch.arange(4)})
+    rb.update_priority(index, [0.0, 1.0, 0.0, 3.0])
+    rb.dumps(tmp_path / "saved")
+    line = "priorities of 4 rows: min 0, mean 1, max 3, 50% zero (alpha 0.6, beta 0.4)"
+    assert line in ostinato("inspect", str(tmp_path / "saved")).stdout.splitlines()
+    quick = ostinato("inspect", "--quick", str(tmp_path / "saved")).stdout.splitlines()
+    assert "priorities of 4 rows (alpha 0.6, beta 0.4)" in quick
+    report = json.loads(ostinato("inspect", "--json", str(tmp_path / "saved")).stdout)
+    assert (report["priorities"]["rows"], report["priorities"]["zero_share"]) == (4, 0.5)
 
 
 def test_inspect_json_is_json(saved: Path) -> None:

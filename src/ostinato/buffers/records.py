@@ -1,0 +1,54 @@
+"""Records of the read path: a draw that was made, a storage with what collates its rows, and rows gathered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ostinato.core.draw import Draw
+    from ostinato.core.stamps import Stamps
+    from ostinato.storages import Storage
+
+__all__ = ["Rows", "Source", "Ticket"]
+
+
+class Ticket(NamedTuple):
+    """A draw that was made but not gathered: what prefetch queues and checkpoints hold."""
+
+    draw: Draw
+    serial: int
+    """Number of the last write before the draw."""
+    last: bool
+    """Whether the draw ended an epoch."""
+    stamps: Stamps
+    """The stamps that `serial` counts in; a load or another storage brings new ones."""
+    rng: Tensor | None = None
+    """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
+
+
+class Source(NamedTuple):
+    """A storage and what collates its rows: exchanged together, so that nobody meets one with the other's partner."""
+
+    storage: Storage
+    collate: Callable[[Any], Any] | None
+
+
+class Rows(NamedTuple):
+    """Rows gathered for a ticket, whole as of the write number `serial`."""
+
+    source: Source
+    payload: Any
+    serial: int
+    stamps: Stamps
+    draw: Draw
+    """The draw; its stamps are those of the rows gathered."""
+
+    def present(self) -> Any:
+        """Nest and collate the rows, as the storage that they came from does."""
+        storage, collate = self.source
+        data = storage.present(self.payload, (self.draw.slots.shape[0],))
+        return data if collate is None else collate(data)

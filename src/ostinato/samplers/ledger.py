@@ -1,0 +1,283 @@
+"""The ledger of a prioritized sampler: the priority of each row, its value in the tree, the largest one given.
+
+What lives here: storing, the default priority, state. What does not: draws and weights, and which updates are stale.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from ostinato.errors import CheckpointError, PriorityError
+from ostinato.samplers.tree import PriorityTree
+from ostinato.samplers.values import last_of_equal, raise_to, refuse_bad
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.core.draw import Run, View
+
+__all__ = ["Ledger"]
+
+_MOST_VALUE = 2.0**960
+"""Largest value: the sum of 2**36 of them is still finite."""
+
+
+@final
+class Ledger:
+    """Priorities `p` of the rows `[0, rows)` and their values `(p + eps) ** alpha` in a tree.
+
+    Priorities are kept as they were given, so that `alpha` may change without loss. Rows that nothing was said of get
+    the default priority when the ledger next sees the buffer.
+    """
+
+    def __init__(self, alpha: float, eps: float, *, within: bool) -> None:
+        self.alpha = alpha
+        self.eps = eps
+        self.within = within
+        self.rows = 0
+        self._tree: PriorityTree | None = None
+        self._raw = torch.empty(0, dtype=torch.float64)
+        self._loaded: tuple[Tensor, Tensor] | None = None  # priorities and values that wait for a buffer
+        self._tree_alpha = alpha
+        self._largest: float | Tensor = 0.0
+        self._dirty = False  # whether the largest one within the buffer has to be looked up again
+        self._bad: Tensor | None = None
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def check(self, priorities: Tensor) -> None:
+        """Refuse priorities on the CPU that are negative, not finite, or too large; elsewhere see `settle`.
+
+        Raises:
+            PriorityError: naming their positions.
+        """
+        if priorities.is_cpu and priorities.numel():
+            self._check(priorities)
+
+    def _check(self, priorities: Tensor) -> float:
+        """Return the largest of some priorities."""
+        values = priorities.numpy()
+        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+        if not (low >= 0.0 and high < float("inf")):
+            refuse_bad(priorities)
+        self._check_size(high)
+        return high
+
+    def _check_size(self, priority: float) -> None:
+        try:
+            small = (priority + self.eps) ** self.alpha <= _MOST_VALUE
+        except OverflowError:
+            small = False
+        if not small:
+            msg = (
+                f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with alpha={self.alpha:g}: "
+                "scale them down"
+            )
+            raise PriorityError(msg)
+
+    def receive(self, run: Run, view: View) -> None:
+        """Give rows just written in ring order the default priority, as it stood before the write."""
+        default, known, end = self._default(view), self.rows, run.start + run.rows
+        tree = self.tree(view)
+        if known <= run.start and known < end <= view.rows:
+            return  # all of them are new, and got it as such
+        for part in (self._raw[run.start : end], self._raw[: max(0, end - run.capacity)]):
+            self._overwrite(part)
+            part.fill_(default)
+        tree.set_run(run.start, run.rows, self._value(default))
+        self._risen(default, given=False)
+
+    def assign(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
+        """Give rows priorities; None is the default one. Of equal slots the last one wins.
+
+        Raises:
+            PriorityError: on the CPU, for bad priorities; nothing is changed.
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        given = priorities is not None
+        if priorities is None:
+            priorities = torch.empty_like(slots, dtype=torch.float64).fill_(self._default(view))
+        tree = self.tree(view)
+        if slots.numel() == 0:
+            return
+        if not slots.is_cpu:
+            self._assign_on_device(tree, slots, priorities, keep)
+            return
+        high = self._check(priorities)
+        tree.set(slots, raise_to(priorities, self.eps, self.alpha))  # checks the slots before it writes
+        if self.within:
+            self._overwrite(self._raw[slots])
+        self._raw.numpy()[slots.numpy()] = priorities.numpy()  # numpy writes in order: of equal slots the last one wins
+        self._risen(high, given=given)
+
+    def _assign_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None) -> None:
+        """Do the same without waiting for the device: what is bad has no effect, and `settle` says so."""
+        good = (given >= 0) & ((given + self.eps).pow(self.alpha) <= _MOST_VALUE)
+        good &= (slots >= 0) & (slots < self.rows)
+        keep = torch.ones_like(good) if keep is None else keep
+        bad = (keep & ~good).any()
+        self._bad = bad if self._bad is None else self._bad | bad
+        slots, keep = slots.clamp(0, max(self.rows - 1, 0)), keep & good
+        values = last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
+        self._raw[slots] = values
+        tree.set(slots, raise_to(values, self.eps, self.alpha))
+        if not self.within:
+            high = torch.where(keep, given, 0.0).amax()
+            self._largest = torch.maximum(torch.as_tensor(self._largest, dtype=high.dtype, device=high.device), high)
+
+    def settle(self) -> None:
+        """Raise if priorities on a device were bad.
+
+        Raises:
+            PriorityError: once.
+        """
+        bad, self._bad = self._bad, None
+        if bad is not None and bool(bad):
+            msg = (
+                f"some priorities or slots given on {self._raw.device} were out of range (negative, not finite, or "
+                "beyond the rows) and had no effect: check them where they are made"
+            )
+            raise PriorityError(msg)
+
+    def _value(self, priority: float | Tensor) -> float | Tensor:
+        """Return the value of one priority above 0: a float of a float."""
+        if isinstance(priority, float):
+            value: float = (priority + self.eps) ** self.alpha
+            return value
+        return raise_to(priority, self.eps, self.alpha)
+
+    # -- the largest priority: ever given, or among the rows present (`within`) ----------------------------------------
+
+    @property
+    def default(self) -> float:
+        """Priority that the next new row gets: the largest one, or 1 if there is none above 0."""
+        largest = float(self._found_largest())
+        return largest if largest > 0 else 1.0
+
+    def _default(self, view: View) -> float | Tensor:
+        """Return the default priority without waiting for a device."""
+        if view.device.type == "cpu":
+            return self.default
+        value = torch.as_tensor(self._found_largest(), dtype=torch.float64, device=view.device)
+        return torch.where(value > 0, value, 1.0)
+
+    def _found_largest(self) -> float | Tensor:
+        if self.within and (self._dirty or not self._raw.is_cpu):
+            present = self.content()[0]
+            largest = present.amax() if present.numel() else torch.zeros((), dtype=torch.float64)
+            self._largest = float(largest) if present.is_cpu else largest
+            self._dirty = False
+        return self._largest
+
+    def _overwrite(self, old: Tensor) -> None:
+        """Take note that these priorities go: the largest may be among them."""
+        if self.within and not self._dirty and old.numel() and old.is_cpu:
+            self._dirty = float(old.max()) >= float(self._largest)
+
+    def _risen(self, priority: float | Tensor, *, given: bool) -> None:
+        """Take note of a priority; a default one counts within the buffer only."""
+        if (given or self.within) and isinstance(priority, float) and priority >= self._largest:
+            self._largest, self._dirty = priority, False  # above all that there are: nothing to look up again
+
+    # -- the tree, fitted to the buffer --------------------------------------------------------------------------------
+
+    def tree(self, view: View) -> PriorityTree:
+        """Return the tree, fitted to the buffer, to `alpha`, and to rows that nothing was said of."""
+        tree = self._tree
+        if tree is None or tree.capacity != view.capacity or tree.device != view.device:
+            tree = self._build(view)
+        if self._tree_alpha != self.alpha:
+            self._derive(tree)
+        if self.rows != view.rows:
+            self._catch_up(tree, view)
+        return tree
+
+    def _build(self, view: View) -> PriorityTree:
+        raw, values = (part[: view.capacity].to(view.device) for part in self.content())
+        self._raw = torch.zeros(view.capacity, dtype=torch.float64, device=view.device)
+        self._raw[: raw.shape[0]] = raw
+        self._tree = tree = PriorityTree(view.capacity, view.device)
+        self.rows, self._loaded = raw.shape[0], None
+        if self.rows:
+            tree.load(values)
+        return tree
+
+    def _derive(self, tree: PriorityTree) -> None:
+        """Compute all values anew from the priorities, for another `alpha`."""
+        raw = self._raw[: self.rows]
+        if raw.is_cpu and self.rows:
+            self._check_size(float(raw.max()))
+        tree.load(raise_to(raw, self.eps, self.alpha).clamp_(max=_MOST_VALUE))
+        self._tree_alpha = self.alpha
+
+    def _catch_up(self, tree: PriorityTree, view: View) -> None:
+        """Give the default priority to rows that nothing was said of."""
+        if view.rows < self.rows:  # moved here from a fuller buffer
+            self.clear()
+        default = self._default(view)
+        self._raw[self.rows : view.rows] = default
+        tree.set_run(self.rows, view.rows - self.rows, self._value(default))
+        self.rows = view.rows
+        self._risen(default, given=False)
+
+    def clear(self) -> None:
+        """Forget all priorities, the largest included."""
+        if self._tree is not None:
+            self._tree.clear()
+        self.rows, self._loaded, self._bad = 0, None, None
+        self._largest, self._dirty = 0.0, False
+        self._tree_alpha = self.alpha
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each."""
+        if self._loaded is not None:
+            return self._loaded
+        if self._tree is None:
+            return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+        return self._raw[: self.rows], self._tree.leaves(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return exponents, priorities and values: powers may differ in the last bit between batch sizes."""
+        self.settle()
+        priorities, values = self.content()
+        return {
+            "alpha": self.alpha,
+            "eps": self.eps,
+            "values_alpha": self._tree_alpha,
+            "largest": float(self._found_largest()),
+            "priorities": priorities,
+            "values": values,
+        }
+
+    @staticmethod
+    def check_state(state: dict[str, Any], rows: int) -> None:
+        """Refuse a state that is damaged, or of another number of rows.
+
+        Raises:
+            CheckpointError: if so.
+        """
+        numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
+        if not (all(map(_is_number, numbers)) and all(_is_content(state[x], rows) for x in ("priorities", "values"))):
+            msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
+            raise CheckpointError(msg)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a checked state over, by copy."""
+        Ledger.__init__(self, float(state["alpha"]), float(state["eps"]), within=self.within)
+        self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
+        self._loaded = (state["priorities"].clone(), state["values"].clone())
+        self.rows = self._loaded[0].shape[0]
+
+
+def _is_content(x: Any, rows: int) -> bool:
+    right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
+    return right and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and 0.0 <= x < float("inf")

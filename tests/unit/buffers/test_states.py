@@ -1,0 +1,99 @@
+"""States in memory: copies of their moment; damaged ones are refused and reach no memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato.errors import CheckpointError
+
+from ...tags import STORAGES, fill, read_ids, same_state, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+from .test_checkpoint import SAMPLERS, whole
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+def test_a_state_is_loaded_by_copy(storage: str) -> None:
+    rb = whole(storage)
+    fill(rb, range(5))
+    other = whole(storage)
+    other.load_state_dict(rb.state_dict())
+    fill(rb, range(50, 57))
+    for row in [rb[i] for i in range(5)]:
+        row["obs"].zero_()
+    assert read_ids(other[:]) == list(range(5))
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+def test_a_state_is_that_of_its_moment_for_sampling(sampler: str) -> None:
+    """Draws made after `state_dict` do not change it."""
+    rb = whole("packed", sampler)
+    fill(rb, range(7))
+    rb.sample()
+    state = rb.state_dict()
+    expected = [read_ids(rb.sample()) for _ in range(6)]
+    other = whole("packed", sampler)
+    other.load_state_dict(state)
+    assert [read_ids(other.sample()) for _ in range(6)] == expected
+
+
+def test_a_buffer_may_go_back_to_its_own_state() -> None:
+    rb = whole("packed", "epochs", prefetch=2)
+    fill(rb, range(7))
+    rb.sample()
+    state = rb.state_dict()
+    expected = [read_ids(rb.sample()) for _ in range(6)]
+    rb.load_state_dict(state)
+    assert [read_ids(rb.sample()) for _ in range(6)] == expected
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "order too short": lambda s: s["sampler"]["state"].update(order=torch.arange(3)),
+    "order out of range": lambda s: s["sampler"]["state"].update(order=torch.arange(7) + 1),
+    "order with repetitions": lambda s: s["sampler"]["state"].update(order=torch.zeros(7, dtype=torch.int64)),
+    "no order": lambda s: s["sampler"]["state"].update(order=None),
+    "order of another dtype": lambda s: s["sampler"]["state"].update(order=torch.arange(7, dtype=torch.int32)),
+    "drawn more than there are": lambda s: s["sampler"]["state"].update(at=8),
+    "drawn less than none": lambda s: s["sampler"]["state"].update(at=-1),
+    "negative rows": lambda s: s["storage"]["state"].update(rows=-1),
+    "no lanes": lambda s: s["storage"]["state"].update(lanes=0),
+    "more rows than columns hold": lambda s: s["storage"]["state"].update(rows=8),
+    "cursor beyond": lambda s: s["writer"]["state"].update(cursor=10**9),
+    "negative cursor": lambda s: s["writer"]["state"].update(cursor=-3),
+    "a missing column": lambda s: s["storage"]["state"]["columns"].popitem(),
+    "a column of another dtype": lambda s: s["storage"]["state"]["columns"].update(
+        {k: v.to(torch.float16) for k, v in s["storage"]["state"]["columns"].items()}
+    ),
+    "queued slots beyond": lambda s: s.update(
+        pending=[{"slots": torch.tensor([50]), "weights": None, "last": False, "rng": None}], batch_size=3
+    ),
+    "a generator of three bytes": lambda s: s.update(generator=torch.zeros(3, dtype=torch.uint8)),
+    "no stamps": lambda s: s.pop("stamps"),
+}
+
+
+@pytest.mark.parametrize("case", list(HOSTILE))
+def test_a_damaged_state_is_refused_and_reaches_no_memory(case: str) -> None:
+    """Refused with a CheckpointError and no change, or harmless: native code never sees it unchecked."""
+    rb = whole("packed", "epochs")
+    fill(rb, range(7))
+    rb.sample()
+    state = snapshot(rb)
+    HOSTILE[case](state)
+    other = whole("packed", "epochs")
+    fill(other, range(20, 24))
+    before = snapshot(other)
+    try:
+        other.load_state_dict(state)
+    except CheckpointError:
+        same_state(snapshot(other), before)
+        return
+    assert case in {"cursor beyond", "negative cursor"}, f"{case} was accepted"
+    fill(other, range(30, 33))
+    assert len(read_ids(other[:])) == 7

@@ -1,0 +1,302 @@
+"""The prioritized sampler by itself: options, the rule of the default priority, exponents, state."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
+
+
+def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
+    """A buffer of `rows` rows under a prioritized sampler."""
+    settings = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, **options}
+    sampler = PrioritizedSampler(capacity, **settings)
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(capacity),
+        sampler=sampler,
+        batch_size=4,
+        generator=torch.Generator().manual_seed(0),
+    )
+    rb.extend(torch.arange(rows))
+    return rb
+
+
+def priorities(rb: ReplayBuffer) -> list[float]:
+    """The priorities of the rows present, as they are kept."""
+    kept: torch.Tensor = rb.sampler.state_dict()["priorities"]
+    return [float(x) for x in kept]
+
+
+def values(rb: ReplayBuffer) -> list[float]:
+    """The values in the tree of the rows present."""
+    kept: torch.Tensor = rb.sampler.state_dict()["values"]
+    return [float(x) for x in kept]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"max_capacity": 0}, CapacityError, "max_capacity must be in"),
+        ({"max_capacity": 2**60}, CapacityError, "give the storage a max_size"),
+        ({"max_capacity": 2.5}, KindError, "max_capacity must be an integer"),
+        ({"max_capacity": True}, CapacityError, "max_capacity must be in"),
+        ({"alpha": -0.1}, OptionError, r"alpha must be a finite number of at least 0, got -0\.1"),
+        ({"alpha": math.nan}, OptionError, "alpha must be"),
+        ({"alpha": "much"}, OptionError, "alpha must be"),
+        ({"beta": -1.0}, OptionError, "beta must be a finite number of at least 0"),
+        ({"beta": math.inf}, OptionError, "beta must be"),
+        ({"eps": -1e-9}, OptionError, "eps must be"),
+        ({"dtype": torch.int64}, OptionError, "dtype must be a floating dtype"),
+        ({"reduction": "sum"}, OptionError, r"reduction must be one of .*got 'sum'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        PrioritizedSampler(**{"max_capacity": 10, "alpha": 0.6, "beta": 0.4, **options})
+
+
+def test_exponents_set_later_are_checked_too() -> None:
+    sampler = PrioritizedSampler(10, 0.6, 0.4)
+    with pytest.raises(OptionError, match="alpha"):
+        sampler.alpha = -1
+    with pytest.raises(OptionError, match="beta"):
+        sampler.beta = math.nan
+    assert (sampler.alpha, sampler.beta) == (0.6, 0.4)
+
+
+def test_a_sampler_smaller_than_the_storage_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"max_capacity=10 rows, the storage has room for 11: give the sampler"):
+        ReplayBuffer(storage=LazyTensorStorage(11), sampler=PrioritizedSampler(10, 0.6, 0.4))
+    rb = ReplayBuffer(storage=LazyTensorStorage(11))
+    with pytest.raises(OptionError, match="max_capacity=10"):
+        rb.set_sampler(PrioritizedSampler(10, 0.6, 0.4))
+    assert type(rb.sampler).__name__ == "RandomSampler"
+    with pytest.raises(OptionError, match="max_capacity=10"):
+        ReplayBuffer(storage=ListStorage(), sampler=PrioritizedSampler(10, 0.6, 0.4))
+    small = ReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 0.6, 0.4))
+    with pytest.raises(OptionError, match="max_capacity=10"):
+        small.set_storage(LazyTensorStorage(11))
+
+
+def test_without_replacement_is_no_option() -> None:
+    with pytest.raises(TypeError):
+        PrioritizedSampler(10, 0.6, 0.4, replacement=False)  # type: ignore[call-arg]
+
+
+def test_repr_shows_options_and_rows() -> None:
+    assert repr(filled(3).sampler) == (
+        "PrioritizedSampler(max_capacity=8, alpha=1, beta=1, eps=0, reduction='max', stratified=False, rows=3)"
+    )
+
+
+def test_new_rows_get_the_largest_priority_ever_given_to_the_last_digit() -> None:
+    """1 before the first; then the largest given, though it has gone down or its row is no more."""
+    rb = filled(2)
+    sampler: Any = rb.sampler
+    assert sampler.default_priority == 1.0
+    assert priorities(rb) == [1.0, 1.0]
+    odd = 0.1 + 0.2
+    rb.update_priority([0, 1], [odd, 0.1])
+    assert sampler.default_priority == odd, "below 1, exactly, neither rounded nor made float32"
+    rb.extend(torch.arange(1))
+    assert priorities(rb) == [odd, 0.1, odd]
+    rb.update_priority([0, 2], [0.05, 0.05])
+    rb.add(torch.tensor(7))
+    assert priorities(rb) == [0.05, 0.1, 0.05, odd], "the largest ever given, not the largest there"
+    rb.update_priority(1, 0.1 + 0.7)
+    for _ in range(8):
+        rb.add(torch.tensor(1))
+    assert priorities(rb) == [0.1 + 0.7] * 8
+    rb.empty()
+    rb.extend(torch.arange(2))
+    assert priorities(rb) == [1.0, 1.0], "an emptied buffer begins anew"
+
+
+def test_within_the_buffer_the_default_is_the_largest_of_the_rows_present() -> None:
+    rb = filled(4, capacity=4, max_priority_within_buffer=True)
+    sampler: Any = rb.sampler
+    rb.update_priority([0, 1, 2, 3], [0.3, 5.0, 0.2, 0.1])
+    assert sampler.default_priority == 5.0
+    rb.add(torch.tensor(0))  # slot 0
+    assert priorities(rb) == [5.0, 5.0, 0.2, 0.1]
+    rb.update_priority([0, 1], [0.25, 0.15])
+    assert sampler.default_priority == 0.25, "the largest has gone down"
+    rb.add(torch.tensor(0))  # slot 1
+    assert priorities(rb) == [0.25, 0.25, 0.2, 0.1]
+    rb.update_priority([0, 1, 2, 3], [0.0, 0.0, 0.0, 0.0])
+    assert sampler.default_priority == 1.0, "none is above 0"
+
+
+def test_within_the_buffer_agrees_with_looking_at_all_rows() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rb = filled(6, capacity=6, max_priority_within_buffer=True)
+    sampler: Any = rb.sampler
+    for _ in range(300):
+        index = torch.randint(0, 6, (2,), generator=generator)
+        rb.update_priority(index, torch.randint(0, 4, (2,), generator=generator))
+        expected = max(priorities(rb)) or 1.0
+        assert sampler.default_priority == expected
+        before = priorities(rb)
+        slot = rb.add(torch.tensor(0))
+        before[slot] = expected
+        assert priorities(rb) == before
+
+
+def test_zero_alone_does_not_make_new_rows_unreachable() -> None:
+    rb = filled(2)
+    rb.update_priority([0, 1], 0.0)
+    rb.add(torch.tensor(5))
+    assert priorities(rb) == [0.0, 0.0, 1.0]
+    assert rb.sample(3).tolist() == [5, 5, 5]
+
+
+def test_alpha_zero_is_uniform_but_for_rows_without_mass() -> None:
+    rb = filled(4, alpha=0.0)
+    rb.update_priority([0, 1, 2, 3], [0.0, 1e-3, 1.0, 1e3])
+    assert values(rb) == [0.0, 1.0, 1.0, 1.0]
+    _, info = rb.sample(64, return_info=True)
+    assert bool((info["priority_weight"] == 1).all())
+    assert set(info["index"].tolist()) == {1, 2, 3}
+
+
+def test_beta_zero_gives_weights_of_one() -> None:
+    rb = filled(4, beta=0.0)
+    rb.update_priority([0, 1, 2, 3], [0.1, 1.0, 2.0, 5.0])
+    assert bool((rb.sample(64, return_info=True)[1]["priority_weight"] == 1).all())
+
+
+def test_a_schedule_of_alpha_keeps_priorities_exact() -> None:
+    rb = filled(4, alpha=0.5)
+    given = [0.1, 1.7, 2.3, 1e-4]
+    rb.update_priority([0, 1, 2, 3], given)
+    for alpha in (0.9, 0.0, 2.0, 0.3, 1.0):
+        rb.sampler.alpha = alpha  # type: ignore[attr-defined]
+        rb.sample()
+        assert priorities(rb) == given
+        assert values(rb) == pytest.approx([p**alpha for p in given], rel=1e-14)
+
+
+def test_a_schedule_of_beta_takes_part_in_the_next_draw() -> None:
+    rb = filled(2)
+    rb.update_priority([0, 1], [1.0, 4.0])
+    for beta in (0.0, 0.5, 1.0):
+        rb.sampler.beta = beta  # type: ignore[attr-defined]
+        _, info = rb.sample(32, return_info=True)
+        expected = torch.where(info["index"] == 0, 1.0, 4.0**-beta)
+        assert torch.allclose(info["priority_weight"], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_weights_have_the_dtype_asked_for(dtype: torch.dtype) -> None:
+    rb = filled(4, dtype=dtype)
+    assert rb.sample(return_info=True)[1]["priority_weight"].dtype is dtype
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("max", [4.0, 9.0]), ("min", [1.0, 0.0]), ("mean", [2.5, 3.0]), ("median", [2.0, 0.0])],
+)
+def test_priorities_of_items_with_steps_are_reduced(reduction: str, expected: list[float]) -> None:
+    rb = filled(2, reduction=reduction)
+    rb.update_priority([0, 1], torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 3.0, 9.0, 0.0]]))
+    assert priorities(rb) == expected
+
+
+def test_too_large_priorities_are_refused_before_sums_overflow() -> None:
+    rb = filled(2, alpha=2.0)
+    with pytest.raises(PriorityError, match=r"at most 2\*\*960, got 1e\+200 with alpha=2"):
+        rb.update_priority(0, 1e200)
+    assert priorities(rb) == [1.0, 1.0]
+    rb.update_priority(0, 1e100)
+    rb.sampler.alpha = 300.0  # type: ignore[attr-defined]
+    with pytest.raises(PriorityError, match="alpha=300"):
+        rb.sample()
+
+
+def test_a_buffer_without_mass_says_so() -> None:
+    rb = filled(3)
+    rb.update_priority([0, 1, 2], 0.0)
+    with pytest.raises(PriorityError, match="none of the 3 rows has a priority above 0 and eps is 0"):
+        rb.sample()
+
+
+def test_stratified_draws_take_one_row_from_each_part_of_the_sum() -> None:
+    rb = filled(8, stratified=True)
+    for _ in range(20):
+        assert rb.sample(8).tolist() == list(range(8)), "equal priorities: one from each slot"
+    rb.update_priority(7, 8.0)
+    drawn = rb.sample(15)
+    assert (drawn == 7).sum() == 8
+    assert drawn.tolist() == sorted(drawn.tolist())
+
+
+def test_state_of_other_options_is_refused_and_changes_nothing() -> None:
+    state = filled(3, reduction="mean").state_dict()
+    rb = filled(3)
+    rb.update_priority([0, 1, 2], [3.0, 2.0, 1.0])
+    with pytest.raises(CheckpointError, match=r"reduction='mean', this one has reduction='max'"):
+        rb.load_state_dict(state)
+    assert priorities(rb) == [3.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"priorities": torch.ones(2, dtype=torch.float64)},
+        {"values": torch.full((3,), math.nan, dtype=torch.float64)},
+        {"priorities": -torch.ones(3, dtype=torch.float64)},
+        {"priorities": torch.ones(3)},
+        {"largest": math.inf},
+        {"alpha": -1.0},
+        {"beta": -1.0},
+        {"values": None},
+    ],
+)
+def test_damaged_state_is_refused_and_changes_nothing(damage: dict[str, Any]) -> None:
+    rb = filled(3)
+    state = rb.state_dict()
+    state["sampler"]["state"] = {**state["sampler"]["state"], **damage}
+    rb.update_priority([0, 1, 2], [3.0, 2.0, 1.0])
+    with pytest.raises(CheckpointError):
+        rb.load_state_dict(state)
+    assert priorities(rb) == [3.0, 2.0, 1.0]
+
+
+def test_a_pickled_buffer_is_a_copy_that_goes_on() -> None:
+    rb = filled(5)
+    rb.update_priority(torch.arange(5), torch.rand(5))
+    copy = pickle.loads(pickle.dumps(rb))
+    assert values(copy) == values(rb)
+    assert all(torch.equal(rb.sample(), copy.sample()) for _ in range(20))
+    copy.update_priority(0, 9.0)
+    assert priorities(rb)[0] < 1
+
+
+def test_boundary_numbers_draw_written_rows_with_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes of 0, just below the total, and the total itself: never an unwritten slot, never one of priority 0."""
+    rb = filled(6, capacity=20)
+    rb.update_priority(torch.arange(6), [0.0, 0.3, 0.0, 0.1, 0.7, 0.0])
+    edge = torch.tensor([0.0, math.nextafter(1.0, 0.0), 1.0, 5e-324], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: edge)
+    batch, info = rb.sample(4, return_info=True)
+    assert batch.tolist() == info["index"].tolist() == [1, 4, 4, 1]
+    assert info["priority_weight"].tolist() == pytest.approx([0.1 / 0.3, 0.1 / 0.7, 0.1 / 0.7, 0.1 / 0.3])
+
+
+def test_sums_do_not_drift_over_many_updates() -> None:
+    rows = 20_000
+    rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(rows))
+    rb.extend(torch.zeros(rows))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(100):
+        index = torch.randint(0, rows, (2_000,), generator=generator)
+        rb.update_priority(index, torch.rand(2_000, generator=generator) * 10)
+    tree: Any = rb.sampler._ledger._tree  # type: ignore[attr-defined]
+    exact = math.fsum(values(rb))
+    assert abs(float(tree.total) - exact) / exact < 1e-12
