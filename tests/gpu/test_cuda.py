@@ -10,6 +10,8 @@ from tensordict import TensorDict
 
 from ostinato import (
     LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -102,3 +104,49 @@ def test_checkpoint_moves_between_devices(tmp_path: object) -> None:
     other = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=4)
     other.loads(str(tmp_path) + "/saved")
     assert (other[:]["id"] == torch.arange(20)).all()
+
+
+def by_priority(count: int = 60, capacity: int = 100, **options: float) -> PrioritizedReplayBuffer:
+    settings = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, **options}
+    rb = PrioritizedReplayBuffer(storage=LazyTensorStorage(capacity, device="cuda"), batch_size=4096, **settings)  # type: ignore[arg-type]
+    rb.extend(rows(count))
+    return rb
+
+
+def test_prioritized_sampling_and_updates_never_wait(no_sync: None) -> None:
+    rb = by_priority()
+    index = torch.arange(60, device="cuda")
+    for _ in range(5):
+        rb.update_priority(index, index.double())
+        _, info = rb.sample(return_info=True)
+        rb.update_priority(info, info["index"].double())
+        rb.extend(rows(30))
+
+
+def test_prioritized_law_and_weights_on_the_device() -> None:
+    rb = by_priority()
+    index = torch.arange(60, device="cuda")
+    rb.update_priority(index, index.double())
+    counts = torch.zeros(60, device="cuda")
+    for _ in range(100):
+        batch, info = rb.sample(return_info=True)
+        assert (batch["id"] == info["index"]).all()
+        assert torch.allclose(info["priority_weight"].double(), 1 / info["index"].double())
+        counts += torch.bincount(info["index"], minlength=60)
+    due = index / index.sum() * counts.sum()
+    assert counts[0] == 0
+    assert float(((counts - due) ** 2 / due)[1:].sum()) < 120
+
+
+def test_stale_and_bad_priorities_on_the_device_have_no_effect() -> None:
+    rb = by_priority(100)
+    _, info = rb.sample(return_info=True)
+    rb.extend(rows(50))  # slots 0 to 49 hold other rows
+    rb.update_priority(info, torch.full((4096,), 0.5, device="cuda"))
+    assert isinstance(rb.sampler, PrioritizedSampler)
+    assert rb.sampler.priorities.tolist() == [1.0] * 50 + [0.5] * 50
+    assert rb.stats().stale_updates == int((info["index"] < 50).sum())
+    rb.update_priority(torch.tensor([0, 1], device="cuda"), torch.tensor([float("nan"), 3.0], device="cuda"))
+    with pytest.raises(ValueError, match="had no effect"):
+        rb.stats()
+    assert rb.sampler.priorities.tolist()[:3] == [1.0, 3.0, 1.0]

@@ -17,7 +17,6 @@ from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
 
 if TYPE_CHECKING:
-
     from torch import Tensor
 
     from ostinato.core.draw import Placement

@@ -101,8 +101,11 @@ def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
         if slots.numel() == 0:
             return
         if given is None:
-            slots, values = _present(slots, values, len(storage))
-            sampler.assign(slots, values, engine.view())
+            if slots.is_cpu:
+                slots, values = _present(slots, values, len(storage))
+                sampler.assign(slots, values, engine.view())
+            else:
+                sampler.assign(slots, values, engine.view(), slots != -1)
             return
         fresh = _fresh(engine, slots, _stamps_given(given, slots))
         if slots.device.type != "cpu":
@@ -118,7 +121,8 @@ def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
 def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
     """Return slots int64 `[n]` on the storage's device, and the shape of the index (without the coordinates)."""
     if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64 and storage.ndim == 1:
-        return index.to(storage.device).contiguous(), (index.shape[0],)
+        here = index if index.is_cpu and storage.device.type == "cpu" else index.to(storage.device)
+        return here.contiguous(), (index.shape[0],)
     if isinstance(index, tuple) and len(index) == storage.ndim:
         parts: tuple[Tensor, ...] = tuple(_integers(part, storage) for part in index)
         if len({part.shape for part in parts}) > 1:
@@ -209,8 +213,6 @@ def _fresh(engine: Engine, slots: Tensor, given: Tensor) -> Tensor:
 
 def _present(slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Leave out -1, which stands for a row that the writer did not keep, and refuse what is no row."""
-    if slots.device.type != "cpu":
-        return slots, values
     low, high = int(np.minimum.reduce(slots.numpy())), int(np.maximum.reduce(slots.numpy()))
     if low < -1 or high >= rows:
         msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"

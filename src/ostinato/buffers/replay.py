@@ -212,7 +212,8 @@ class ReplayBuffer:
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             return torch.compiler.disable(ReplayBuffer.add)(self, data)  # type: ignore[no-untyped-call]
         data = self._accept(data)
-        warn_of_batch(data, self.storage.ndim)
+        if type(data) is not dict:
+            warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0)
         if self.storage.ndim > 1:
             return self._positions(placement)

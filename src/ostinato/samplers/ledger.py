@@ -126,7 +126,7 @@ class Ledger:
         tree.set(slots, raise_to(values, self.eps, self.alpha))
         if not self.within:
             high = torch.where(keep, given, 0.0).amax()
-            self._largest = torch.maximum(torch.as_tensor(self._largest, dtype=high.dtype, device=high.device), high)
+            self._largest = torch.maximum(_on(self._largest, high.device), high)
 
     def settle(self) -> None:
         """Raise if priorities on a device were bad.
@@ -161,7 +161,7 @@ class Ledger:
         """Return the default priority without waiting for a device."""
         if view.device.type == "cpu":
             return self.default
-        value = torch.as_tensor(self._found_largest(), dtype=torch.float64, device=view.device)
+        value = _on(self._found_largest(), view.device)
         return torch.where(value > 0, value, 1.0)
 
     def _found_largest(self) -> float | Tensor:
@@ -272,6 +272,13 @@ class Ledger:
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
         self._loaded = (state["priorities"].clone(), state["values"].clone())
         self.rows = self._loaded[0].shape[0]
+
+
+def _on(number: float | Tensor, device: torch.device) -> Tensor:
+    """Return a number as a 0-dim tensor on a device, without waiting for it: a float is filled in there."""
+    if isinstance(number, float):
+        return torch.full((), number, dtype=torch.float64, device=device)
+    return number.to(device, torch.float64)
 
 
 def _is_content(x: Any, rows: int) -> bool:

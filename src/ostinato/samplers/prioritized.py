@@ -147,13 +147,14 @@ class PrioritizedSampler(PrioritySampler):
         if self.stratified:
             places = torch.arange(batch_size, dtype=torch.float64, device=view.device)
             uniforms.add_(places).div_(batch_size)
-        if view.device.type == "cpu" and not tree.total > 0:
+        try:
+            slots, values = tree.draw(uniforms)
+        except OptionError as error:  # no mass: the only thing that can be wrong with these numbers
             msg = (
                 f"none of the {view.rows} rows has a priority above 0 and eps is 0: give some row a priority, or make "
                 "the sampler with eps > 0"
             )
-            raise PriorityError(msg)
-        slots, values = tree.draw(uniforms)
+            raise PriorityError(msg) from error
         weights = weigh(values, tree.minimum, self._beta).to(self.dtype)
         return Draw(slots, weights, None, view.stamps.of_present(slots))
 

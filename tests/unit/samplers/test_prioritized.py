@@ -11,6 +11,8 @@ import torch
 
 from ostinato import LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
+from ostinato.samplers.ledger import Ledger
+from ostinato.testing.views import make_view
 
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
@@ -300,3 +302,36 @@ def test_sums_do_not_drift_over_many_updates() -> None:
     tree: Any = rb.sampler._ledger._tree  # type: ignore[attr-defined]
     exact = math.fsum(values(rb))
     assert abs(float(tree.total) - exact) / exact < 1e-12
+
+
+def test_the_way_without_waiting_for_a_device_does_the_same() -> None:
+    """Devices get masks where the CPU filters; run on the CPU, both leave the same priorities and values."""
+    rows, generator = 50, torch.Generator().manual_seed(9)
+    view = make_view(rows, rows)
+    ledgers = [Ledger(0.7, 1e-3, within=False) for _ in range(2)]
+    for _ in range(60):
+        slots = torch.randint(0, rows, (40,), generator=generator)
+        given = torch.rand(40, dtype=torch.float64, generator=generator) * 5
+        keep = torch.rand(40, generator=generator) < 0.7
+        ledgers[0].assign(slots[keep], given[keep], view)
+        ledgers[1]._assign_on_device(ledgers[1].tree(view), slots, given, keep)
+        for one, other in zip(ledgers[0].content(), ledgers[1].content(), strict=True):
+            assert torch.allclose(one, other, rtol=1e-14)
+        assert torch.equal(*(ledger.content()[0] for ledger in ledgers))
+        assert ledgers[0].default == ledgers[1].default
+    ledgers[1].settle()
+
+
+@pytest.mark.parametrize("bad", [(0, -1.0), (0, math.nan), (0, math.inf), (99, 1.0), (-5, 1.0)])
+def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: tuple[int, float]) -> None:
+    ledger, view = Ledger(1.0, 0.0, within=False), make_view(4, 8)
+    tree = ledger.tree(view)
+    slots, given = torch.tensor([bad[0], 2]), torch.tensor([bad[1], 0.5], dtype=torch.float64)
+    ledger._assign_on_device(tree, slots, given, torch.tensor([False, True]))
+    ledger.settle()
+    ledger._assign_on_device(tree, slots, given, None)
+    assert ledger.content()[0].tolist() == [1.0, 1.0, 0.5, 1.0]
+    assert ledger.default == 0.5
+    with pytest.raises(PriorityError, match="had no effect"):
+        ledger.settle()
+    ledger.settle()
