@@ -188,7 +188,7 @@ def require_collections(data: Any, who: str) -> None:
     Raises:
         UsageError: naming who takes nothing else.
     """
-    if not (kinds.is_tensor_collection(data) or (type(data) is list and all(map(kinds.is_tensor_collection, data)))):
+    if not kinds.holds_collections(data):
         msg = (
             f"{who} expects data to be a tensor collection (TensorDict or tensorclass, or a list of these), got "
             f"{type(data).__name__}"

@@ -66,9 +66,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return TensorDictRoundRobinWriter()
 
     def _accept(self, data: Any) -> Any:
-        if not (
-            kinds.is_tensor_collection(data) or (type(data) is list and all(map(kinds.is_tensor_collection, data)))
-        ):
+        if not kinds.holds_collections(data):
             msg = (
                 f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
                 "ReplayBuffer for other data"

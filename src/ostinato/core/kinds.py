@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Node",
     "as_tensor",
+    "holds_collections",
     "is_tensor_collection",
     "is_tensordict",
     "make",
@@ -60,6 +61,11 @@ def is_tensorclass(data: object) -> bool:
 def is_tensor_collection(data: object) -> bool:
     """Tell whether `data` is a TensorDict or a tensorclass."""
     return is_tensordict(data) or is_tensorclass(data)
+
+
+def holds_collections(data: object) -> bool:
+    """Tell whether `data` is a TensorDict or a tensorclass, or a list of these."""
+    return is_tensor_collection(data) or (type(data) is list and all(map(is_tensor_collection, data)))
 
 
 def show_path(path: Sequence[Hashable]) -> str:

@@ -83,11 +83,6 @@ class Compose:
                 batch = step.inverse(batch)
         return batch
 
-    @property
-    def inverts(self) -> bool:
-        """Whether any transform does something at writing."""
-        return any(step.inverse is not None for step in self._steps)
-
     def append(self, transform: Any, *, invert: bool = False) -> None:
         """Add a transform at the end; `invert` makes a plain callable run at writing instead of at reading."""
         self._steps.append(_adapt(transform, invert=invert))
