@@ -136,3 +136,14 @@ def test_what_is_sampled_can_be_learnt_from() -> None:
 
     torch.compile(step, backend="eager")()
     assert model.weight.grad is not None
+
+
+def test_a_full_graph_is_refused_since_each_call_breaks_it() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    rb.extend({"obs": torch.ones(8, 2)})
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + rb.sample()["obs"].sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(dynamo.exc.Unsupported):
+        torch.compile(step, backend="eager", fullgraph=True)(torch.zeros(1))
