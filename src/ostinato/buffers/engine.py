@@ -9,19 +9,27 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import priorities
+from ostinato.buffers.checks import check_order, check_pair, checked_picks
+from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
-from ostinato.core.draw import Picks, Run, View
+from ostinato.core.boundaries import Marks, merge_episodes
+from ostinato.core.draw import Run, View
+from ostinato.core.plan import fold, slices, start_plan
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, SlotError, UsageError
+from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
+    from ostinato.core.boundaries import Episodes
     from ostinato.core.draw import Placement
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
+    from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
 __all__ = ["Engine"]
@@ -36,7 +44,15 @@ class Engine:
     that no batch holds a torn row. Writers announce (stamp) before they copy; the native calls fence both sides.
     """
 
-    def __init__(self, source: Source, sampler: Sampler, writer: Writer, generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        sampler: Sampler,
+        writer: Writer,
+        generator: torch.Generator | None,
+        unit: SampleUnit | None = None,
+        episodes: Episodes | None = None,
+    ) -> None:
         self.lock = threading.RLock()
         storage = source.storage
         self.source = source
@@ -53,6 +69,9 @@ class Engine:
         self.stale_updates: int | Tensor = 0
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
+        self.unit = unit
+        self.episodes = episodes
+        self.chronicle = self._begin_chronicle(sampler)
         self.stamps = Stamps(storage.capacity, storage.device)
         self._settled = False
         check_pair(storage, writer)
@@ -79,7 +98,21 @@ class Engine:
     def view(self) -> View:
         """Return what samplers may see, now."""
         storage = self.storage
-        return View(len(storage), storage.capacity, self.writer.cursor, self.stamps, storage.device)
+        view = View(len(storage), storage.capacity, self.writer.cursor, self.stamps, storage.device)
+        chronicle = self.chronicle
+        if chronicle is None or view.rows == 0:
+            return view
+        return view._replace(episodes=chronicle.table(storage), starts=chronicle.starts(storage))
+
+    def _begin_chronicle(self, sampler: Sampler) -> Chronicle | None:
+        """Begin to keep account of episodes if anyone asks for them."""
+        unit = self.unit
+        wanted = merge_episodes([self.episodes, None if unit is None else unit.episodes, sampler.episodes])
+        if wanted is None:
+            return None
+        check_order(self.writer)
+        need, span = (1, 1) if unit is None else (unit.need, unit.span)
+        return Chronicle(wanted, need, max(span, sampler.span))
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -96,10 +129,12 @@ class Engine:
             prioritized = sampler.prioritized
             laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
-            given = None
+            given, marks, chronicle = None, Marks(), self.chronicle
             try:
                 if prioritized and ranked:
                     given = priorities.from_rows(self, data, rows)
+                if chronicle is not None:
+                    marks = chronicle.read(storage, payload, rows)
                 placement = self._place(payload, rows)
             except Exception:
                 if not laid_out:
@@ -108,6 +143,8 @@ class Engine:
                 raise
             self.stamps.note(placement)
             storage.set(placement, payload)
+            if chronicle is not None:
+                chronicle.note(storage, placement, marks)
             self.rows_written += rows
             self.rows_since_empty += rows
             if prioritized:
@@ -149,8 +186,7 @@ class Engine:
             change = self.storage.prepare_edit(slots, data, batch)
             prioritized = self.sampler.prioritized
             given = priorities.from_rows(self, data, slots.shape[0]) if prioritized and slots.numel() else None
-            self.stamps.touch(slots)
-            change()
+            self._change(slots, [change])
             if prioritized:
                 as_sampler(self.sampler).assign(slots, given, self.view())
 
@@ -162,9 +198,17 @@ class Engine:
         with self.lock:
             slots, batch = self._chosen(index, swap=swap)
             changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
-            self.stamps.touch(slots)
-            for change in changes:
-                change()
+            self._change(slots, changes)
+
+    def _change(self, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
+        """Make edits that were checked; an edit of a boundary lets the episodes be read anew."""
+        chronicle = self.chronicle
+        before = None if chronicle is None else chronicle.at(self.storage, slots)
+        self.stamps.touch(slots)
+        for change in changes:
+            change()
+        if chronicle is not None and before is not None:
+            chronicle.compare(before, chronicle.at(self.storage, slots))
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)
@@ -182,12 +226,14 @@ class Engine:
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
 
-    def end_load(self, state: dict[str, Any], capacity: int) -> None:
-        """Take over the stamps of a checkpoint whose storage had `capacity` slots."""
+    def end_load(self, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
+        """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots."""
         storage = self.storage
         rows = len(storage)
         self.stamps = Stamps(storage.capacity, storage.device)
         self._settled = storage.laid_out
+        if self.chronicle is not None:
+            self.chronicle.load_state_dict(storage, episodes)
         if storage.capacity == capacity:
             self.stamps.load_state_dict(state)
             self.begin_priorities()
@@ -211,6 +257,8 @@ class Engine:
             self.rows_since_empty = 0
             self.stamps.clear()
             self.storage.clear()
+            if self.chronicle is not None:
+                self.chronicle.clear()
             self.sampler.clear()
             self.pending.clear()
 
@@ -233,11 +281,41 @@ class Engine:
             if view.rows == 0:
                 msg = "Cannot sample from an empty storage: add rows first"
                 raise EmptyBufferError(msg)
+            if view.starts is not None and view.starts.rows == 0:
+                need = view.starts.need
+                msg = f"no row has {need} rows of its episode from itself on: add longer episodes, or shorten the window"
+                raise EmptyBufferError(msg)
             rng = self.generator.get_state() if ahead and self.generator is not None else None
             draw = self.sampler.draw(view, batch_size, self.generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, rng)
+            ticket = Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, rng)
+            return ticket if self.unit is None and draw.lengths is None else self._expand(ticket, view)
+
+    def _expand(self, ticket: Ticket, view: View) -> Ticket:
+        """Let slices and units say what the rows drawn become."""
+        schema, draw, unit = self.storage.schema, ticket.draw, self.unit
+        if schema is None:
+            msg = f"{type(self.storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
+            raise OptionError(msg)
+        plan, dice = start_plan(schema, draw.slots), ticket.dice
+        if draw.lengths is not None and view.episodes is not None:
+            plan = slices(plan, view.episodes, draw.lengths)
+        if unit is not None:
+            dice = unit.roll(plan.records.shape[0], view, self.generator) if dice is None else dice
+            plan = unit.expand(plan, view, dice)
+        return ticket._replace(plan=plan, dice=dice)
+
+    def expand_again(self, ticket: Ticket) -> Ticket | None:
+        """Expand a draw once more, as the buffer is now; None if its rows have not got so many rows behind them now."""
+        if self.unit is None and ticket.draw.lengths is None:
+            return ticket
+        view, draw = self.view(), ticket.draw
+        ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
+        need = 1 if view.starts is None else view.starts.need
+        if ahead is not None and bool((ahead + 1 < (need if draw.lengths is None else draw.lengths)).any()):
+            return None
+        return self._expand(ticket, view)
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
@@ -249,26 +327,37 @@ class Engine:
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
-        slots, source = ticket.draw.slots, self.source
+        source = self.source
         payload: Any = None
         try:
-            payload = source.storage.get(slots, pin=self.pin)
+            payload = self._copy(source.storage, ticket)
         except (IndexError, KeyMissingError):
             if self._untouched(ticket):
                 raise  # else a writer was in the middle of its work: look again under the lock
         if self._untouched(ticket):
-            return Rows(source, payload, ticket.serial, ticket.stamps, ticket.draw)
+            return Rows(source, payload, ticket.serial, ticket.stamps, ticket)
+        slots = ticket.slots_read
         with self.lock:
             if payload is None or bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
-                source = self.source
-                payload = source.storage.get(slots, pin=self.pin)
+                again = self.expand_again(ticket)
+                if again is None:
+                    return None  # a window would not be whole any more
+                source, ticket = self.source, again
+                payload = self._copy(source.storage, ticket)
                 self.redone += 1
-            draw = ticket.draw
-            if draw.stamps is not None:
-                draw = draw._replace(stamps=self.stamps.of(slots))
-            return Rows(source, payload, self.stamps.written, self.stamps, draw)
+            if ticket.draw.stamps is not None:
+                ticket = ticket._replace(draw=ticket.draw._replace(stamps=self.stamps.of(ticket.draw.slots)))
+            return Rows(source, payload, self.stamps.written, self.stamps, ticket)
+
+    def _copy(self, storage: Storage, ticket: Ticket) -> Any:
+        """Read the rows of a ticket, or what the unit made of them."""
+        plan = ticket.plan
+        if plan is None:
+            return storage.get(ticket.draw.slots, pin=self.pin)
+        rows = storage.fetch([column.request for column in plan.columns], pin=self.pin)
+        return storage.assemble(fold(plan, rows), plan.records)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
@@ -283,11 +372,11 @@ class Engine:
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
         with self.lock:
-            self.rows_drawn += ticket.draw.slots.shape[0]
+            self.rows_drawn += ticket.records.shape[0]
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
-        """Return bool `[B]`: which rows were replaced since they were gathered."""
-        slots = ticket.draw.slots
+        """Return bool `[R]`: which rows were replaced since they were gathered."""
+        slots = ticket.records
         with self.lock:
             if self.stamps is rows.stamps and self.stamps.written == rows.serial:
                 return torch.zeros_like(slots, dtype=torch.bool)
@@ -299,6 +388,7 @@ class Engine:
         """Exchange the sampler; queued draws of the old one go."""
         check_sampler(self.storage, sampler)
         with self.lock:
+            self.chronicle = self._begin_chronicle(sampler)
             sampler.clear()  # whatever it remembers is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
@@ -308,6 +398,8 @@ class Engine:
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
         check_pair(self.storage, writer)
+        if self.chronicle is not None:
+            check_order(writer)
         with self.lock:
             if len(self.storage):
                 writer.resume(len(self.storage), self.storage.cursor)
@@ -329,48 +421,10 @@ class Engine:
             # stamps first: a gather in flight that meets the new storage then sees that all is new
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written + 1)
             old, self.source = self.storage, source
+            if self.chronicle is not None:
+                self.chronicle.forget()
             self._settled = False
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
                 self.begin_priorities()
             return old
-
-
-def check_pair(storage: Storage, writer: Writer) -> None:
-    """Refuse a writer that cannot place rows of two dimensions.
-
-    Raises:
-        OptionError: for a ranking writer over a storage with `ndim=2`.
-    """
-    if storage.ndim > 1 and writer.rank_path is not None:
-        msg = (
-            f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
-            f"ndim={storage.ndim}: use ndim=1"
-        )
-        raise OptionError(msg)
-
-
-def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
-    """Bring a writer's picks to the form that native code reads, and refuse gaps: no slot may stay unwritten.
-
-    Raises:
-        SlotError: if a slot is out of range, or slots between the rows present and the new ones stay empty.
-    """
-    slots = picks.slots.to(torch.int64).contiguous()
-    if slots.numel():
-        low, high = int(slots.min()), int(slots.max())
-        fresh = int(torch.unique(slots[slots >= rows]).numel())
-        if low < 0 or high >= capacity or fresh != max(0, high + 1 - rows):
-            msg = (
-                f"a writer must choose slots in [0, {capacity}) without leaving gaps after the {rows} rows present, "
-                f"got slots from {low} to {high}"
-            )
-            raise SlotError(msg)
-    return Picks(slots, picks.rows.to(torch.int64).contiguous(), picks.kept)
-
-
-def require_rows(rows: int) -> None:
-    """Raise `UsageError` if there are none."""
-    if rows == 0:
-        msg = "the buffer holds no rows: write some first"
-        raise UsageError(msg)

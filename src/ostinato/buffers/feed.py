@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.buffers.finish import finish
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.streams import CopyStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.records import Rows, Ticket
 
 __all__ = ["Batch", "Feed"]
 
+_Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
+_FREE_TRIES = 2
+"""Batches that writers may spoil before the next one is made with the writers waiting."""
+
 
 class Batch(NamedTuple):
-    """A finished batch, the draw it came from, and what the feed has to say of it."""
+    """A finished batch, the draw it came from, and what there is to say of its records."""
 
     data: Any
     ticket: Ticket
-    notes: dict[str, Any]
+    notes: dict[Any, Any]
 
 
 @final
@@ -33,11 +40,12 @@ class Feed:
 
     Args:
         engine: where draws and rows come from.
-        dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one.
+        dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one. It
+            gets the batch, the draw, and what slices and units have to say of each record.
         depth: batches to keep ready; 0 is no prefetch.
     """
 
-    def __init__(self, engine: Engine, dress: Callable[[Any, Ticket], Any], depth: int) -> None:
+    def __init__(self, engine: Engine, dress: Callable[[Any, Ticket, dict[Any, Tensor]], Any], depth: int) -> None:
         self._engine = engine
         self._dress = dress
         # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work
@@ -50,34 +58,41 @@ class Feed:
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
             return eager(self, size, within_epoch=within_epoch)  # type: ignore[no-any-return]
-        engine, prefetch = self._engine, self.prefetch
+        engine, prefetch, tries = self._engine, self.prefetch, 0
         while True:
             if prefetch is None:
-                ticket = engine.draw(size)
-                made = self._make(ticket)
+                made = self._make(engine.draw(size)) if tries < _FREE_TRIES else self._make_alone(size)
+                tries += 1
             else:
-                ticket, made = prefetch.next(lambda: engine.draw(size, ahead=True), within_epoch=within_epoch)
+                _, made = prefetch.next(lambda: engine.draw(size, ahead=True), within_epoch=within_epoch)
                 if self._stream is not None:
                     made = self._take(*made)
             if made is None:
-                continue  # the buffer was emptied in between: draw again, or learn that it is empty
-            data, rows = made
-            if rows.draw is not ticket.draw:
-                ticket = ticket._replace(draw=rows.draw)
-            engine.deliver(ticket)
-            return Batch(data, ticket, {} if prefetch is None else {"stale": engine.stale(ticket, rows)})
+                continue  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
+            data, rows, notes = made
+            engine.deliver(rows.ticket)
+            if prefetch is not None:
+                notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
+            return Batch(data, rows.ticket, notes)
 
-    def _make(self, ticket: Ticket) -> tuple[Any, Rows] | None:
-        rows = self._engine.gather(ticket)
+    def _make_alone(self, size: int) -> _Made | None:
+        with self._engine.lock:
+            return self._make(self._engine.draw(size))
+
+    def _make(self, ticket: Ticket) -> _Made | None:
+        engine = self._engine
+        rows = engine.gather(ticket)
         if rows is None:
             return None
-        data = rows.present()
-        return self._dress(data, ticket if rows.draw is ticket.draw else ticket._replace(draw=rows.draw)), rows
+        data, notes = rows.present(), {}
+        if rows.ticket.plan is not None:
+            data, notes = finish(data, rows.ticket.plan, engine.unit, engine.sampler)
+        return self._dress(rows.collate(data), rows.ticket, notes), rows, notes
 
     def _make_aside(self, ticket: Ticket) -> Any:
         return self._stream.run(lambda: self._make(ticket))  # type: ignore[union-attr]
 
-    def _take(self, made: tuple[Any, Rows] | None, event: Any) -> tuple[Any, Rows] | None:
+    def _take(self, made: _Made | None, event: Any) -> _Made | None:
         if made is not None:
             self._stream.take(made[0], event)  # type: ignore[union-attr]
         return made

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import Draw
+    from ostinato.core.plan import Plan
     from ostinato.core.stamps import Stamps
     from ostinato.storages import Storage
 
@@ -28,6 +29,24 @@ class Ticket(NamedTuple):
     """The stamps that `serial` counts in; a load or another storage brings new ones."""
     rng: Tensor | None = None
     """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
+    plan: Plan | None = None
+    """What slices and units make of the rows drawn; None where each is a record of the batch."""
+    dice: Tensor | None = None
+    """The random numbers of the unit: with them a draw can be expanded again."""
+
+    @property
+    def records(self) -> Tensor:
+        """Slots of the batch's records, int64 `[R]`."""
+        return self.draw.slots if self.plan is None else self.plan.records
+
+    @property
+    def slots_read(self) -> Tensor:
+        """Slots of all rows that the batch is made of, int64 `[n]`."""
+        return self.draw.slots if self.plan is None else self.plan.slots_read()
+
+    def per_record(self, values: Tensor) -> Tensor:
+        """Repeat values of the rows drawn for the records that they became."""
+        return values if self.plan is None else self.plan.per_record(values)
 
 
 class Source(NamedTuple):
@@ -44,11 +63,13 @@ class Rows(NamedTuple):
     payload: Any
     serial: int
     stamps: Stamps
-    draw: Draw
-    """The draw; its stamps are those of the rows gathered."""
+    ticket: Ticket
+    """The draw; its stamps and plan are those of the rows gathered."""
 
     def present(self) -> Any:
-        """Nest and collate the rows, as the storage that they came from does."""
-        storage, collate = self.source
-        data = storage.present(self.payload, (self.draw.slots.shape[0],))
-        return data if collate is None else collate(data)
+        """Nest the rows, as the storage that they came from does."""
+        return self.source.storage.present(self.payload, (self.ticket.records.shape[0],))
+
+    def collate(self, data: Any) -> Any:
+        """Collate what was presented."""
+        return data if self.source.collate is None else self.source.collate(data)

@@ -9,9 +9,10 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.stamps import Stamps
 
-__all__ = ["Draw", "Picks", "Placement", "Run", "View"]
+__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View"]
 
 
 class Run(NamedTuple):
@@ -72,18 +73,24 @@ class View(NamedTuple):
     cursor: int
     stamps: Stamps
     device: torch.device
+    episodes: EpisodeTable | None = None
+    """Which rows belong together, if the buffer keeps account of that."""
+    starts: Starts | None = None
+    """The rows that may be drawn; None stands for all of them."""
 
 
 class Draw(NamedTuple):
     """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
 
-    Stamps, int64, tell a later priority whether the row that it is for has been replaced.
+    Stamps, int64, tell a later priority whether the row that it is for has been replaced. Where `lengths` is given,
+    int64 `[B]`, each slot is the first one of a slice of so many rows of its episode.
     """
 
     slots: Tensor
     weights: Tensor | None = None
     info: dict[str, Any] | None = None
     stamps: Tensor | None = None
+    lengths: Tensor | None = None
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Node",
     "as_tensor",
+    "find_field",
     "holds_collections",
+    "is_mapping",
     "is_tensor_collection",
     "is_tensordict",
     "make",
@@ -31,6 +33,7 @@ __all__ = [
     "show_path",
     "stack",
     "unstack",
+    "with_fields",
 ]
 
 
@@ -169,6 +172,45 @@ def put(data: Any, values: dict[str, Tensor]) -> None:
             data._set_str(key, value, inplace=False, validated=True, non_blocking=False)  # noqa: SLF001
         else:
             data.set(key, value)
+
+
+def is_mapping(data: object) -> bool:
+    """Tell whether `data` has fields by name: a dict, a TensorDict or a tensorclass."""
+    return isinstance(data, dict) or is_tensor_collection(data)
+
+
+def find_field(data: Any, path: Sequence[Hashable]) -> Any:
+    """Return the field of nested data at a path, None if there is none."""
+    for key in path:
+        if isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data):
+            data = data[key]
+        elif is_mapping(data) and key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
+            data = data[key] if isinstance(data, dict) else data.get(key)
+        else:
+            return None
+    return data
+
+
+def with_fields(data: Any, values: Mapping[tuple[str, ...], Tensor]) -> Any:
+    """Return a fresh batch with fields `[B, *shape]` set by their paths; levels that lack are made. In place."""
+    for path, value in values.items():
+        *parents, last = path
+        level = data
+        for key in parents:
+            if key not in level.keys():  # noqa: SIM118
+                _set(level, key, {} if isinstance(level, dict) else level.empty())
+            level = level[key] if isinstance(level, dict) else level.get(key)
+        _set(level, last, value)
+    return data
+
+
+def _set(level: Any, key: str, value: Any) -> None:
+    if isinstance(level, dict):
+        level[key] = value
+    elif isinstance(value, Tensor):
+        put(level, {key: value})
+    else:
+        level.set(key, value)
 
 
 def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = None) -> Tensor:

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ostinato.core.boundaries import Episodes
     from ostinato.core.draw import Draw, Placement, View
+    from ostinato.core.plan import Plan
+    from ostinato.core.rows import Path
 
 __all__ = ["PrioritySampler", "Sampler"]
 
@@ -22,6 +25,10 @@ class Sampler(ABC):
 
     prioritized: bool = False
     """Whether it keeps priorities; only a `PrioritySampler` does, which the buffer tells more."""
+    episodes: Episodes | None = None
+    """Where episodes begin and end, for a sampler that wants to know them; its view then has `episodes`."""
+    span: int = 1
+    """Rows of one lane that one of its slices takes."""
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs its batch size early."""
 
@@ -30,7 +37,7 @@ class Sampler(ABC):
         """Draw up to `batch_size` slots.
 
         Args:
-            view: the buffer now; `view.rows` is at least 1.
+            view: the buffer now; `view.rows` is at least 1. Where it has `starts`, all slots must be among those.
             batch_size: at least 1.
             generator: the only source of chance; None stands for torch's global one.
 
@@ -47,6 +54,15 @@ class Sampler(ABC):
     def ran_out(self) -> bool:
         """Whether the last draw ended an epoch; always False for endless samplers."""
         return False
+
+    def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:  # noqa: ARG002
+        """Return fields that the slices drawn add to their batch, `[R]` by path; may run in another thread.
+
+        Args:
+            plan: the slices.
+            data: the batch, nested.
+        """
+        return {}
 
     def restart(self) -> None:  # noqa: B027
         """Begin a new epoch with the next draw."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import Placement
+    from ostinato.core.rows import Schema
 
 __all__ = ["Storage", "check_capacity", "check_ndim"]
 
@@ -108,6 +109,20 @@ class Storage(ABC):
 
         `pin` asks for page-locked memory; storages of Python objects may leave that to the buffer.
         """
+
+    @property
+    def schema(self) -> Schema | None:
+        """Form of a row; None for storages without fields, and before the first row."""
+        return None
+
+    def assemble(self, leaves: list[Tensor], records: Tensor) -> Any:  # noqa: ARG002
+        """Return the payload of a batch whose leaves were fetched, one record for each of the slots `records`.
+
+        Raises:
+            OptionError: if the storage has no fields.
+        """
+        msg = f"{type(self).__name__} has no fields to make windows of: use LazyTensorStorage or LazyMemmapStorage"
+        raise OptionError(msg)
 
     @abstractmethod
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:

@@ -255,6 +255,13 @@ class TensorStorage(Storage):
         self._late.require_all(slots)
         return _Payload(flat, self._late.get(slots))
 
+    def assemble(self, leaves: list[Tensor], records: Tensor) -> _Payload:
+        """Return the payload of a batch whose leaves were fetched; late fields are those of the records."""
+        if not self._late:
+            return _Payload(Flat(leaves, (records.shape[0],), None), {})
+        self._late.require_all(records)
+        return _Payload(Flat(leaves, (records.shape[0],), None), self._late.get(records))
+
     def present(self, payload: _Payload, batch: tuple[int, ...]) -> Any:
         """Nest leaves as the rows were nested. No copy."""
         leaves = payload.flat.leaves

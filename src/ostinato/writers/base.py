@@ -25,6 +25,8 @@ class Writer(ABC):
     """Path of the field whose values `place` gets as `scores`; None if it needs none."""
     mutable: bool = True
     """Whether rows may be written and emptied at all."""
+    in_order: bool = False
+    """Whether rows stay in the order in which they came, the oldest being replaced first: episodes need that."""
     collections_only: bool = False
     """Whether rows must be TensorDicts or tensorclasses."""
 

@@ -24,6 +24,7 @@ class ImmutableDatasetWriter(Writer):
     """
 
     mutable = False
+    in_order = True
 
     def __init__(self, *, compilable: bool = False) -> None:
         """Take the options of TorchRL's class."""

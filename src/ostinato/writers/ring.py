@@ -22,6 +22,8 @@ class RoundRobinWriter(Writer):
         compilable: no effect: the cursor is a Python integer in any case.
     """
 
+    in_order = True
+
     def __init__(self, *, compilable: bool = False) -> None:  # noqa: ARG002
         self._cursor = 0
 

@@ -1,0 +1,70 @@
+"""Checks that the engine makes of its parts, and of what they give back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato.core.draw import Picks
+from ostinato.errors import OptionError, SlotError, UsageError
+
+if TYPE_CHECKING:
+    from ostinato.storages import Storage
+    from ostinato.writers import Writer
+
+__all__ = ["check_order", "check_pair", "checked_picks", "require_rows"]
+
+
+def check_order(writer: Writer) -> None:
+    """Refuse a writer that does not keep the order of time.
+
+    Raises:
+        OptionError: naming it.
+    """
+    if not writer.in_order:
+        msg = (
+            f"{type(writer).__name__} does not keep rows in the order in which they came, so there are no episodes to "
+            "draw from: use RoundRobinWriter"
+        )
+        raise OptionError(msg)
+
+
+def check_pair(storage: Storage, writer: Writer) -> None:
+    """Refuse a writer that cannot place rows of two dimensions.
+
+    Raises:
+        OptionError: for a ranking writer over a storage with `ndim=2`.
+    """
+    if storage.ndim > 1 and writer.rank_path is not None:
+        msg = (
+            f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
+            f"ndim={storage.ndim}: use ndim=1"
+        )
+        raise OptionError(msg)
+
+
+def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
+    """Bring a writer's picks to the form that native code reads, and refuse gaps: no slot may stay unwritten.
+
+    Raises:
+        SlotError: if a slot is out of range, or slots between the rows present and the new ones stay empty.
+    """
+    slots = picks.slots.to(torch.int64).contiguous()
+    if slots.numel():
+        low, high = int(slots.min()), int(slots.max())
+        fresh = int(torch.unique(slots[slots >= rows]).numel())
+        if low < 0 or high >= capacity or fresh != max(0, high + 1 - rows):
+            msg = (
+                f"a writer must choose slots in [0, {capacity}) without leaving gaps after the {rows} rows present, "
+                f"got slots from {low} to {high}"
+            )
+            raise SlotError(msg)
+    return Picks(slots, picks.rows.to(torch.int64).contiguous(), picks.kept)
+
+
+def require_rows(rows: int) -> None:
+    """Raise `UsageError` if there are none."""
+    if rows == 0:
+        msg = "the buffer holds no rows: write some first"
+        raise UsageError(msg)

@@ -1,0 +1,182 @@
+"""The chronicle: keeps the episode table in step with the storage. The engine calls it under its lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from ostinato.core.boundaries import Marks, as_flags, as_ids
+from ostinato.core.draw import Request, Run, ring_range
+from ostinato.core.episodes import EpisodeTable
+from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.core.boundaries import Episodes
+    from ostinato.core.draw import Placement
+    from ostinato.core.episodes import Starts
+    from ostinato.storages import Storage
+
+__all__ = ["Chronicle"]
+
+
+@final
+class Chronicle:
+    """Notes episodes as rows are written, and reads them off the storage again after edits and loads.
+
+    Args:
+        wanted: where episodes begin and end.
+        need: rows that a row must have in its episode, itself and those after it, to be drawn.
+        span: rows of one lane that a window takes; a smaller capacity is refused.
+    """
+
+    def __init__(self, wanted: Episodes, need: int, span: int) -> None:
+        self.wanted = wanted
+        self.need = need
+        self.span = span
+        self._resolved: Episodes | None = None
+        self._table: EpisodeTable | None = None
+        self._stale = True
+
+    def read(self, storage: Storage, payload: Any, rows: int) -> Marks:
+        """Return what rows about to be written say of episodes; nothing changes if they are refused.
+
+        Raises:
+            KeyMissingError: if they lack a field.
+            SchemaError: if a field does not hold one value per row.
+        """
+        if self.wanted.fixed:
+            msg = (
+                f"{self.wanted!r} tells the episodes of rows that stay as they are, {rows} row(s) were to be written: "
+                "name a field instead (end_key, traj_key)"
+            )
+            raise UsageError(msg)
+        self._check_span(storage)
+        resolved = self._resolve(storage)
+        found = {path: storage.scores(payload, path) for path in resolved.paths}
+        return _marks(resolved, found, rows)
+
+    def note(self, storage: Storage, placement: Placement, marks: Marks) -> None:
+        """Take note of rows just written."""
+        table = self._fitting(storage)
+        if table is None:
+            return  # read off the storage when it is next asked for
+        if not isinstance(placement, Run):
+            self._stale = True
+            return
+        table.note(placement, marks.ends, marks.trajectories, marks.mask)
+
+    def table(self, storage: Storage) -> EpisodeTable:
+        """Return the episodes of the rows present. Cost: O(1); O(rows) after an edit of boundaries or a load."""
+        table = self._fitting(storage)
+        return self._rebuild(storage) if table is None else table
+
+    def starts(self, storage: Storage) -> Starts | None:
+        """Return the rows that may be drawn; None stands for all."""
+        table = self.table(storage)
+        return table.starts(self.need) if self.need > 1 or table.masked else None
+
+    def forget(self) -> None:
+        """Take note that rows have changed otherwise: the table is made anew when it is next asked for."""
+        self._stale = True
+        self._resolved = None
+
+    def clear(self) -> None:
+        """Take note that the buffer was emptied."""
+        if self._table is not None:
+            self._table.clear()
+
+    def at(self, storage: Storage, slots: Tensor) -> Marks:
+        """Return what the rows at `slots` say of episodes; to compare before and after an edit."""
+        resolved = self._resolve(storage)
+        if resolved.fixed or not slots.numel():
+            return Marks()
+        requests = [Request(storage.schema.find(path), slots) for path in resolved.paths]  # type: ignore[union-attr]
+        found = dict(zip(resolved.paths, storage.fetch(requests), strict=True))
+        return _marks(resolved, found, slots.shape[0])
+
+    def compare(self, before: Marks, after: Marks) -> None:
+        """Read the table anew if an edit has moved a boundary."""
+        same = all(a is b or (a is not None and torch.equal(a, b)) for a, b in zip(before, after, strict=True))
+        self._stale = self._stale or not same
+
+    def state_dict(self, storage: Storage) -> dict[str, Any]:
+        """Return the table's state."""
+        return self.table(storage).state_dict() if len(storage) else {}
+
+    def load_state_dict(self, storage: Storage, state: dict[str, Any] | None) -> None:
+        """Take over a saved table where it fits the storage; else read it off the rows."""
+        self.forget()
+        if not state or int(state["capacity"]) != storage.capacity or not len(storage):
+            return
+        table = EpisodeTable(storage.capacity, storage.lanes)
+        table.load_state_dict(state)
+        self._table, self._stale = table, False
+
+    def _fitting(self, storage: Storage) -> EpisodeTable | None:
+        table = self._table
+        if self._stale or table is None or (table.capacity, table.lanes) != (storage.capacity, storage.lanes):
+            return None
+        return table
+
+    def _resolve(self, storage: Storage) -> Episodes:
+        if self._resolved is None:
+            schema = storage.schema
+            if schema is None:
+                msg = (
+                    f"{type(storage).__name__} has no fields to tell where episodes end: use LazyTensorStorage or "
+                    "LazyMemmapStorage"
+                )
+                raise OptionError(msg)
+            self._resolved = self.wanted.resolve({leaf.path for leaf in schema.leaves})
+        return self._resolved
+
+    def _check_span(self, storage: Storage) -> None:
+        steps = storage.capacity // storage.lanes
+        if steps < self.span:
+            msg = (
+                f"max_size={storage.max_size} keeps {steps} steps of each of {storage.lanes} environment(s), a window "
+                f"takes {self.span}: use max_size >= {self.span * storage.lanes}, or a shorter window"
+            )
+            raise CapacityError(msg)
+
+    def _rebuild(self, storage: Storage) -> EpisodeTable:
+        """Read the episodes of all rows off the storage, in the order in which they were written."""
+        self._check_span(storage)
+        table = EpisodeTable(storage.capacity, storage.lanes)
+        rows = len(storage)
+        if rows:
+            run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)
+            marks = self._fixed(run) if self.wanted.fixed else self.at(storage, run.slots(storage.device))
+            table.note(run, marks.ends, marks.trajectories, marks.mask)
+        self._table, self._stale = table, False
+        return table
+
+    def _fixed(self, run: Run) -> Marks:
+        ends, trajectories = self.wanted.ends, self.wanted.trajectories
+        given = trajectories if ends is None else ends
+        if given is None or given.numel() != run.rows:
+            msg = (
+                f"{self.wanted!r} must hold one value for each of the {run.rows} rows of the storage, got "
+                f"{0 if given is None else given.numel()}"
+            )
+            raise SchemaError(msg)
+        order = ring_range(run.start, run.rows, run.capacity)
+        if ends is not None:
+            return Marks(as_flags(ends, ("ends",), run.rows)[order])
+        return Marks(None, as_ids(given, ("trajectories",), run.rows)[order])
+
+
+def _marks(resolved: Episodes, found: dict[Any, Tensor | None], rows: int) -> Marks:
+    ends: Tensor | None = None
+    for path in resolved.end_paths:
+        flags = as_flags(found[path], path, rows)  # type: ignore[arg-type]
+        ends = flags if ends is None else ends | flags
+    traj, mask = resolved.traj_path, resolved.mask_path
+    return Marks(
+        ends,
+        None if traj is None else as_ids(found[traj], traj, rows),  # type: ignore[arg-type]
+        None if mask is None else as_flags(found[mask], mask, rows),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,138 @@
+"""Plans: what a batch is made of. Units change them before the gather; `fold` does what is left to do after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ostinato.core.draw import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from torch import Tensor
+
+    from ostinato.core.episodes import EpisodeTable
+    from ostinato.core.rows import Path, Schema
+
+__all__ = ["Column", "Plan", "fold", "next_path", "slices", "start_plan"]
+
+
+class Column(NamedTuple):
+    """One field of a batch of `R` records: what to read, and what becomes of it.
+
+    The rows read are `[R * prod(tail), *shape]`; the field becomes `[R, *tail, *shape]`, or `[R, *shape]` with `weights`.
+    """
+
+    request: Request
+    tail: tuple[int, ...] = ()
+    """Dimensions between the records and the rows of the field, such as the frames of a stack."""
+    weights: Tensor | None = None
+    """`[R, tail]`: the rows are multiplied by these and added up."""
+    blank: Tensor | None = None
+    """bool `[R, *tail]`: rows that become zeros."""
+    merge: bool = False
+    """Let `tail` join the first dimension of the rows: `[R, tail * shape[0], *shape[1:]]`."""
+
+
+class Plan(NamedTuple):
+    """How drawn rows become a batch. Index arithmetic is done: what is left is one gather and `fold`."""
+
+    schema: Schema
+    anchors: Tensor
+    """Slots that the sampler drew, int64 `[B]`."""
+    records: Tensor
+    """Slots of the batch's records, int64 `[R]`; `R` is `B * repeat`."""
+    columns: tuple[Column, ...]
+    """One for each leaf of the schema, in order."""
+    repeat: int = 1
+    """Records that each anchor became, where all became as many."""
+    owner: Tensor | None = None
+    """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
+    notes: dict[str, Tensor] = {}  # noqa: RUF012 (never changed in place)
+    """What there is to say of each record, `[R]`: for the info of a sample."""
+    fields: dict[str, Tensor] = {}  # noqa: RUF012
+    """What each record has besides its stored fields, `[R]`: for the batch as well."""
+
+    def with_columns(self, changed: dict[int, Column]) -> Plan:
+        """Return the plan with some columns exchanged."""
+        return self._replace(columns=tuple([changed.get(i, column) for i, column in enumerate(self.columns)]))
+
+    def with_records(self, records: Tensor, repeat: int, owner: Tensor | None = None) -> Plan:
+        """Return the plan of other records of the same anchors; what was planned for the old ones goes."""
+        fresh = start_plan(self.schema, records)
+        return fresh._replace(anchors=self.anchors, repeat=repeat, owner=owner)
+
+    def per_record(self, values: Tensor) -> Tensor:
+        """Repeat values of the anchors, `[B]`, for their records, `[R]`."""
+        if self.owner is not None:
+            return values[self.owner]
+        return values if self.repeat == 1 else values.repeat_interleave(self.repeat)
+
+    def last_of_each(self) -> Tensor:
+        """Return bool `[R]`: which records are the last ones of their anchors."""
+        if self.owner is not None:
+            return torch.cat([self.owner[1:] != self.owner[:-1], torch.ones_like(self.owner[:1], dtype=torch.bool)])
+        last = torch.zeros_like(self.records, dtype=torch.bool)
+        last.view(-1, self.repeat)[:, -1] = True
+        return last
+
+    def find(self, path: Path) -> int | None:
+        """Return the position of the leaf at a path, None if there is none."""
+        for position, leaf in enumerate(self.schema.leaves):
+            if leaf.path == path:
+                return position
+        return None
+
+    def slots_read(self) -> Tensor:
+        """Return all slots that the batch is read from, int64 `[n]`."""
+        parts = {id(column.request.slots): column.request.slots for column in self.columns}
+        return torch.cat([self.anchors, *parts.values()])
+
+
+def start_plan(schema: Schema, slots: Tensor) -> Plan:
+    """Return the plan of a batch whose records are the rows drawn."""
+    columns = tuple([Column(Request(position, slots)) for position in range(len(schema.leaves))])
+    return Plan(schema, slots, slots, columns)
+
+
+def slices(plan: Plan, table: EpisodeTable, lengths: Tensor) -> Plan:
+    """Let each anchor become the first of `lengths` (int64 `[B]`) rows of its episode."""
+    longest = int(lengths[0]) if lengths.stride(0) == 0 else int(lengths.max())
+    rows, _ = table.window(plan.anchors, 0, longest - 1)
+    if lengths.stride(0) == 0:
+        return plan.with_records(rows.reshape(-1), longest)
+    inside = torch.arange(longest, device=rows.device) < lengths[:, None]
+    owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
+    return plan.with_records(rows[inside], 1, owner)
+
+
+def fold(plan: Plan, rows: Sequence[Tensor]) -> list[Tensor]:
+    """Make the fields of a batch from the rows read for its plan. No copy but for weighted and blanked columns."""
+    records = plan.records.shape[0]
+    return [_fold(column, values, records) for column, values in zip(plan.columns, rows, strict=True)]
+
+
+def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
+    if not column.tail:
+        return rows
+    shape = rows.shape[1:]
+    out = rows.view(records, *column.tail, *shape)
+    if column.blank is not None:
+        out[column.blank] = 0
+    if column.weights is not None:
+        out = (out * column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)).sum(1)
+    elif column.merge:
+        out = out.flatten(1, 2)
+    return out
+
+
+def next_path(path: Path, known: set[Path]) -> Path | None:
+    """Return the field that holds what `path` is one step later: `("next", *path)`, or `next_` before its last key."""
+    nested: Path = ("next", *path)
+    if nested in known:
+        return nested
+    last: Hashable = path[-1] if path else None
+    flat: Path = (*path[:-1], f"next_{last}")
+    return flat if isinstance(last, str) and flat in known else None

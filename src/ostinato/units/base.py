@@ -1,0 +1,109 @@
+"""What every unit can do: change the plan of a batch before the gather, and finish the batch after it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from ostinato.core.kinds import show_path
+from ostinato.errors import KeyMissingError, OptionError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ostinato.core.boundaries import Episodes
+    from ostinato.core.draw import View
+    from ostinato.core.episodes import EpisodeTable
+    from ostinato.core.plan import Plan
+    from ostinato.core.rows import Path
+
+__all__ = ["SampleUnit", "check_count", "episodes_of", "require_field"]
+
+
+class SampleUnit(ABC):
+    """Base of all units; a unit of your own subclasses it and implements `expand`.
+
+    *Which* row is drawn is the sampler's, *what it becomes* the unit's: each combines with every sampler. `expand` and
+    `roll` run under the buffer's lock, `finish` outside it, maybe in another thread: a unit keeps no state that a batch
+    changes.
+    """
+
+    episodes: Episodes | None = None
+    """Where episodes begin and end; None for a unit that need not know."""
+    rank: int = 0
+    """Where it stands in a chain: units of lower rank change the plan first; two of one rank exclude each other."""
+
+    @property
+    def need(self) -> int:
+        """Rows that a row must have in its episode, from itself on, to be drawn at all."""
+        return 1
+
+    @property
+    def span(self) -> int:
+        """Rows of one lane that a window takes: a capacity below that is refused."""
+        return 1
+
+    @abstractmethod
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
+        """Return the plan changed: other records, or other rows to read for some fields. No data is at hand.
+
+        The same arguments give the same plan.
+
+        Args:
+            plan: of the rows drawn, or as the unit before left it.
+            view: the buffer; `view.episodes` is there where the unit has `episodes`.
+            dice: what `roll` gave.
+        """
+
+    def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor | None:  # noqa: ARG002
+        """Return the random numbers of one batch, if the unit needs any: its only source of chance.
+
+        Args:
+            records: records of the batch.
+            view: the buffer.
+            generator: None stands for torch's global one.
+        """
+        return None
+
+    def finish(self, data: Any, plan: Plan) -> Any:  # noqa: ARG002
+        """Return the finished batch. `data` is fresh memory, nested as rows were put in."""
+        return data
+
+
+def episodes_of(view: View) -> EpisodeTable:
+    """Return the episodes of a view.
+
+    Raises:
+        OptionError: if the buffer keeps none.
+    """
+    if view.episodes is None:
+        msg = "this unit needs to know where episodes end, and its buffer does not: give the buffer episodes=Episodes()"
+        raise OptionError(msg)
+    return view.episodes
+
+
+def require_field(plan: Plan, path: Path, what: str) -> int:
+    """Return the position of a field.
+
+    Raises:
+        KeyMissingError: naming it, what it is for, and the fields there are.
+    """
+    position = plan.find(path)
+    if position is None:
+        known = ", ".join(show_path(leaf.path) for leaf in plan.schema.leaves)
+        msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name the right one"
+        raise KeyMissingError(msg)
+    return position
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Return an integer of at least `least`.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        msg = f"{name} must be an integer of at least {least}, got {value!r}"
+        raise OptionError(msg)
+    return int(value.__index__())

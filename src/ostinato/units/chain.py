@@ -1,0 +1,90 @@
+"""Several units, one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from ostinato.core.boundaries import merge_episodes
+from ostinato.errors import KindError, OptionError
+from ostinato.units.base import SampleUnit
+from ostinato.units.hindsight import Hindsight
+from ostinato.units.nstep import NStep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import Tensor
+
+    from ostinato.core.draw import View
+    from ostinato.core.plan import Plan
+
+__all__ = ["chain_units"]
+
+
+def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit | None:
+    """Return the unit of a buffer: the one given, or the several given as one, in the order of their ranks.
+
+    Raises:
+        KindError: if something is no unit.
+        OptionError: if two units exclude each other.
+    """
+    if given is None:
+        return None
+    units = list(given) if isinstance(given, (list, tuple)) else [given]
+    for unit in units:
+        if not isinstance(unit, SampleUnit):
+            msg = f"sample_unit must be a SampleUnit or a list of them, got {type(unit).__name__}"
+            raise KindError(msg)
+    if len(units) == 1:
+        return units[0]  # type: ignore[no-any-return]
+    units.sort(key=lambda unit: unit.rank)
+    ranks = [unit.rank for unit in units]
+    if not units or len(set(ranks)) < len(ranks):
+        msg = f"sample_unit takes units that do different things, got {units!r}: leave one of the like ones out"
+        raise OptionError(msg)
+    kinds = {type(unit) for unit in units}
+    if {NStep, Hindsight} <= kinds:
+        msg = "NStep and Hindsight exclude each other: the rewards of all n steps would have to be computed for a new goal"
+        raise OptionError(msg)
+    return _Chain(units)
+
+
+@final
+class _Chain(SampleUnit):
+    """Units one after the other: each gets the plan that the one before it made."""
+
+    def __init__(self, units: list[SampleUnit]) -> None:
+        self._units = units
+        self.episodes = merge_episodes([unit.episodes for unit in units])
+
+    def __repr__(self) -> str:
+        """Its units."""
+        return repr(self._units)
+
+    @property
+    def need(self) -> int:
+        """The most that one of them needs."""
+        return max(unit.need for unit in self._units)
+
+    @property
+    def span(self) -> int:
+        """The rows that windows of windows take."""
+        return sum(unit.span - 1 for unit in self._units) + 1
+
+    def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor | None:
+        """Return the random numbers of the one that needs some."""
+        rolled = [unit.roll(records, view, generator) for unit in self._units]
+        return next((dice for dice in rolled if dice is not None), None)
+
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
+        """Let all of them change the plan."""
+        for unit in self._units:
+            plan = unit.expand(plan, view, dice)
+        return plan
+
+    def finish(self, data: Any, plan: Plan) -> Any:
+        """Let all of them finish the batch."""
+        for unit in self._units:
+            data = unit.finish(data, plan)
+        return data

@@ -1,0 +1,136 @@
+"""FrameStack: stacks of the newest frames, made from single frames when they are drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from ostinato.core.boundaries import Episodes, as_path
+from ostinato.core.draw import Request
+from ostinato.core.kinds import show_path
+from ostinato.core.plan import Column, next_path
+from ostinato.errors import OptionError, SchemaError
+from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ostinato.core.boundaries import Key
+    from ostinato.core.draw import View
+    from ostinato.core.episodes import EpisodeTable
+    from ostinato.core.plan import Plan
+
+__all__ = ["FrameStack"]
+
+_PADDINGS = ("repeat", "zeros")
+
+
+@final
+class FrameStack(SampleUnit):
+    """Each observation drawn becomes the stack of the `k` newest frames up to it, the oldest first.
+
+    Rows hold single frames, so nothing is stored `k` times. The field becomes `[B, k, *shape]`; its `next` field, where there is
+    one, becomes the stack that ends with the next frame. No stack reaches back into another episode: before its first
+    row the first frame is repeated, or the stack is filled with zeros.
+
+    Args:
+        k: frames, at least 1.
+        keys: fields to stack; each with its `next` field (`("next", *key)`, or `next_` before its last name) where rows have it.
+        padding: "repeat" or "zeros".
+        merge: join the frames with the first dimension of a frame: `[B, k * C, H, W]` of frames `[C, H, W]`.
+        done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
+
+    Raises:
+        OptionError: for another padding, no keys, or `k` below 1.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import FrameStack, LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=FrameStack(4, ["obs"]), batch_size=2)
+        >>> done = torch.tensor([False] * 5)
+        >>> _ = rb.extend({"obs": torch.zeros(5, 8, 8), "next_obs": torch.zeros(5, 8, 8), "done": done})
+        >>> batch = rb.sample()
+        >>> batch["obs"].shape, batch["next_obs"].shape
+        (torch.Size([2, 4, 8, 8]), torch.Size([2, 4, 8, 8]))
+    """
+
+    rank = 3
+
+    def __init__(
+        self,
+        k: int,
+        keys: Sequence[Key],
+        *,
+        padding: str = "repeat",
+        merge: bool = False,
+        done_key: Key | None = None,
+    ) -> None:
+        self.k = check_count("k", k, 1)
+        self.keys = tuple(as_path(key) for key in ([keys] if isinstance(keys, str) else keys))
+        if not self.keys:
+            msg = "keys must name at least one field to stack, got none"
+            raise OptionError(msg)
+        if padding not in _PADDINGS:
+            msg = f"padding must be one of {list(_PADDINGS)}, got {padding!r}"
+            raise OptionError(msg)
+        self.padding = padding
+        self.merge = bool(merge)
+        self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+
+    def __repr__(self) -> str:
+        """Options."""
+        keys = [key[0] if len(key) == 1 else key for key in self.keys]
+        return f"FrameStack(k={self.k}, keys={keys}, padding={self.padding!r}, merge={self.merge})"
+
+    @property
+    def span(self) -> int:
+        """Rows of a stack."""
+        return self.k
+
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
+        """Read the frames before each frame as well."""
+        table, known = episodes_of(view), {leaf.path for leaf in plan.schema.leaves}
+        columns: dict[int, Column] = {}
+        seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        for path in self.keys:
+            frame = require_field(plan, path, "frames to stack")
+            if self.merge and not plan.schema.leaves[frame].shape:
+                msg = f"merge=True needs frames with a first dimension, {show_path(path)} has none: leave merge out"
+                raise SchemaError(msg)
+            columns[frame] = self._stack(plan, frame, table, seen)
+            after = next_path(path, known)
+            if after is not None:
+                columns[position] = self._stack_next(plan, frame, position := plan.find(after), table, seen)
+        return plan.with_columns(columns)
+
+    def _window(
+        self, slots: Tensor, back: int, table: EpisodeTable, seen: dict[tuple[int, int], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the `back` rows before each slot, and itself; fields that end at the same rows share them."""
+        key = (id(slots), back)
+        if key not in seen:
+            seen[key] = table.window(slots, back, 0)
+        return seen[key]
+
+    def _stack(self, plan: Plan, frame: int, table: EpisodeTable, seen: dict) -> Column:
+        rows, valid = self._window(plan.columns[frame].request.slots, self.k - 1, table, seen)
+        return self._column(Request(frame, rows.reshape(-1)), valid)
+
+    def _stack_next(self, plan: Plan, frame: int, after: int, table: EpisodeTable, seen: dict) -> Column:
+        """The stack that ends with the next frame: `k - 1` frames up to the row, and what follows it."""
+        ends = plan.columns[after].request.slots
+        if self.k == 1:
+            return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
+        rows, valid = self._window(ends, self.k - 2, table, seen)
+        pick = torch.zeros(ends.shape[0], self.k, dtype=torch.bool, device=ends.device)
+        pick[:, -1] = True
+        slots = torch.cat([rows, ends[:, None]], 1)
+        valid = torch.cat([valid, pick[:, -1:]], 1)
+        return self._column(Request(frame, slots.reshape(-1), after, pick.reshape(-1)), valid)
+
+    def _column(self, request: Request, valid: Tensor) -> Column:
+        blank = ~valid if self.padding == "zeros" else None
+        return Column(request, (self.k,), None, blank, self.merge)

@@ -1,0 +1,155 @@
+"""NStep: transitions over n steps, made from single steps when they are drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from ostinato.core.boundaries import Episodes, as_path
+from ostinato.core.draw import Request
+from ostinato.core.kinds import show_path
+from ostinato.core.plan import Column
+from ostinato.errors import OptionError, SchemaError
+from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ostinato.core.boundaries import Key
+    from ostinato.core.draw import View
+    from ostinato.core.plan import Plan
+    from ostinato.core.rows import Path, Schema
+
+__all__ = ["NStep"]
+
+_FLAGS = frozenset({"done", "terminated", "truncated"})
+
+
+@final
+class NStep(SampleUnit):
+    """Each row drawn becomes the transition over the next `n` steps of its episode.
+
+    With `k` the steps taken, `n` or as many as the episode has from the row on, the reward is `sum_{i<k} gamma^i r_{t+i}`
+    (Sutton 1988; Hessel et al. 2018, section 3), and everything after the step (`next` observation, `done`,
+    `terminated`, `truncated`) is that of step `t + k - 1`. So a return stops at a termination; at a truncation, at the newest row
+    of a running episode and at the write cursor it stops as well, and the target bootstraps from the true last observation:
+    `reward + gamma * (1 - terminated) * value(next)`, with the field `gamma` of the batch, `gamma^k` `[B]`. The batch also has
+    `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` may be set at any time; they hold from the next draw on.
+
+    Args:
+        n: most steps, at least 1.
+        gamma: discount of one step, in [0, 1].
+        reward_key: field of the reward, floating; None is `("next", "reward")`, or `reward` where that is not there.
+        next_keys: fields that belong to the end of the step; None takes all under `next` but the reward, or where there are
+            none, those whose name begins with `next_`, and the flags `done`, `terminated` and `truncated`.
+        done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
+
+    Raises:
+        OptionError: for numbers out of range.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, NStep, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=NStep(3, 0.5), batch_size=1)
+        >>> done = torch.tensor([False, False, False, True])
+        >>> _ = rb.extend({"obs": torch.arange(4.0), "reward": torch.ones(4), "next_obs": torch.arange(1.0, 5.0), "done": done})
+        >>> batch = rb.sample()
+        >>> bool(batch["next_obs"] == batch["obs"] + batch["steps_to_next_obs"])
+        True
+    """
+
+    rank = 1
+
+    def __init__(
+        self,
+        n: int,
+        gamma: float,
+        *,
+        reward_key: Key | None = None,
+        next_keys: Sequence[Key] | None = None,
+        done_key: Key | None = None,
+    ) -> None:
+        self.n = n
+        self.gamma = gamma
+        self.reward_key = reward_key
+        self.next_keys = next_keys
+        self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
+        self._reward = None if reward_key is None else as_path(reward_key)
+        self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
+        self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
+
+    def __repr__(self) -> str:
+        """Options."""
+        return f"NStep(n={self._n}, gamma={self._gamma:g})"
+
+    @property
+    def n(self) -> int:
+        """Most steps of a transition."""
+        return self._n
+
+    @n.setter
+    def n(self, value: int) -> None:
+        self._n = check_count("n", value, 1)
+
+    @property
+    def gamma(self) -> float:
+        """Discount of one step."""
+        return self._gamma
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        number = float(value)
+        if not 0.0 <= number <= 1.0:
+            msg = f"gamma must be in [0, 1], got {value!r}"
+            raise OptionError(msg)
+        self._gamma = number
+
+    @property
+    def span(self) -> int:
+        """Rows of a window."""
+        return self._n
+
+    def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
+        """Read the reward of all steps, and what follows the last one."""
+        reward, after = self._find(plan)
+        n, device = self._n, plan.records.device
+        rows, valid = episodes_of(view).window(plan.records, 0, n - 1)
+        steps = valid.sum(1)
+        powers = torch.pow(self._gamma, torch.arange(n + 1, device=device, dtype=torch.float64)).to(torch.float32)
+        last = rows[:, -1].contiguous()
+        columns = {position: Column(Request(position, last)) for position in after}
+        columns[reward] = Column(Request(reward, rows.reshape(-1)), (n,), valid * powers[:n])
+        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers[steps]}
+        return plan.with_columns(columns)._replace(fields=fields)
+
+    def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
+        """Return the positions of the reward, and of the fields after the step; looked up once for each schema."""
+        schema, reward, after = self._roles
+        if schema is plan.schema:
+            return reward, after
+        paths = [leaf.path for leaf in plan.schema.leaves]
+        path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
+        reward = require_field(plan, path, "the reward of a step")
+        if not plan.schema.leaves[reward].dtype.is_floating_point:
+            msg = (
+                f"{show_path(path)} must be floating, to add up discounted rewards, got {plan.schema.leaves[reward].dtype}: "
+                "convert it before writing"
+            )
+            raise SchemaError(msg)
+        if self._next is None:
+            after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, paths))
+        else:
+            after = tuple(require_field(plan, other, "a field after the step") for other in self._next)
+        self._roles = (plan.schema, reward, after)
+        return reward, after
+
+
+def _follows(path: Path, paths: list[Path]) -> bool:
+    """Whether a field belongs to the end of its step, by its name."""
+    if any(other[:1] == ("next",) for other in paths):
+        return path[:1] == ("next",)
+    last = path[-1] if path else None
+    return isinstance(last, str) and (last.startswith("next_") or last in _FLAGS)
