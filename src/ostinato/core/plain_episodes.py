@@ -1,0 +1,370 @@
+"""The episode table in numpy and Python, for processes without the compiled part.
+
+What lives here: the same results as `native/episodes.hpp`, bit for bit. What does not: checks of arguments, and the
+documentation of what each call means; both are in `core/episodes.py`.
+
+An episode is a record. Its rows present are known by arithmetic while they lie `stride` slots apart, and by a list
+of slots from the first row on that breaks the pattern.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Ints: TypeAlias = npt.NDArray[np.int64]
+    Bools: TypeAlias = npt.NDArray[np.bool_]
+
+__all__ = ["CUT", "ENDED", "OPEN", "PlainEpisodes"]
+
+OPEN, ENDED, CUT = 0, 1, 2
+"""An episode goes on, was closed by its last row, or was cut off by a row that belongs to no episode."""
+
+_LANE, _ID = 0, 1  # what the key of an open episode is
+
+_RECORD = np.dtype(
+    [
+        ("first", np.int64),  # slot of the oldest row present
+        ("last", np.int64),
+        ("stride", np.int64),  # slots from row to row; 0 with fewer than two rows
+        ("begin", np.int64),  # rows that were overwritten
+        ("length", np.int64),  # rows present
+        ("serial", np.int64),
+        ("key", np.int64),
+        ("kind", np.uint8),
+        ("status", np.uint8),
+        ("listed", np.bool_),
+    ]
+)
+
+
+class _Ranks(NamedTuple):
+    """The rows that can start a window, counted up over the records."""
+
+    weights: Ints
+    ends: Ints  # running sums of the weights
+    eligible: Ints  # records with a weight above zero
+
+    @property
+    def total(self) -> int:
+        return int(self.ends[-1]) if self.ends.size else 0
+
+
+class _List(NamedTuple):
+    """Slots of an episode whose rows do not lie evenly: those of its rows number `before`, `before + 1`, ..."""
+
+    before: int
+    slots: array[int]
+
+    def view(self) -> Ints:
+        return np.frombuffer(self.slots, dtype=np.int64)
+
+
+@final
+class PlainEpisodes:
+    """Episode and position of every slot. Arguments are numpy arrays that were checked before."""
+
+    def __init__(self, capacity: int, lanes: int) -> None:
+        self.capacity = capacity
+        self.lanes = lanes
+        self.serial = 0  # episodes that ever began
+        self._needs: list[int] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows; serial numbers and registered needs stay."""
+        self.cursor = self.present = self.rows = self.records = 0
+        self._episode = np.full(self.capacity, -1, dtype=np.int32)
+        self._number = np.zeros(self.capacity, dtype=np.int64)  # position in the episode, overwritten rows counted
+        self._table = np.zeros(16, dtype=_RECORD)
+        self._free: list[int] = []  # taken from the end
+        self._open: tuple[dict[int, int], dict[int, int]] = ({}, {})  # by lane, and by id
+        self._lists: dict[int, _List] = {}
+        self._ranks: dict[int, _Ranks] = {}
+
+    @property
+    def count(self) -> int:
+        """Episodes with rows present."""
+        return self.records - len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        lists = sum(x.slots.itemsize * len(x.slots) for x in self._lists.values())
+        return self._episode.nbytes + self._number.nbytes + self._table.nbytes + lists
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def note(self, start: int, rows: int, skip: int, ends: Bools | None, ids: Ints | None, mask: Bools | None) -> None:
+        """First all rows leave that are overwritten, then the new ones come; records left empty are freed last."""
+        slots = (start + np.arange(rows)) % self.capacity
+        touched = self._leave(slots)
+        if skip:
+            self._pass_over((slots[0] - skip) % self.capacity, skip, ends, ids, mask)
+        ends = None if ends is None else ends[skip:]
+        ids = None if ids is None else ids[skip:]
+        mask = None if mask is None else mask[skip:]
+        streams = self._streams(slots, ids)
+        for chunk in _chunks(streams, ends, mask):
+            at = slots[chunk]
+            key, row = int(streams[chunk[0]]), int(chunk[-1])
+            if mask is not None and not mask[row]:
+                self._episode[at] = -1
+                self._close(key, CUT, ids is not None)
+                continue
+            self._append(self._find_open(key, ids is not None), at)
+            if ends is not None and ends[row]:
+                self._close(key, ENDED, ids is not None)
+        for record in touched:
+            if not self._table["length"][record]:
+                self._drop(record)
+        self.cursor = (start + rows) % self.capacity
+        self.present = min(self.capacity, self.present + rows)
+        self._ranks.clear()
+
+    def _streams(self, slots: Ints, ids: Ints | None) -> Ints:
+        return slots % self.lanes if ids is None else ids
+
+    def _leave(self, slots: Ints) -> list[int]:
+        """Take the rows in these slots, oldest first, from their episodes; return the episodes in that order."""
+        old = self._episode[slots]
+        records, firsts, counts = np.unique(old[old >= 0], return_index=True, return_counts=True)
+        for record, count in zip(records.tolist(), counts.tolist(), strict=True):
+            row = self._table[record]
+            row["begin"] += count
+            row["length"] -= count
+            self.rows -= count
+            if not row["length"]:
+                row["stride"], row["listed"] = 0, False
+                self._lists.pop(record, None)
+            elif row["listed"]:
+                row["first"] = self._trim(record, int(row["begin"]))
+            else:
+                row["first"] = (row["first"] + count * row["stride"]) % self.capacity
+        return [int(record) for record in records[np.argsort(firsts)]]
+
+    def _trim(self, record: int, begin: int) -> int:
+        """Forget slots that were overwritten once they are the larger part; return the first one left."""
+        before, slots = self._lists[record]
+        gone = begin - before
+        first = slots[gone]
+        if gone > len(slots) // 2:
+            del slots[:gone]
+            self._lists[record] = _List(begin, slots)
+        return first
+
+    def _pass_over(self, start: int, skip: int, ends: Bools | None, ids: Ints | None, mask: Bools | None) -> None:
+        """Rows that are never stored close episodes all the same."""
+        streams = self._streams((start + np.arange(skip)) % self.capacity, None if ids is None else ids[:skip])
+        closing = np.zeros(skip, dtype=np.bool_)
+        if ends is not None:
+            closing |= ends[:skip]
+        if mask is not None:
+            closing |= ~mask[:skip]
+        for key in streams[closing].tolist():
+            self._close(key, CUT, ids is not None)  # no row of it is left, so nobody will see how it was closed
+
+    def _find_open(self, key: int, by_id: bool) -> int:  # noqa: FBT001
+        found = self._open[by_id].get(key)
+        if found is not None:
+            return found
+        if self._free:
+            record = self._free.pop()
+        else:
+            record = self.records
+            self.records += 1
+            if record == self._table.shape[0]:
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self.serial += 1
+        self._table[record] = (0, 0, 0, 0, 0, self.serial, key, by_id, OPEN, False)
+        self._open[by_id][key] = record
+        return record
+
+    def _close(self, key: int, status: int, by_id: bool) -> None:  # noqa: FBT001
+        record = self._open[by_id].pop(key, None)
+        if record is not None:
+            self._table["status"][record] = status
+
+    def _append(self, record: int, slots: Ints) -> None:
+        row = self._table[record]
+        count, length = slots.shape[0], int(row["length"])
+        if not length:
+            row["first"] = slots[0]
+        if not row["listed"]:
+            steps = np.diff(np.concatenate([[row["last"]], slots]) if length else slots) % self.capacity
+            if length < 2:
+                row["stride"] = steps[0] if steps.size else 0
+            if steps.size and (steps != row["stride"]).any():
+                known = (row["first"] + row["stride"] * np.arange(length)) % self.capacity
+                self._lists[record] = _List(int(row["begin"]), array("q", known.astype(np.int64).tobytes()))
+                row["listed"] = True
+        if row["listed"]:
+            self._lists[record].slots.frombytes(slots.tobytes())
+        self._episode[slots] = record
+        self._number[slots] = int(row["begin"]) + length + np.arange(count)
+        row["last"] = slots[-1]
+        row["length"] += count
+        self.rows += count
+
+    def _drop(self, record: int) -> None:
+        row = self._table[record]
+        if row["status"] == OPEN:
+            del self._open[int(row["kind"])][int(row["key"])]
+        self._table[record] = np.zeros((), dtype=_RECORD)
+        self._free.append(record)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def ahead(self, slots: Ints) -> Ints:
+        """Rows that follow each one."""
+        record = self._episode[slots]
+        row = self._table[record]
+        left = row["length"] - 1 - (self._number[slots] - row["begin"])
+        return np.where(record >= 0, left, -1)
+
+    def behind(self, slots: Ints) -> Ints:
+        """Rows present before each one."""
+        record = self._episode[slots]
+        return np.where(record >= 0, self._number[slots] - self._table["begin"][record], -1)
+
+    def shift(self, slots: Ints, steps: Ints) -> Ints:
+        """Slots that lie `steps[i]` on."""
+        return self._move(slots, steps[:, None])[0][:, 0]
+
+    def window(self, slots: Ints, before: int, after: int, dilation: int) -> tuple[Ints, Bools]:
+        """Slots around each one, and whether they are in the episode."""
+        return self._move(slots, (np.arange(-before, after + 1) * min(dilation, self.capacity))[None])
+
+    def _move(self, slots: Ints, steps: Ints) -> tuple[Ints, Bools]:
+        """Slots `[n, T]` that lie `steps` (`[n, T]` or `[1, T]`) on, and whether they are in the episode."""
+        record = self._episode[slots]
+        known = record >= 0
+        row = self._table[record]
+        length = np.where(known, row["length"], 1)  # a row of no episode is one by itself
+        at = np.where(known, self._number[slots] - row["begin"], 0)
+        most = self.capacity
+        wanted = at[:, None] + steps.clip(-most, most)
+        found = wanted.clip(0, (length - 1)[:, None])
+        out = self._locate(np.where(known, record, -1), found)
+        return np.where(known[:, None], out, slots[:, None]), wanted == found
+
+    def _locate(self, records: Ints, positions: Ints) -> Ints:
+        """The slots of the rows at these positions `[n, T]` of the episodes `[n]`, whatever for record -1."""
+        row = self._table[records]
+        out: Ints = (row["first"][:, None] + row["stride"][:, None] * positions) % self.capacity
+        for i in np.flatnonzero(row["listed"] & (records >= 0)).tolist():
+            before, _ = held = self._lists[int(records[i])]
+            out[i] = held.view()[row["begin"][i] - before + positions[i]]
+        return out
+
+    def ended(self, slots: Ints) -> Bools:
+        """Whether each row was written with an end flag."""
+        record = self._episode[slots]
+        row = self._table[record]
+        out: Bools = (record >= 0) & (row["status"] == ENDED) & (row["last"] == slots)
+        return out
+
+    def spans(self) -> tuple[Ints, Ints, Bools, Ints]:
+        """First slots, rows, whether ended, serials; the episode whose first row is the oldest comes first."""
+        row = self._table[: self.records]
+        row = row[row["length"] > 0]
+        row = row[np.argsort((row["first"] - self.cursor) % self.capacity)]
+        return row["first"], row["length"], row["status"] == ENDED, row["serial"]
+
+    # -- draws --------------------------------------------------------------------------------------------------------
+
+    def register(self, need: int) -> int:
+        """Return the number by which the draws for `need` are called."""
+        self._needs.append(need)
+        return len(self._needs) - 1
+
+    def start_rows(self, handle: int) -> int:
+        """Rows that can start a window."""
+        return self._ranks_of(handle).total
+
+    def start_episodes(self, handle: int) -> int:
+        """Episodes with such a row."""
+        return int(self._ranks_of(handle).eligible.shape[0])
+
+    def _ranks_of(self, handle: int) -> _Ranks:
+        found = self._ranks.get(handle)
+        if found is None:
+            weights = np.maximum(self._table["length"][: self.records] - (self._needs[handle] - 1), 0)
+            found = self._ranks[handle] = _Ranks(weights, np.cumsum(weights), np.flatnonzero(weights))
+        return found
+
+    def draw(self, handle: int, randoms: Ints) -> Ints:
+        """Such rows by their ranks."""
+        ranks = self._ranks_of(handle)
+        rank = _scale(randoms, ranks.total)
+        record = np.searchsorted(ranks.ends, rank, side="right")
+        position = rank - (ranks.ends[record] - ranks.weights[record])
+        return self._locate(record, position[:, None])[:, 0]
+
+    def draw_episodes(self, handle: int, randoms: Ints) -> Ints:
+        """Episodes by their ranks, then rows of them."""
+        ranks = self._ranks_of(handle)
+        n = randoms.shape[0] // 2
+        record = ranks.eligible[_scale(randoms[:n], ranks.eligible.shape[0])]
+        position = _scale(randoms[n:], ranks.weights[record])
+        return self._locate(record, position[:, None])[:, 0]
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, npt.NDArray[Any]]:
+        """Records of the rows present, oldest first; what is known of each record besides its rows; free records."""
+        slots = (self.cursor - self.present + np.arange(self.present)) % self.capacity
+        row = self._table[: self.records]
+        return {
+            "episode": self._episode[slots],
+            "serials": row["serial"].copy(),
+            "keys": np.where(row["status"] == OPEN, row["key"], 0),
+            "kinds": np.where(row["status"] == OPEN, row["kind"], 0).astype(np.uint8),
+            "status": row["status"].copy(),
+            "free": np.array(self._free, dtype=np.int64),
+        }
+
+    def load(self, cursor: int, serial: int, state: dict[str, npt.NDArray[Any]]) -> None:
+        """Take a checked state over; registered needs stay."""
+        self.clear()
+        episode, free = state["episode"], state["free"]
+        self.cursor, self.serial, self.present = cursor, serial, episode.shape[0]
+        self.records, self._free = state["serials"].shape[0], free.tolist()
+        self._table = np.zeros(max(16, self.records), dtype=_RECORD)
+        row = self._table[: self.records]
+        row["serial"], row["key"], row["kind"] = state["serials"], state["keys"], state["kinds"]
+        row["status"] = state["status"]
+        order = np.argsort(episode, kind="stable")
+        order = order[np.searchsorted(episode[order], 0) :]  # rows of no episode come first
+        slots = (cursor - self.present + order) % self.capacity
+        held, firsts = np.unique(episode[order], return_index=True)
+        for record, first, end in zip(held.tolist(), firsts, [*firsts[1:], order.shape[0]], strict=False):
+            self._append(record, slots[first:end])
+            if row["status"][record] == OPEN:
+                self._open[int(row["kind"][record])][int(row["key"][record])] = record
+
+
+def _chunks(streams: Ints, ends: Bools | None, mask: Bools | None) -> list[Ints]:
+    """Rows (numbers) of one stream between two closings, in the order of their first rows."""
+    count = streams.shape[0]
+    order = np.argsort(streams, kind="stable")
+    sorted_streams = streams[order]
+    closing = np.zeros(count, dtype=np.bool_) if ends is None else ends.copy()
+    breaks = sorted_streams[1:] != sorted_streams[:-1]
+    if mask is not None:
+        closing |= ~mask
+        breaks |= ~mask[order[1:]]  # a row of no episode is a chunk by itself
+    breaks |= closing[order[:-1]]
+    chunks = np.split(order, np.flatnonzero(breaks) + 1) if count else []
+    return sorted(chunks, key=lambda chunk: int(chunk[0]))
+
+
+def _scale(randoms: Ints, totals: int | Ints) -> Ints:
+    """`randoms * totals >> 63` for randoms of 63 bits and totals of 31, in two halves."""
+    high, low = (randoms >> 31) & 0xFFFFFFFF, randoms & 0x7FFFFFFF
+    return np.asarray((high * totals + ((low * totals) >> 31)) >> 32, dtype=np.int64)
