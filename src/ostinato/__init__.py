@@ -7,9 +7,11 @@ from ostinato.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from ostinato.core.boundaries import Episodes
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
+from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
 from ostinato.writers import (
     ImmutableDatasetWriter,
     RoundRobinWriter,
@@ -22,11 +24,15 @@ __all__ = [
     "BufferStats",
     "Cast",
     "Compose",
+    "Episodes",
     "Exclude",
+    "FrameStack",
+    "Hindsight",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "NStep",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "RandomSampler",
@@ -34,9 +40,11 @@ __all__ = [
     "ReplayBuffer",
     "RewardScale",
     "RoundRobinWriter",
+    "SampleUnit",
     "Sampler",
     "SamplerWithoutReplacement",
     "Select",
+    "Sequence",
     "Storage",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
@@ -44,5 +52,6 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "ToDevice",
+    "Transition",
     "Writer",
 ]

@@ -46,6 +46,7 @@ def engine_state(
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
         "pending": [_show_ticket(ticket) for ticket in (*queued, *engine.pending)],
+        **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
 
 
@@ -76,11 +77,12 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         used = engine.stamps.written > 0
         _load_parts(engine, state, transform)
         engine.era += used  # batches drawn before the load are of other rows, whatever their stamps
-        engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]))
+        engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
         engine.pending.clear()
-        engine.pending.extend(
-            Ticket(draw, engine.stamps.written, last, engine.stamps, rng) for draw, last, rng in pending
-        )
+        for ticket in pending:
+            again = engine.expand_again(ticket._replace(serial=engine.stamps.written, stamps=engine.stamps))
+            if again is not None:
+                engine.pending.append(again)
         engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
         engine.rows_since_empty = int(state["rows_since_empty"])
         if generator is not None:
@@ -89,7 +91,7 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
 
 def _check_state(
     engine: Engine, state: dict[str, Any], batch_size: int | None
-) -> tuple[list[tuple[Draw, bool, Tensor | None]], torch.Generator | None]:
+) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
     _check_form(engine, state)
     for name in ("sampler", "writer"):
@@ -107,7 +109,7 @@ def _check_state(
         as_sampler(engine.sampler).check_state(state["sampler"]["state"], _saved_rows(state))
     _ = [state["stamps"][key] for key in ("written", "base", "cursor", "array")], state["transforms"]
     rows = _saved_rows(state)
-    pending = [_read_ticket(ticket, rows, engine.storage.device) for ticket in state["pending"]]
+    pending = [_read_ticket(ticket, rows, engine) for ticket in state["pending"]]
     generator = None
     if state["generator"] is not None:
         generator = torch.Generator(engine.storage.device)
@@ -162,19 +164,23 @@ def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> No
 def _show_ticket(ticket: Ticket) -> dict[str, Any]:
     draw = ticket.draw
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
-    return state if draw.stamps is None else {**state, "stamps": draw.stamps}
+    more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
+    return {**state, **{name: value for name, value in more.items() if value is not None}}
 
 
-def _read_ticket(state: dict[str, Any], rows: int, device: torch.device) -> tuple[Draw, bool, Tensor | None]:
+def _read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
+    device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
         msg = f"the checkpoint holds queued draws of slots beyond its {rows} rows: it is damaged"
         raise CheckpointError(msg)
-    weights, stamps = (None if x is None else x.to(device).clone() for x in (state["weights"], state.get("stamps")))
-    if any(x is not None and x.shape != slots.shape for x in (weights, stamps)):
+    kept = [state["weights"], *(state.get(name) for name in ("stamps", "lengths", "dice"))]
+    weights, stamps, lengths, dice = (None if x is None else x.to(device).clone() for x in kept)
+    if any(x is not None and x.shape != slots.shape for x in (weights, stamps, lengths)):
         msg = f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or stamps"
         raise CheckpointError(msg)
-    return Draw(slots, weights, None, stamps), bool(state["last"]), state["rng"]
+    draw = Draw(slots, weights, None, stamps, lengths)
+    return Ticket(draw, 0, bool(state["last"]), engine.stamps, state["rng"], None, dice)
 
 
 @final

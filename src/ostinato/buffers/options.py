@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ostinato.core import kinds
+from ostinato.core.boundaries import Episodes
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import Sampler
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_dim",
     "check_drop_last",
+    "check_episodes",
     "check_generator",
     "check_pin",
     "check_prefetch",
@@ -100,6 +102,18 @@ def check_generator(generator: Any) -> torch.Generator | None:
         )
         raise KindError(msg)
     return generator
+
+
+def check_episodes(episodes: Any) -> Episodes | None:
+    """Return how rows tell where episodes end, or None.
+
+    Raises:
+        KindError: for anything else.
+    """
+    if episodes is not None and not isinstance(episodes, Episodes):
+        msg = f"episodes must be an ostinato.Episodes or None, got {type(episodes).__name__}: Episodes(end_key='done')"
+        raise KindError(msg)
+    return episodes
 
 
 def check_pin(pin_memory: bool, storage: Storage) -> bool:  # noqa: FBT001

@@ -13,8 +13,10 @@ from ostinato.samplers import PrioritizedSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ostinato.core.boundaries import Episodes
+    from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
 __all__ = ["PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer"]
@@ -68,6 +70,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         shared: bool = False,
         compilable: bool = False,
         delayed_init: bool = False,
+        sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         own = PrioritizedSampler(made.max_size, alpha, beta, eps, dtype)
@@ -85,6 +89,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             shared=shared,
             compilable=compilable,
             delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            episodes=episodes,
         )
 
 
@@ -138,6 +144,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         shared: bool = False,
         compilable: bool = False,
         delayed_init: bool = False,
+        sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         super().__init__(
@@ -155,4 +163,6 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             shared=shared,
             compilable=compilable,
             delayed_init=delayed_init,
+            sample_unit=sample_unit,
+            episodes=episodes,
         )

@@ -8,11 +8,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers import checkpoint, priorities
-from ostinato.buffers.engine import Engine, require_rows
+from ostinato.buffers.checks import require_rows
+from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
 from ostinato.buffers.options import (
     check_dim,
     check_drop_last,
+    check_episodes,
     check_generator,
     check_pin,
     check_prefetch,
@@ -31,20 +33,23 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.core.draw import Draw, Placement, Run
+from ostinato.core.draw import Placement, Run
 from ostinato.core.select import is_field
 from ostinato.errors import UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
+from ostinato.units import chain_units
 from ostinato.writers import RoundRobinWriter, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
+    from ostinato.core.boundaries import Episodes
+    from ostinato.units import SampleUnit
 
 __all__ = ["ReplayBuffer"]
 
@@ -72,6 +77,9 @@ class ReplayBuffer:
         shared: must be False: a buffer serves one process.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
+        sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
+            change it one after the other; None leaves it a row.
+        episodes: how rows tell where episodes end; None takes what unit and sampler say.
 
     Raises:
         KindError: if a part is not of its base class.
@@ -102,6 +110,8 @@ class ReplayBuffer:
         shared: bool = False,
         compilable: bool = False,  # noqa: ARG002
         delayed_init: bool = False,  # noqa: ARG002
+        sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         refuse_shared(shared=shared)
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
@@ -110,6 +120,8 @@ class ReplayBuffer:
             part("sampler", sampler, Sampler, RandomSampler),
             part("writer", writer, Writer, self._default_writer),
             check_generator(generator),
+            chain_units(sample_unit),
+            check_episodes(episodes),
         )
         self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
@@ -257,6 +269,11 @@ class ReplayBuffer:
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.lanes, index % storage.lanes), -1)
 
+    @property
+    def sample_unit(self) -> SampleUnit | None:
+        """What a drawn row becomes; None if it stays a row."""
+        return self._engine.unit
+
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
         self._feed.drop()
@@ -329,25 +346,29 @@ class ReplayBuffer:
             if batch.ticket.last:
                 return
 
-    def _dress(self, data: Any, ticket: Ticket) -> Any:  # noqa: ARG002
+    def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
         return self._transform.forward(data) if self._transform else data
 
-    def _index(self, ticket: Ticket) -> Any:
-        slots, storage = ticket.draw.slots, self.storage
+    def _index(self, slots: Tensor) -> Any:
+        storage = self.storage
         return slots if storage.ndim == 1 else (slots // storage.lanes, slots % storage.lanes)
 
     def _info(self, batch: Batch) -> dict[str, Any]:
-        draw = batch.ticket.draw
-        return {"index": self._index(batch.ticket), **self._ranks(draw), **(draw.info or {}), **batch.notes}
+        ticket = batch.ticket
+        info = {"index": self._index(ticket.records), **self._ranks(ticket), **(ticket.draw.info or {}), **batch.notes}
+        if "anchor_index" in info:
+            info["anchor_index"] = self._index(info["anchor_index"])
+        return info
 
-    def _ranks(self, draw: Draw) -> dict[str, Tensor]:
+    def _ranks(self, ticket: Ticket) -> dict[str, Tensor]:
         """What samples of prioritized buffers carry beside their index."""
+        draw = ticket.draw
         if draw.weights is None:
             return {}
-        ranks = {"priority_weight": draw.weights}
+        ranks = {"priority_weight": ticket.per_record(draw.weights)}
         if draw.stamps is not None:
-            ranks["index_generation"] = priorities.generation(self._engine, draw.stamps)
+            ranks["index_generation"] = ticket.per_record(priorities.generation(self._engine, draw.stamps))
         return ranks
 
     def __len__(self) -> int:

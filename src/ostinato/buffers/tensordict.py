@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorDictReplayBuffer"]
 
-_OWN_KEYS = ("index", "priority_weight", "index_generation")
+_OWN_KEYS = (
+    "index",
+    "priority_weight",
+    "index_generation",
+    "validity_mask",
+    "learning_mask",
+    "sequence_id",
+    "step_in_sequence",
+    "anchor_index",
+)
 """Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
 
 
@@ -84,11 +93,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
         return super().sample(batch_size, return_info)
 
-    def _dress(self, data: Any, ticket: Ticket) -> Any:
-        data = super()._dress(data, ticket)
+    def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
+        data = super()._dress(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket), **self._ranks(ticket.draw)})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **self._ranks(ticket)})
+            if notes:
+                kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
+
+    def _shown(self, key: Any, value: Tensor) -> Tensor:
+        return self._flat_index(value) if key == "anchor_index" else value
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that stand under its `priority_key`.
@@ -110,11 +124,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
         index, priority, stamps = priorities.from_batch(data, self._priority_key, reduce, self.storage.ndim)
         priorities.update(self._engine, index, priority, stamps)
 
-    def _flat_index(self, ticket: Ticket) -> Tensor:
+    def _flat_index(self, slots: Tensor) -> Tensor:
         import torch
 
-        index = self._index(ticket)
+        index = self._index(slots)
         return torch.stack(index, -1) if isinstance(index, tuple) else index
+
+
+def _as_path(key: Any) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
 
 
 def _without_own(row: Any) -> Any:

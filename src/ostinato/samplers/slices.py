@@ -1,0 +1,247 @@
+"""Slice samplers: pieces of episodes, drawn episode by episode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, final
+
+import torch
+
+from ostinato.core.draw import Draw
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.samplers.base import Sampler
+from ostinato.samplers.slicing import (
+    TOP,
+    SliceOptions,
+    Slicing,
+    check_ignored,
+    episodes_of,
+    slice_episodes,
+)
+from ostinato.samplers.uniform import SamplerWithoutReplacement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ostinato.core.boundaries import Key
+    from ostinato.core.draw import View
+    from ostinato.core.plan import Plan
+    from ostinato.core.rows import Path
+
+__all__ = ["SliceSampler", "SliceSamplerWithoutReplacement"]
+
+
+class SliceSampler(Sampler):
+    """Draws slices of episodes: an episode uniformly among those that are long enough, then a start uniformly within it.
+
+    A batch of `num_slices` slices of `slice_len` rows each comes flat, `[num_slices * slice_len, *shape]`. No slice spans two
+    episodes, nor the write cursor, and every start that leaves room for a slice can be drawn. With interleaved rows of
+    several episodes (`traj_key`) a slice follows its own.
+
+    The batch's flags: the last row of each slice is True under `truncated_key` and under `done` beside it, other
+    `done` and all `terminated` flags are those stored; `init_key`, where rows have it, is True on the first row of each slice. They
+    stand in the info of a sample and in TensorDict samples.
+
+    Cost: O(slices), whatever the size of the buffer.
+
+    Args:
+        num_slices: slices in a batch; their length is `batch_size // num_slices`. Exclusive with `slice_len`.
+        slice_len: rows of a slice; a batch has `batch_size // slice_len` of them.
+        end_key: field that ends episodes. Without this and `traj_key`, `("collector", "traj_ids")` or `episode` are taken where
+            rows have them, and with them or alone the usual flags (see `Episodes`).
+        end_keys: several of them: any one ends an episode; those that rows lack are left out.
+        traj_key: field with the id of a row's episode.
+        ends: bool `[rows]` for rows that stay as they are; needs `cache_values=True`.
+        trajectories: ids `[rows]`, likewise.
+        cache_values: no effect but to allow these two: boundaries are noted when rows are written, never searched for.
+        truncated_key: see above; None adds no flags.
+        init_key: see above; None leaves the stored flags alone.
+        strict_length: False lets an episode shorter than a slice be drawn too, whole.
+        pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there.
+        span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to one
+            row, a number by so many rows; a pair for each side.
+        compile: must be False; there is nothing to compile.
+        use_gpu: must be False, likewise.
+        replacement: False makes a `SliceSamplerWithoutReplacement` instead.
+
+    Raises:
+        UsageError: if not exactly one of `num_slices` and `slice_len` is given.
+        OptionError: if options exclude each other.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, SliceSampler
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_key="done"), batch_size=6)
+        >>> done = torch.zeros(20, dtype=torch.bool)
+        >>> done[[6, 13, 19]] = True
+        >>> _ = rb.extend({"step": torch.arange(20), "done": done})
+        >>> steps = rb.sample()["step"].view(2, 3)
+        >>> bool((steps.diff() == 1).all())
+        True
+    """
+
+    def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
+        """Make the sampler that `replacement` asks for."""
+        made = cls if replacement or cls is not SliceSampler else SliceSamplerWithoutReplacement
+        return object.__new__(made)  # type: ignore[return-value]
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        pad_output: bool = False,
+        compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
+        span: bool | int | tuple[bool | int, bool | int] = False,
+        use_gpu: bool | torch.device = False,
+        replacement: bool = True,
+    ) -> None:
+        del replacement  # read by __new__
+        check_ignored(compiled=compile, use_gpu=use_gpu)
+        self._slicing = Slicing(
+            SliceOptions(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span)
+        )
+        self.episodes = slice_episodes(end_key, end_keys, traj_key, ends, trajectories, cache_values=cache_values)
+        self.span = 1 if slice_len is None or not strict_length else slice_len
+
+    def __repr__(self) -> str:
+        """Options."""
+        options = self._slicing.options
+        return (
+            f"{type(self).__name__}(num_slices={options.num_slices}, slice_len={options.slice_len}, {self.episodes!r}, "
+            f"strict_length={options.strict_length})"
+        )
+
+    @property
+    def num_slices(self) -> int | None:
+        """Slices in a batch, if that is fixed."""
+        return self._slicing.options.num_slices
+
+    @property
+    def slice_len(self) -> int | None:
+        """Rows of a slice, if that is fixed."""
+        return self._slicing.options.slice_len
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """Draw slices: their first rows and their lengths.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+            OptionError: if the batch size is no multiple.
+        """
+        slicing = self._slicing
+        number, length = slicing.split(batch_size)
+        table = episodes_of(view)
+        starts = table.starts(slicing.need(length))
+        slicing.require(starts.rows, length, table)
+        randoms = torch.randint(0, TOP, (2 * number,), generator=generator, device=view.device)
+        rows = starts.draw_episodes(randoms)
+        if slicing.plain:
+            return Draw(rows, lengths=_constant(length, number, rows))
+        first, lengths = slicing.place(rows, length, view, generator)
+        return Draw(first, lengths=lengths, pad=length if slicing.options.pad_output else 0)
+
+    def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
+        """Return the flags of the slices; see the class."""
+        return self._slicing.marks(plan, data)
+
+
+@final
+class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
+    """Draws slices so that within one pass every episode that is long enough is drawn exactly once.
+
+    The start within the episode is uniform. Writing to the buffer begins a new pass. The last batch of a pass has what is
+    left, unless `drop_last`. An instance of both classes, as TorchRL's is.
+
+    Args:
+        drop_last: leave out the last batch of a pass where it has fewer slices.
+        shuffle: False goes through the episodes by age.
+        **options: see `SliceSampler`; `span` and `pad_output` are not available.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, SliceSamplerWithoutReplacement
+        >>> sampler = SliceSamplerWithoutReplacement(slice_len=2, traj_key="episode")
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=4)
+        >>> _ = rb.extend({"episode": torch.arange(12) // 4})
+        >>> [len(batch["episode"]) for batch in rb]
+        [4, 2]
+    """
+
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **options: Any) -> None:
+        for name in ("span", "pad_output"):
+            if options.get(name):
+                msg = f"{name} is not available without replacement: leave it out, or use SliceSampler"
+                raise OptionError(msg)
+        if options.pop("replacement", False):
+            msg = "SliceSamplerWithoutReplacement draws without replacement, got replacement=True: use SliceSampler"
+            raise OptionError(msg)
+        SliceSampler.__init__(self, **{**options, "cache_values": True})
+        SamplerWithoutReplacement.__init__(self, drop_last=drop_last, shuffle=shuffle)
+        self._firsts = torch.empty(0, dtype=torch.int64)
+        self._seen = -1
+
+    def __repr__(self) -> str:
+        """Options and place in the pass."""
+        return f"{SliceSampler.__repr__(self)[:-1]}, drawn={self._at} of {self._firsts.shape[0]} episodes)"
+
+    def restart(self) -> None:
+        """Begin a new pass with the next draw."""
+        SamplerWithoutReplacement.restart(self)
+        self._seen = -1
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """Draw the next slices of the pass.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+        """
+        slicing = self._slicing
+        number, length = slicing.split(batch_size)
+        if view.stamps.written != self._seen:
+            self._begin(view, length)
+        # its rows are the episodes of the pass, numbered by age
+        episodes = view._replace(rows=self._firsts.shape[0], capacity=self._firsts.shape[0], starts=None)
+        picked = SamplerWithoutReplacement.draw(self, episodes, number, generator).slots
+        first, lengths = slicing.place(self._firsts[picked], length, view, generator)
+        return Draw(first, lengths=lengths)
+
+    def _begin(self, view: View, length: int) -> None:
+        table = episodes_of(view)
+        spans = table.episodes()
+        self._firsts = spans.first[spans.rows >= self._slicing.need(length)].to(view.device)
+        self._slicing.require(self._firsts.shape[0], length, table)
+        SamplerWithoutReplacement.restart(self)
+        self._seen = view.stamps.written
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return order and place in the pass."""
+        return {**SamplerWithoutReplacement.state_dict(self), "firsts": self._firsts, "seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if the state is damaged, or of other options.
+        """
+        firsts = state["firsts"]
+        if firsts.dtype is not torch.int64 or firsts.ndim != 1 or int(state["rows"]) > firsts.shape[0]:
+            msg = "the sampler's state is damaged: it names more episodes than it holds"
+            raise CheckpointError(msg)
+        SamplerWithoutReplacement.load_state_dict(self, state)
+        self._firsts, self._seen = firsts.clone(), int(state["seen"])
+
+
+def _constant(value: int, count: int, like: Tensor) -> Tensor:
+    """Return a number `count` times, without memory for each: a sign that all are equal."""
+    return torch.tensor([value], device=like.device).expand(count)
