@@ -1,4 +1,4 @@
-"""Records that cross walls: `Run` and `Picks` (where rows go), `View` (what a sampler sees), `Draw` (what it drew)."""
+"""Records that cross walls: `Run` and `Picks` (where rows go), `View` and `Draw` (sampling), `Request` (reading)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.stamps import Stamps
 
-__all__ = ["Draw", "Picks", "Placement", "Run", "View"]
+__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View"]
 
 
 class Run(NamedTuple):
@@ -84,6 +84,19 @@ class Draw(NamedTuple):
     weights: Tensor | None = None
     info: dict[str, Any] | None = None
     stamps: Tensor | None = None
+
+
+class Request(NamedTuple):
+    """Rows of one field for a batch: `slots` int64 `[n]` of the leaf number `leaf`, in the schema's order.
+
+    Where `pick` (bool `[n]`) is True, the row is read from the leaf `other` instead, which has the same dtype and
+    shape. Requests that share one slots tensor are cheapest: fields that lie side by side are read together.
+    """
+
+    leaf: int
+    slots: Tensor
+    other: int | None = None
+    pick: Tensor | None = None
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
