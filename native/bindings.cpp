@@ -103,6 +103,12 @@ bool scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, 
     return apart;
 }
 
+void choose(Address slots, Address pick, std::int64_t n, std::int64_t rows, Address out) {
+    if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+    choose_slots(at_address<const std::int64_t>(slots), at_address<const Byte>(pick), n, rows,
+                 at_address<std::int64_t>(out));
+}
+
 void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, Address randoms,
           Address out) {
     if (first < 0 || k < 0 || k > total - first) {
@@ -205,6 +211,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("count", &ostinato::Fields::count)
         .def_prop_ro("rows", &ostinato::Fields::rows);
     m.def("advise_huge_pages", &ostinato::advise, "address"_a, "nbytes"_a);
+    m.def("choose_slots", &ostinato::choose, "slots"_a, "pick"_a, "n"_a, "rows"_a, "out"_a);
     m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
     nb::class_<ostinato::SumTree>(m, "SumTree", "Priorities of slots, drawn in proportion.")

@@ -32,6 +32,13 @@ inline void require_in_range(const std::int64_t* values, std::int64_t n, std::in
     }
 }
 
+/// Slots of a virtual table of two tables of `rows` rows each: those that are picked lie in the second one.
+inline void choose_slots(const std::int64_t* slots, const Byte* pick, std::int64_t n, std::int64_t rows,
+                         std::int64_t* out) {
+    require_in_range(slots, n, rows);
+    for (std::int64_t i = 0; i < n; ++i) out[i] = slots[i] + (pick[i] != 0 ? rows : 0);
+}
+
 class Fields {
 public:
     /// Register a field; returns its position. References to earlier fields stay valid (calls may be

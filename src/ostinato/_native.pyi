@@ -105,6 +105,21 @@ def check_leaves(values: list[Any], dtypes: list[Any], shapes: list[Any], tensor
         TypeError: `tensor_type` is no type, or its attributes are none that tensors have.
     """
 
+def choose_slots(slots: int, pick: int, n: int, rows: int, out: int) -> None:
+    """Slots of two tables put end to end: `out[i] = slots[i] + (rows if pick[i] else 0)`.
+
+    Args:
+        slots: Address of contiguous int64 `[n]`, in [0, rows).
+        pick: Address of contiguous bool `[n]`.
+        n: Number of slots.
+        rows: Rows of each table.
+        out: Address of contiguous int64 `[n]`.
+
+    Raises:
+        IndexError: A slot outside [0, rows); nothing has been written then.
+        ValueError: A negative `n`.
+    """
+
 def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: int) -> None:
     """`k` steps of a Fisher-Yates shuffle of int64 `perm[first:total]`, given out to int64 `out[k]`.
 

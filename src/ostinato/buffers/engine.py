@@ -300,7 +300,7 @@ class Engine:
             raise OptionError(msg)
         plan, dice = start_plan(schema, draw.slots), ticket.dice
         if draw.lengths is not None and view.episodes is not None:
-            plan = slices(plan, view.episodes, draw.lengths)
+            plan = slices(plan, view.episodes, draw)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, self.generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)

@@ -45,7 +45,7 @@ class Episodes:
 
     Args:
         end_key: field of one bool per row, or several of them (a list; an empty one stands for rows without ends).
-        traj_key: field of one integer per row.
+        traj_key: field of one integer per row; with `optional` a list: the first that rows have counts.
         mask_key: field of one bool per row: rows with False belong to no episode, and are never drawn.
         ends: bool `[rows]`, instead of an end key, for a storage whose rows stay as they are.
         trajectories: integers `[rows]`, instead of a trajectory key, likewise.
@@ -61,7 +61,7 @@ class Episodes:
     """
 
     end_key: Key | Sequence[Key] | None = None
-    traj_key: Key | None = None
+    traj_key: Key | Sequence[Key] | None = None
     mask_key: Key | None = None
     ends: Tensor | None = None
     trajectories: Tensor | None = None
@@ -104,8 +104,12 @@ class Episodes:
 
     @property
     def traj_path(self) -> Path | None:
-        """The trajectory key as a path."""
-        return None if self.traj_key is None else as_path(self.traj_key)
+        """The trajectory key as a path; the first of several."""
+        return None if self.traj_key is None else as_path(self._traj_keys[0])
+
+    @property
+    def _traj_keys(self) -> list[Any]:
+        return self.traj_key if isinstance(self.traj_key, list) else [self.traj_key]
 
     @property
     def mask_path(self) -> Path | None:
@@ -133,22 +137,24 @@ class Episodes:
         Raises:
             KeyMissingError: naming the fields that rows lack.
         """
-        if self.end_key is None and self.traj_key is None and not self.fixed:
-            return replace(self, end_key=_flags(known)).resolve(known)
-        missing = [path for path in self.paths if path not in known]
-        if not missing:
+        if self.fixed:
             return self
-        ends = [path for path in self.end_paths if path in known]
-        traj = self.traj_path if self.traj_path in known else None
-        if not self.optional or not (ends or traj) or (self.mask_path is not None and self.mask_path in missing):
-            names = ", ".join(show_path(path) for path in missing)
-            msg = (
-                f"rows have no field {names} to tell where episodes end; they have "
-                f"{', '.join(sorted(show_path(path) for path in known))}: name the field that does (end_key, traj_key, "
-                "done_key)"
-            )
-            raise KeyMissingError(msg)
-        return replace(self, end_key=list(ends) or None, traj_key=traj)  # type: ignore[arg-type]
+        trajs = [as_path(key) for key in self._traj_keys if key is not None and as_path(key) in known]
+        if self.end_key is None and (self.traj_key is None or self.optional):
+            ends = _usual_flags(known) if trajs else _flags(known)
+        else:
+            ends = [path for path in self.end_paths if path in known]
+        traj = trajs[0] if trajs else None
+        missing = [path for path in self.paths if path not in known]
+        if not missing or (self.optional and (ends or traj) and self.mask_path not in missing):
+            return replace(self, end_key=list(ends), traj_key=traj, optional=False)
+        names = ", ".join(show_path(path) for path in missing)
+        msg = (
+            f"rows have no field {names} to tell where episodes end; they have "
+            f"{', '.join(sorted(show_path(path) for path in known))}: name the field that does (end_key, traj_key, "
+            "done_key)"
+        )
+        raise KeyMissingError(msg)
 
 
 def merge_episodes(given: Sequence[Episodes | None]) -> Episodes | None:
@@ -170,16 +176,23 @@ def merge_episodes(given: Sequence[Episodes | None]) -> Episodes | None:
 _FLAGS = ("done", "terminated", "truncated")
 
 
+def _usual_flags(known: set[Path]) -> list[Key]:
+    for level in (("next",), ()):
+        found: list[Key] = [(*level, name) for name in _FLAGS if (*level, name) in known]
+        if found:
+            return found
+    return []
+
+
 def _flags(known: set[Path]) -> list[Key]:
     """Return the flags that end an episode, by their usual names.
 
     Raises:
         KeyMissingError: if there are none.
     """
-    for level in (("next",), ()):
-        found = [(*level, name) for name in _FLAGS if (*level, name) in known]
-        if found:
-            return list(found)
+    found = _usual_flags(known)
+    if found:
+        return found
     msg = (
         f"rows have no field done, terminated or truncated, under 'next' or at the root, to tell where episodes end; they "
         f"have {', '.join(sorted(show_path(path) for path in known))}: name the field that does, as in "
@@ -216,10 +229,11 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
     Raises:
         SchemaError: if a row has several values, or they are no integers.
     """
-    if values.is_floating_point() or values.is_complex():
+    ids = _one_each(values, path, rows).cpu()
+    if ids.is_complex() or (ids.is_floating_point() and bool((ids != ids.floor()).any())):
         msg = f"{show_path(path)} must hold integers (the episode of each row), got {values.dtype}"
         raise SchemaError(msg)
-    return _one_each(values, path, rows).to("cpu", torch.int64)
+    return ids.to(torch.int64)
 
 
 def _one_each(values: Tensor, path: Path, rows: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Records that cross walls: `Run` and `Picks` (where rows go), `View` (what a sampler sees), `Draw` (what it drew)."""
+"""Records that cross walls: `Run` and `Picks` (where rows go), `View` and `Draw` (sampling), `Request` (reading)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Draw(NamedTuple):
     """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
 
     Stamps, int64, tell a later priority whether the row that it is for has been replaced. Where `lengths` is given,
-    int64 `[B]`, each slot is the first one of a slice of so many rows of its episode.
+    int64 `[B]`, each slot is the first one of a slice of so many rows of its episode, whose last row is repeated up to
+    `pad` rows if that is not 0.
     """
 
     slots: Tensor
@@ -91,6 +92,20 @@ class Draw(NamedTuple):
     info: dict[str, Any] | None = None
     stamps: Tensor | None = None
     lengths: Tensor | None = None
+    pad: int = 0
+
+
+class Request(NamedTuple):
+    """Rows of one field for a batch: `slots` int64 `[n]` of the leaf number `leaf`, in the schema's order.
+
+    Where `pick` (bool `[n]`) is True, the row is read from the leaf `other` instead, which has the same dtype and
+    shape. Requests that share one slots tensor are cheapest: fields that lie side by side are read together.
+    """
+
+    leaf: int
+    slots: Tensor
+    other: int | None = None
+    pick: Tensor | None = None
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:

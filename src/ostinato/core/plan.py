@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.core.draw import Draw
     from ostinato.core.episodes import EpisodeTable
     from ostinato.core.rows import Path, Schema
 
@@ -50,8 +51,10 @@ class Plan(NamedTuple):
     """Records that each anchor became, where all became as many."""
     owner: Tensor | None = None
     """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
-    notes: dict[str, Tensor] = {}  # noqa: RUF012 (never changed in place)
-    """What there is to say of each record, `[R]`: for the info of a sample."""
+    last: Tensor | None = None
+    """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
+    notes: dict[Any, Tensor] = {}  # noqa: RUF012 (never changed in place)
+    """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
     """What each record has besides its stored fields, `[R]`: for the batch as well."""
 
@@ -72,11 +75,21 @@ class Plan(NamedTuple):
 
     def last_of_each(self) -> Tensor:
         """Return bool `[R]`: which records are the last ones of their anchors."""
+        if self.last is not None:
+            return self.last
         if self.owner is not None:
             return torch.cat([self.owner[1:] != self.owner[:-1], torch.ones_like(self.owner[:1], dtype=torch.bool)])
         last = torch.zeros_like(self.records, dtype=torch.bool)
         last.view(-1, self.repeat)[:, -1] = True
         return last
+
+    def first_of_each(self) -> Tensor:
+        """Return bool `[R]`: which records are the first ones of their anchors."""
+        if self.owner is not None:
+            return torch.cat([torch.ones_like(self.owner[:1], dtype=torch.bool), self.owner[1:] != self.owner[:-1]])
+        first = torch.zeros_like(self.records, dtype=torch.bool)
+        first.view(-1, self.repeat)[:, 0] = True
+        return first
 
     def find(self, path: Path) -> int | None:
         """Return the position of the leaf at a path, None if there is none."""
@@ -97,13 +110,22 @@ def start_plan(schema: Schema, slots: Tensor) -> Plan:
     return Plan(schema, slots, slots, columns)
 
 
-def slices(plan: Plan, table: EpisodeTable, lengths: Tensor) -> Plan:
-    """Let each anchor become the first of `lengths` (int64 `[B]`) rows of its episode."""
-    longest = int(lengths[0]) if lengths.stride(0) == 0 else int(lengths.max())
+def slices(plan: Plan, table: EpisodeTable, draw: Draw) -> Plan:
+    """Let each anchor become the first of its slice's rows; see `Draw`."""
+    lengths = draw.lengths
+    if lengths is None:
+        return plan
+    longest = draw.pad or int(lengths[0] if lengths.stride(0) == 0 else lengths.max())
     rows, _ = table.window(plan.anchors, 0, longest - 1)
-    if lengths.stride(0) == 0:
+    if lengths.stride(0) == 0 and not draw.pad:
         return plan.with_records(rows.reshape(-1), longest)
-    inside = torch.arange(longest, device=rows.device) < lengths[:, None]
+    steps = torch.arange(longest, device=rows.device)
+    inside = steps < lengths[:, None]
+    if draw.pad:
+        padded = rows.gather(1, torch.minimum(steps, lengths[:, None] - 1))
+        last = (steps == lengths[:, None] - 1).reshape(-1)
+        notes = {("collector", "mask"): inside.reshape(-1)}
+        return plan.with_records(padded.reshape(-1), longest)._replace(last=last, notes=notes)
     owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
     return plan.with_records(rows[inside], 1, owner)
 

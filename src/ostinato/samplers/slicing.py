@@ -66,7 +66,7 @@ def slice_episodes(
     if end_keys is not None:
         return Episodes(list(end_keys), traj_key, optional=True)
     if end_key is None and traj_key is None:
-        return Episodes(None, None, optional=True, known_traj_keys=_TRAJ_KEYS)
+        return Episodes(None, list(_TRAJ_KEYS), optional=True)
     return Episodes(end_key, traj_key)
 
 
@@ -167,7 +167,7 @@ class Slicing:
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
         """Return the flags of slices: the last row truncated and done, the first one initial where rows have that flag."""
         out: dict[Path, Tensor] = {}
-        last = plan.last_of_each() if "slice_end" not in plan.notes else plan.notes["slice_end"]
+        last = plan.last_of_each()
         path = self._truncated
         if path is not None:
             done, terminated = (*path[:-1], "done"), (*path[:-1], "terminated")

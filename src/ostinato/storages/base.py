@@ -10,11 +10,11 @@ import torch
 from ostinato.errors import CapacityError, KindError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.draw import Placement, Request
     from ostinato.core.rows import Schema
 
 __all__ = ["Storage", "check_capacity", "check_ndim"]
@@ -109,6 +109,20 @@ class Storage(ABC):
 
         `pin` asks for page-locked memory; storages of Python objects may leave that to the buffer.
         """
+
+    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:  # noqa: ARG002
+        """Return one tensor `[n, *leaf.shape]` for each request; n may differ. Copy.
+
+        What units read: other rows for each field. May run while another thread writes, as `get` may.
+
+        Raises:
+            IndexError: if a slot is out of range.
+            OptionError: if the storage has no fields.
+        """
+        msg = (
+            f"{type(self).__name__} cannot read single fields, which this sample_unit asks for: use a storage of "
+            "tensors (LazyTensorStorage), or sample without sample_unit"
+        )
 
     @property
     def schema(self) -> Schema | None:

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato._backend import native
 from ostinato.core.draw import Run
+from ostinato.storages.bits import as_bits
+from ostinato.storages.fetch import Fetcher, Room, register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.draw import Placement, Request
     from ostinato.core.rows import Flat, Leaf, Schema
     from ostinato.storages.memory import Memory
 
-__all__ = ["Block", "Table", "as_bits", "plan_layout"]
+__all__ = ["Block", "Table", "plan_layout"]
 
 _SMALL_BYTES = 256
 """Fields up to this size share a packed row: a cold row costs cache misses by the line, not by the byte."""
@@ -90,9 +91,10 @@ class Table:
         self.columns = columns
         self.device = columns[0].device
         self._bits = [as_bits(column) for column in columns]
-        self._fields = _register(columns, schema.leaves, capacity)
+        self._fields = register(columns)
+        self._fetcher = Fetcher(columns)
         self._ranges = [_reach(column) for column in columns]
-        self._templates: tuple[int, list[Tensor]] = (-1, [])
+        self._room = Room([(leaf.shape, leaf.dtype) for leaf in schema.leaves])
 
     @property
     def nbytes(self) -> int:
@@ -124,9 +126,20 @@ class Table:
         if is_dynamo_compiling():  # a graph break: addresses are not for a graph
             return torch.compiler.disable(Table.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         rows = slots.shape[0]
-        out = self._empty(rows, pin=pin)
+        out = self._room.make(rows, pin=pin)
         self._fields.gather([slots.data_ptr()], rows, [tensor.data_ptr() for tensor in out])
         return out
+
+    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
+        """Copy other rows for each field: one fresh tensor `[n, *leaf.shape]` for each request.
+
+        Requests of one length take one native call.
+
+        Raises:
+            IndexError: if a slot is out of range; nothing was read.
+            OptionError: if `other` has another dtype or shape than `leaf`, or comes without `pick`.
+        """
+        return self._fetcher.fetch(requests, pin=pin)
 
     def write(self, placement: Placement, flat: Flat, lanes: int = 1) -> None:
         """Copy rows to the slots of a placement: one copy, from wherever the source lies.
@@ -175,26 +188,6 @@ class Table:
         """Return views of the columns."""
         return [column[span] for column in self.columns]
 
-    def _empty(self, rows: int, *, pin: bool) -> list[Tensor]:
-        if pin:
-            return [torch.empty((rows, *leaf.shape), dtype=leaf.dtype, pin_memory=True) for leaf in self.schema.leaves]
-        known, templates = self._templates
-        if known != rows:
-            # empty_like is the cheapest way to a tensor; templates of zero stride take no memory
-            templates = [torch.empty((), dtype=x.dtype).expand(rows, *x.shape) for x in self.schema.leaves]
-            self._templates = (rows, templates)
-        return [torch.empty_like(t) for t in templates]
-
-
-_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def as_bits(tensor: Tensor) -> Tensor:
-    """View a tensor by its bits where torch cannot index its dtype (unsigned integers, 8-bit floats); else as it is."""
-    dtype = tensor.dtype
-    rare = dtype in {torch.uint16, torch.uint32, torch.uint64} or str(dtype).startswith("torch.float8")
-    return tensor.view(_SIGNED[dtype.itemsize]) if rare else tensor
-
 
 def _reach(column: Tensor) -> tuple[int, int]:
     """Addresses that a column's memory spans, the gaps of a packed row included."""
@@ -212,18 +205,6 @@ def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) ->
         inner.insert(0, step)
         step *= size
     return raw.view(leaf.dtype).as_strided((capacity, *leaf.shape), (stride // item, *inner), offset // item)
-
-
-def _register(columns: list[Tensor], leaves: Sequence[Leaf], capacity: int) -> Any:
-    if native is None or columns[0].device.type != "cpu":
-        return None
-    fields = native.Fields()
-    for column, leaf in zip(columns, leaves, strict=True):
-        if not column[:1].is_contiguous():
-            return None  # rows of a borrowed tensor may be strided inside; torch copies those
-        stride = column.stride(0) * leaf.dtype.itemsize if capacity > 1 else max(leaf.nbytes, 1)
-        fields.add([(column.data_ptr(), capacity)], leaf.nbytes, stride)
-    return fields
 
 
 def _copy_run(column: Tensor, source: Tensor, run: Run, lanes: int, row_dims: int) -> None:

@@ -22,9 +22,9 @@ from ostinato.storages.memory import show_bytes
 from ostinato.storages.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.draw import Placement, Request
     from ostinato.core.rows import Path
 
 __all__ = ["TensorStorage"]
@@ -254,6 +254,13 @@ class TensorStorage(Storage):
             return _Payload(flat, {})
         self._late.require_all(slots)
         return _Payload(flat, self._late.get(slots))
+
+    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
+        """Copy other rows for each field: one tensor `[n, *leaf.shape]` for each request.
+
+        Fields added later cannot be asked for: they have no leaf.
+        """
+        return self._require().fetch(requests, pin=pin)
 
     def assemble(self, leaves: list[Tensor], records: Tensor) -> _Payload:
         """Return the payload of a batch whose leaves were fetched; late fields are those of the records."""
