@@ -8,7 +8,14 @@ from ostinato.buffers import (
     TensorDictReplayBuffer,
 )
 from ostinato.core.boundaries import Episodes
-from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
+from ostinato.samplers import (
+    PrioritizedSampler,
+    RandomSampler,
+    Sampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
@@ -45,6 +52,8 @@ __all__ = [
     "SamplerWithoutReplacement",
     "Select",
     "Sequence",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "Storage",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",

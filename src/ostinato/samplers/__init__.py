@@ -2,6 +2,7 @@
 
 from ostinato.samplers.base import PrioritySampler, Sampler
 from ostinato.samplers.prioritized import PrioritizedSampler
+from ostinato.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
-__all__ = ["PrioritizedSampler", "PrioritySampler", "RandomSampler", "Sampler", "SamplerWithoutReplacement"]
+__all__ = ["PrioritizedSampler", "PrioritySampler", "RandomSampler", "Sampler", "SamplerWithoutReplacement", "SliceSampler", "SliceSamplerWithoutReplacement"]

@@ -55,7 +55,6 @@ class RandomSampler(Sampler):
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
-@final
 class SamplerWithoutReplacement(RandomSampler):
     """Passes over the rows: within one pass (epoch) every row present is drawn exactly once.
 
