@@ -111,8 +111,8 @@ void choose(Address slots, Address pick, std::int64_t n, std::int64_t rows, Addr
 
 void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, Address randoms,
           Address out) {
-    if (first < 0 || k < 0 || k > total - first) {
-        throw nb::value_error("first and k must be at least 0 and first + k at most total");
+    if (first < 0 || k < 0 || first > total || (total == 0 && k > 0)) {
+        throw nb::value_error("first must be in [0, total], k at least 0, and 0 where there are no rows");
     }
     nb::gil_scoped_release unlocked;
     shuffle_draw(at_address<std::int64_t>(perm), first, total, k, at_address<const std::int64_t>(randoms),

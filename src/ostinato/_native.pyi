@@ -123,13 +123,13 @@ def choose_slots(slots: int, pick: int, n: int, rows: int, out: int) -> None:
 def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: int) -> None:
     """`k` steps of a Fisher-Yates shuffle of int64 `perm[first:total]`, given out to int64 `out[k]`.
 
-    Step i swaps `perm[i]` with `perm[j]`, `j = i + (randoms[i - first] * (total - i) >> 63)`.
+    Step s swaps `perm[i]`, `i = (first + s) % total`, with `perm[j]`, `j = i + (randoms[s] * (total - i) >> 63)`.
 
     Args:
         perm: Address of int64 `[total]`.
         first: Where the shuffle stands, in [0, total].
         total: Length of the permutation.
-        k: Steps, `first + k <= total`.
+        k: Steps; 0 where `total` is.
         randoms: Address of int64 `[k]`, each uniform in [0, 2**63); the top bit is ignored.
         out: Address of int64 `[k]`.
 
