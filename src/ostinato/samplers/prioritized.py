@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["PrioritizedSampler"]
 
 _MOST_CAPACITY = 2**36
+_WEIGHTS = frozenset({torch.float32, torch.float64})
+"""Dtypes of weights that the compiled part writes."""
 _OPTIONS = ("reduction", "max_priority_within_buffer", "stratified")
 
 
@@ -129,6 +131,11 @@ class PrioritizedSampler(PrioritySampler):
         """Priority that the next new row gets."""
         return self._ledger.default
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for priorities and the tree."""
+        return self._ledger.nbytes
+
     def __repr__(self) -> str:
         """Options and rows."""
         return (
@@ -147,9 +154,13 @@ class PrioritizedSampler(PrioritySampler):
         if self.stratified:
             places = torch.arange(batch_size, dtype=torch.float64, device=view.device)
             uniforms.add_(places).div_(batch_size)
+        compiled = tree.compiled if self.dtype in _WEIGHTS else None
         try:
+            if compiled is not None:
+                slots, weights, stamps = compiled.sample(uniforms, self._beta, self.dtype, view.stamps.numbers())
+                return Draw(slots, weights, None, stamps)
             slots, values = tree.draw(uniforms)
-        except OptionError as error:  # no mass: the only thing that can be wrong with these numbers
+        except (OptionError, ValueError) as error:  # no mass: the only thing that can be wrong with these numbers
             msg = (
                 f"none of the {view.rows} rows has a priority above 0 and eps is 0: give some row a priority, or make "
                 "the sampler with eps > 0"
@@ -198,6 +209,36 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: if a slot is beyond the buffer; nothing is changed.
         """
         self._ledger.assign(slots, priorities, view, keep)
+
+    def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | Tensor:
+        """Give rows the priorities learned for them, but those replaced since. Cost: O(n log rows).
+
+        Raises:
+            PriorityError: for priorities that are negative or not finite; see `assign`.
+            SlotError: without stamps, if a slot is beyond the rows; nothing is changed.
+        """
+        stale = self._ledger.learn(slots, priorities, stamps, view)
+        return super().learn(slots, priorities, stamps, view) if stale is None else stale
+
+    def hide(self, slots: Tensor, view: View) -> None:
+        """Keep rows from being drawn until `show`, whatever priorities they get meanwhile; these are kept.
+
+        Args:
+            slots: int64 `[n]` on the view's device, in `[0, capacity)`; they may hold no row yet.
+            view: the buffer.
+
+        Raises:
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        self._ledger.hide(slots, view)
+
+    def show(self, slots: Tensor, view: View) -> None:
+        """Let rows be drawn again, by the priority that they have; see `hide`.
+
+        Raises:
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        self._ledger.show(slots, view)
 
     def settle(self) -> None:
         """Raise if priorities on a device were bad; they had no effect.
