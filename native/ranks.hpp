@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -13,6 +12,7 @@
 #include <string>
 
 #include "platform.hpp"
+#include "powers.hpp"
 #include "sum_tree.hpp"
 
 namespace ostinato {
@@ -37,16 +37,15 @@ template <typename Weight>
 void sample(const SumTree& tree, const double* uniforms, std::int64_t n, double beta, const Stamps& stamps,
             std::int64_t* slots, Weight* weights, std::int64_t* out) {
     constexpr std::int64_t kChunk = 256;
-    std::array<double, kChunk> values;
+    std::array<double, kChunk> values{};
     const double least = tree.minimum();
     for (std::int64_t first = 0; first < n; first += kChunk) {
         const std::int64_t k = std::min(kChunk, n - first);
         tree.draw(uniforms + first, k, slots + first, values.data());
-        for (std::int64_t i = 0; i < k; ++i) {
-            const double value = values[static_cast<std::size_t>(i)];
-            weights[first + i] = static_cast<Weight>(std::pow(value / least, -beta));
-            out[first + i] = stamps.of(slots[first + i]);
-        }
+        for (double& value : values) value /= least;
+        raise(values.data(), k, -beta);
+        std::copy_n(values.data(), k, weights + first);
+        for (std::int64_t i = first; i < first + k; ++i) out[i] = stamps.of(slots[i]);
     }
 }
 
@@ -58,10 +57,14 @@ struct Ranks {
     double eps;
     double alpha;
 
-    /// `(p + eps) ** alpha`; 0 where `p + eps` is, also for `alpha = 0`.
-    double value(double priority) const {
-        const double sum = priority + eps;
-        return sum > 0 ? (alpha == 1 ? sum : std::pow(sum, alpha)) : 0.0;
+    /// Priorities become `(p + eps) ** alpha`; 0 where `p + eps` is, also for `alpha = 0`.
+    void to_values(double* p, std::int64_t n) const {
+        for (std::int64_t i = 0; i < n; ++i) p[i] += eps;
+        if (alpha == 0) {
+            std::transform(p, p + n, p, [](double sum) { return sum > 0 ? 1.0 : 0.0; });
+        } else {
+            raise(p, n, alpha);
+        }
     }
 };
 
@@ -105,59 +108,68 @@ private:
     static constexpr std::int64_t kAhead = 32;
     static constexpr double kMost = 0x1p960;  // the sum of 2**36 of them is still finite
 
-    void keep(std::int64_t i) {
-        kept_[static_cast<std::size_t>(count_)] = slots_[i];
-        values_[static_cast<std::size_t>(count_++)] = static_cast<double>(priorities_[i]);
-    }
-
     void keep_fresh(const std::int64_t* given, const Stamps& stamps) {
+        std::int64_t count = 0;
         for (std::int64_t i = 0; i < n_; ++i) {
             const std::int64_t slot = slots_[i];
             const bool present = slot >= 0 && slot < ranks_.rows;
-            if (present && given[i] > stamps.base && stamps.of(slot) == given[i]) keep(i);
+            kept_[static_cast<std::size_t>(count)] = slot;  // to stay, if it counts
+            values_[static_cast<std::size_t>(count)] = static_cast<double>(priorities_[i]);
+            count += present && given[i] > stamps.base && stamps.of(slot) == given[i] ? 1 : 0;
         }
-        learned_.stale = n_ - count_;
+        count_ = count;
+        learned_.stale = n_ - count;
     }
 
     void keep_present() {
+        std::int64_t count = 0;
         for (std::int64_t i = 0; i < n_; ++i) {
             const std::int64_t slot = slots_[i];
             if (slot < -1 || slot >= ranks_.rows) {
                 throw std::out_of_range("index " + std::to_string(slot) + " is out of range for " +
                                         std::to_string(ranks_.rows) + " rows");
             }
-            if (slot >= 0) keep(i);
+            kept_[static_cast<std::size_t>(count)] = slot;
+            values_[static_cast<std::size_t>(count)] = static_cast<double>(priorities_[i]);
+            count += slot >= 0 ? 1 : 0;
         }
+        count_ = count;
     }
 
     void check() {
         bool good = true;
+        double given = 0;
         for (std::int64_t i = 0; i < count_; ++i) {
             const double priority = values_[static_cast<std::size_t>(i)];
-            good &= priority >= 0;  // false of NaN
-            learned_.given = priority > learned_.given ? priority : learned_.given;
+            good &= (priority >= 0) & (priority <= std::numeric_limits<double>::max());  // false of NaN
+            given = priority > given ? priority : given;
         }
-        if (!good || !(learned_.given <= std::numeric_limits<double>::max()) ||
-            !(ranks_.value(learned_.given) <= kMost)) {
+        learned_.given = given;
+        ranks_.to_values(&given, 1);
+        if (!good || !(given <= kMost)) {
             throw std::invalid_argument("priorities must be finite, at least 0 and small enough");
         }
     }
 
     void write() {
+        double* kept = ranks_.priorities;
         for (std::int64_t i = 0; i < count_; ++i) {
-            if (i + kAhead < count_) prefetch<true>(ranks_.priorities + kept_[static_cast<std::size_t>(i + kAhead)]);
-            const std::int64_t slot = kept_[static_cast<std::size_t>(i)];
-            double& value = values_[static_cast<std::size_t>(i)];
-            ranks_.priorities[slot] = value + 0.0;  // -0.0 becomes 0.0
-            value = ranks_.hidden != nullptr && ranks_.hidden[slot] != 0 ? 0.0 : ranks_.value(value);
+            if (i + kAhead < count_) prefetch<true>(kept + slot(i + kAhead));
+            kept[slot(i)] = values_[static_cast<std::size_t>(i)] + 0.0;  // -0.0 becomes 0.0
+        }
+        ranks_.to_values(values_.get(), count_);
+        for (std::int64_t i = 0; ranks_.hidden != nullptr && i < count_; ++i) {
+            if (ranks_.hidden[slot(i)] != 0) values_[static_cast<std::size_t>(i)] = 0.0;
         }
         tree_.set(kept_.get(), values_.get(), count_);
     }
 
+    std::int64_t slot(std::int64_t i) const { return kept_[static_cast<std::size_t>(i)]; }
+
     double most() const {
         double most = 0;
         for (std::int64_t i = 0; i < count_; ++i) {
-            most = std::max(most, ranks_.priorities[kept_[static_cast<std::size_t>(i)]]);
+            most = std::max(most, ranks_.priorities[slot(i)]);
         }
         return most;
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
+from ostinato._backend import native
 from ostinato.core.draw import Run
 from ostinato.errors import CheckpointError, PriorityError
 from ostinato.samplers.tree import PriorityTree, Ranks
@@ -284,8 +285,10 @@ class Ledger:
 
     def _build(self, view: View) -> PriorityTree:
         raw, values = (part[: view.capacity].to(view.device) for part in self.content())
-        self._raw = torch.zeros(view.capacity, dtype=torch.float64, device=view.device)
-        self._raw[: raw.shape[0]] = raw
+        self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+        if native is not None and self._raw.is_cpu:
+            native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
+        self._raw.zero_()[: raw.shape[0]] = raw
         if self._hidden is not None:
             hidden = self._hidden[: view.capacity].to(view.device)
             self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
