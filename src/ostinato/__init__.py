@@ -10,6 +10,7 @@ from ostinato.buffers import (
 from ostinato.core.boundaries import Episodes
 from ostinato.samplers import (
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     RandomSampler,
     Sampler,
     SamplerWithoutReplacement,
@@ -42,6 +43,7 @@ __all__ = [
     "NStep",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "RandomSampler",
     "Rename",
     "ReplayBuffer",

@@ -207,6 +207,77 @@ class SumTree:
             ValueError: The total is zero or not finite, or `n` negative.
         """
 
+    def sample(
+        self,
+        uniforms: int,
+        n: int,
+        beta: float,
+        stamps: tuple[int, int, int, int, int, int],
+        slots: int,
+        weights: int,
+        single: bool,
+        out: int,
+    ) -> None:
+        """Draw as `draw` does, with importance weights and stamps.
+
+        Args:
+            uniforms: Address of contiguous float64 `[n]` in [0, 1].
+            n: Draws.
+            beta: Weights are `(leaf / smallest leaf above zero) ** -beta`.
+            stamps: Where stamps come from: address of int64 `[m]`, one for each slot (0 where the slot is beyond),
+                and `m`; or 0 and 0, then a cursor and what to add to a slot before it and from it on. The sixth is
+                for `learn`.
+            slots: Address of contiguous int64 `[n]` for the slots drawn.
+            weights: Address of contiguous float32 or float64 `[n]` for their weights.
+            single: Whether weights are float32.
+            out: Address of contiguous int64 `[n]` for their stamps.
+
+        Raises:
+            ValueError: The total is zero or not finite, or `n` negative, or `stamps` has another length.
+        """
+
+    def learn(
+        self,
+        slots: int,
+        values: int,
+        single: bool,
+        n: int,
+        given: int,
+        stamps: tuple[int, int, int, int, int, int],
+        priorities: int,
+        hidden: int,
+        rows: int,
+        eps: float,
+        alpha: float,
+        within: bool,
+    ) -> tuple[int, float, float, float]:
+        """Give rows priorities `p`, and leaves `(p + eps) ** alpha`, in order: of equal slots the last one wins.
+
+        Args:
+            slots: Address of contiguous int64 `[n]`.
+            values: Address of contiguous float32 or float64 `[n]`: the priorities, finite and at least 0.
+            single: Whether they are float32.
+            n: Rows to update.
+            given: Address of contiguous int64 `[n]`: rows that have another stamp, or are not there, are left alone;
+                0 to ask for none, then slots of -1 are left out.
+            stamps: Where stamps come from, see `sample`; no row has a stamp up to the sixth.
+            priorities: Address of contiguous float64 `[capacity]` that keeps them as they were given.
+            hidden: Address of contiguous bool `[capacity]`, whose leaves stay 0; 0 for none.
+            rows: Rows that are there, at most the capacity.
+            eps: Added to every priority.
+            alpha: Exponent; the leaf is 0 where `p + eps` is, also for `alpha = 0`.
+            within: Whether to find the last two numbers of the answer.
+
+        Returns:
+            How many rows were left alone for their stamp, the largest priority given, and, with `within`, the largest
+            that these rows had before, and have now.
+
+        Raises:
+            IndexError: Without `given`, a slot below -1 or beyond the rows; nothing has been written then.
+            ValueError: A priority that is negative, not finite or makes a leaf above 2**960 (nothing has been written
+                then), or sizes that cannot be.
+        """
+
     def clear(self) -> None:
         """Make all leaves zero."""
 

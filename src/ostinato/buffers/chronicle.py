@@ -97,10 +97,11 @@ class Chronicle:
         found = dict(zip(resolved.paths, storage.fetch(requests), strict=True))
         return _marks(resolved, found, slots.shape[0])
 
-    def compare(self, before: Marks, after: Marks) -> None:
-        """Read the table anew if an edit has moved a boundary."""
+    def moved(self, before: Marks, after: Marks) -> bool:
+        """Return whether an edit has moved a boundary; the table is read anew then."""
         same = all(a is b or (a is not None and torch.equal(a, b)) for a, b in zip(before, after, strict=True))
         self._stale = self._stale or not same
+        return not same
 
     def state_dict(self, storage: Storage) -> dict[str, Any]:
         """Return the table's state."""

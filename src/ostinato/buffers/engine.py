@@ -207,8 +207,8 @@ class Engine:
         self.stamps.touch(slots)
         for change in changes:
             change()
-        if chronicle is not None and before is not None:
-            chronicle.compare(before, chronicle.at(self.storage, slots))
+        if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(self.storage, slots)):
+            self.begin_priorities()  # other rows may be drawn now
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)

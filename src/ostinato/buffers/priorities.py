@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato._backend import native
 from ostinato.core import kinds
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError
 
@@ -29,6 +30,8 @@ __all__ = [
     "update",
 ]
 
+_CPU = torch.device("cpu")
+_INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
 _ERA = 2**44
 """Stamps of a buffer that was loaded over begin anew: batches from before must not fit the new rows."""
@@ -96,26 +99,29 @@ def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
         storage, sampler = engine.storage, as_sampler(engine.sampler)
-        slots, batch = _slots(index, storage)
-        values = _values(priority, batch, slots.shape[0], storage, sampler)
-        if slots.numel() == 0:
-            return
-        if given is None:
-            if slots.is_cpu:
-                slots, values = _present(slots, values, len(storage))
-                sampler.assign(slots, values, engine.view())
-            else:
-                sampler.assign(slots, values, engine.view(), slots != -1)
-            return
-        fresh = _fresh(engine, slots, _stamps_given(given, slots))
-        if slots.device.type != "cpu":
-            engine.stale_updates = engine.stale_updates + (~fresh).sum()
-            sampler.assign(slots, values, engine.view(), fresh)
-            return
-        if not fresh.numpy().all():
-            engine.stale_updates += int((~fresh).sum())
-            slots, values = slots[fresh], values[fresh]
-        sampler.assign(slots, values, engine.view())
+        if not _is_plain(index, priority, given, storage):
+            index, batch = _slots(index, storage)
+            if given is not None:
+                given = _stamps_given(given, index)
+            priority = _values(priority, batch, index.shape[0], storage, sampler)
+        if given is not None and engine.era:
+            given = given - engine.era * _ERA
+        if index.shape[0]:
+            stale = sampler.learn(index, priority, given, engine.view())
+            engine.stale_updates = engine.stale_updates + stale
+
+
+def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:
+    """Whether an update comes as samplers take it, as that of a sample does: a quick check, False says nothing."""
+    if native is None or storage.ndim != 1 or type(index) is not Tensor or index.ndim != 1:
+        return False
+    dtype = priority.dtype if type(priority) is Tensor else None
+    if dtype not in _FLOATS or storage.device != _CPU:
+        return False
+    shape = index.shape
+    if given is None:
+        return native.check_leaves([index, priority], [_INT, dtype], [shape, shape], Tensor) is not None
+    return native.check_leaves([index, priority, given], [_INT, dtype, _INT], [shape] * 3, Tensor) is not None
 
 
 def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
@@ -168,8 +174,6 @@ def _check_lanes(lanes: Tensor, count: int) -> None:
 
 def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sampler: PrioritySampler) -> Tensor:
     """Return one priority for each of `n` slots, float64, on the storage's device."""
-    if type(priority) is Tensor and priority.is_cpu and priority.dtype in _FLOATS and priority.shape == batch:
-        return torch.from_numpy(priority.detach().numpy().reshape(-1).astype(np.float64)).to(storage.device)
     try:
         values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
     except (TypeError, ValueError) as error:
@@ -204,20 +208,6 @@ def _stamps_given(given: Any, slots: Tensor) -> Tensor:
         )
         raise SchemaError(msg)
     return stamps.reshape(-1).to(slots.device, torch.int64)
-
-
-def _fresh(engine: Engine, slots: Tensor, given: Tensor) -> Tensor:
-    """Return bool `[n]`: which rows are still those that the stamps were read from."""
-    return engine.stamps.match(slots, given - engine.era * _ERA if engine.era else given)
-
-
-def _present(slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Leave out -1, which stands for a row that the writer did not keep, and refuse what is no row."""
-    low, high = int(np.minimum.reduce(slots.numpy())), int(np.maximum.reduce(slots.numpy()))
-    if low < -1 or high >= rows:
-        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
-        raise SlotError(msg)
-    return (slots, values) if low >= 0 else (slots[slots >= 0], values[slots >= 0])
 
 
 def in_storage_order(priority: Any, index: Any) -> Any:

@@ -30,7 +30,8 @@ _LARGE_BYTES = 4 << 20
 class RandomSampler(Sampler):
     """Independent uniform draws: every row present has probability `1 / rows` each time.
 
-    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), whatever the number of rows.
+    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), whatever the number of rows. Where
+    only some rows may be drawn (whole windows, masked rows), each of these has the same probability.
 
     Args:
         replacement: False makes a `SamplerWithoutReplacement` instead, as in TorchRL.
@@ -53,7 +54,9 @@ class RandomSampler(Sampler):
         return "RandomSampler()"
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """Draw `batch_size` independent uniform slots."""
+        """Draw `batch_size` independent uniform slots, among those that may be drawn."""
+        if view.starts is not None:
+            return Draw(view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)))
         if view.device == _CPU:
             return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
