@@ -233,6 +233,25 @@ def unpack(sample: Any, given: Any) -> tuple[Any, Any]:
     return sample["index"], sample.get("index_generation", None) if given is None else given
 
 
+def _of_anchors(sample: Any, priority: Tensor, stamps: Tensor | None, ndim: int) -> tuple[Any, Tensor, Any]:
+    """Return index, priorities and stamps of the anchors of windows: the largest priority of their valid rows each."""
+    anchors = sample["anchor_index"].reshape(-1, 2) if ndim > 1 else sample["anchor_index"].reshape(-1)
+    rows = anchors.shape[0]
+    if priority.numel() != rows:
+        priority = priority.reshape(rows, -1).amax(1)
+    valid = sample.get("validity_mask", None)
+    values = priority.detach().reshape(-1).to(torch.float64)
+    if valid is not None:
+        values = torch.where(valid.reshape(-1).to(values.device), values, 0.0)
+    index, group = torch.unique(anchors, dim=0, return_inverse=True)
+    best = torch.zeros(index.shape[0], dtype=torch.float64, device=values.device)
+    best.scatter_reduce_(0, group, values, "amax")
+    if stamps is None:
+        return index, best, None
+    kept = torch.zeros(index.shape[0], dtype=torch.int64, device=group.device)
+    return index, best, kept.scatter_(0, group, stamps.reshape(-1))
+
+
 def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) -> tuple[Any, Tensor, Any]:
     """Return index, priorities and generation of a TensorDict, one of each per item.
 
@@ -248,6 +267,8 @@ def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) 
         msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
         raise KeyMissingError(msg)
     index, stamps = unpack(sample, None)
+    if "anchor_index" in sample.keys():  # noqa: SIM118
+        return _of_anchors(sample, priority, stamps, ndim)
     lead = index.ndim - (1 if ndim > 1 else 0)
     if lead > 1:
         first = index[:, :1].reshape(index.shape[0], *[1] * (lead - 1), *index.shape[lead:])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import Placement, View
+    from ostinato.core.episodes import Starts
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
@@ -67,7 +68,8 @@ class SamplerWithoutReplacement(RandomSampler):
 
     The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
     no call stalls to shuffle everything. Slots that fill during a pass join those not yet drawn; a row that replaces
-    one drawn already waits for the next pass. The last batch of a pass holds what is left, unless `drop_last`.
+    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by (strict
+    windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
     An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
     With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with the
@@ -113,6 +115,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._rows = 0
         self._at = 0
         self._ran_out = False
+        self._due = 0  # rows left in the pass that may be drawn, at least; 0 where that has to be counted
 
     def __repr__(self) -> str:
         """Options and place in the pass."""
@@ -136,6 +139,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._rows = 0
         self._at = 0
         self._ran_out = False
+        self._due = 0
         if self._aside is not None:
             self._aside.clear()
 
@@ -153,8 +157,38 @@ class SamplerWithoutReplacement(RandomSampler):
         """Draw the next slots of the pass, beginning a new one where the last ended.
 
         Raises:
-            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any.
+            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with `drop_last` or
+                `endless`, if only some rows may be drawn.
         """
+        if view.starts is not None:
+            return Draw(self._draw_among(view, view.starts, batch_size, generator))
+        return Draw(self._draw_any(view, batch_size, generator))
+
+    def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Draw the next slots of the pass that may be drawn; the others are passed over."""
+        if self.drop_last or self.endless:
+            msg = (
+                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked rows): "
+                "leave them out"
+            )
+            raise OptionError(msg)
+        parts: list[Tensor] = []
+        missing = batch_size
+        while missing:
+            slots = self._draw_any(view, missing, generator)
+            slots = slots[starts.allowed(slots)]
+            parts.append(slots)
+            missing -= slots.shape[0]
+            if self._ran_out and missing < batch_size:
+                break
+        self._due -= batch_size - missing
+        if self._due <= 0 and not self._ran_out:
+            rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
+            self._due = int(starts.allowed(rest).sum())
+            self._ran_out = self._due == 0
+        return torch.cat(parts)
+
+    def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
         if self.drop_last and view.rows < batch_size:
             msg = (
                 f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
@@ -162,12 +196,12 @@ class SamplerWithoutReplacement(RandomSampler):
             )
             raise OptionError(msg)
         if self.endless:
-            return Draw(self._draw_endless(view, batch_size, generator))
+            return self._draw_endless(view, batch_size, generator)
         over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over
         self._take_in(view, generator)
         left = self._rows - self._at
         if over or left == 0 or (self.drop_last and left < batch_size):
-            self._at, left = 0, self._rows
+            self._at, left, self._due = 0, self._rows, 0
             if self.shuffle and view.device != _CPU:
                 self._shuffle_rest(generator)
         count = min(batch_size, left)
@@ -179,7 +213,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._at += count
         left -= count
         self._ran_out = left == 0 or (self.drop_last and left < batch_size)
-        return Draw(slots)
+        return slots
 
     def _draw_endless(self, view: View, count: int, generator: torch.Generator | None) -> Tensor:
         """Draw `count` slots, across the ends of passes."""
@@ -278,7 +312,7 @@ class SamplerWithoutReplacement(RandomSampler):
         if order is not None:
             self._order = order.clone()
         self._aside = None
-        self._rows, self._at, self._ran_out = rows, at, bool(state["ran_out"])
+        self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
 
 def _is_order(order: Any, rows: int | None) -> bool:
