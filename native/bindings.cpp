@@ -1,4 +1,4 @@
-// The Python face of the native part. The only file that knows the interpreter lock.
+// The Python face of the native part. Only here and in bind_episodes.hpp the interpreter lock is known.
 // Numbers come in and go out; memory comes as addresses, which the Python side has checked (dtype, shape,
 // lifetime).
 #include <nanobind/nanobind.h>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_episodes.hpp"
 #include "fields.hpp"
 #include "gather.hpp"
 #include "leaves.hpp"
@@ -266,6 +267,7 @@ NB_MODULE(_native, m) {
     m.def("choose_slots", &ostinato::choose, "slots"_a, "pick"_a, "n"_a, "rows"_a, "out"_a);
     m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
+    ostinato::episodes::bind(m);
     nb::class_<ostinato::SumTree>(m, "SumTree", "Priorities of slots, drawn in proportion.")
         .def(nb::init<std::int64_t>(), "capacity"_a)
         .def("set", &ostinato::tree_set, "slots"_a, "values"_a, "n"_a)

@@ -294,3 +294,164 @@ class SumTree:
         Raises:
             ValueError: A bad value, or `n` above the capacity or negative; nothing has changed then.
         """
+
+class Episodes:
+    """Which rows of a ring belong together: a slot knows its episode's record, a record knows its rows.
+
+    Reading calls (`ahead` to `save`, draws included) may run in several threads at once. Nothing here orders a call
+    that changes the table and any other.
+    """
+
+    def __init__(self, capacity: int, lanes: int) -> None:
+        """Make an empty table.
+
+        Raises:
+            ValueError: `capacity` outside `[1, 2**31)`, or not a multiple of `lanes`.
+        """
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the ring."""
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+
+    @property
+    def present(self) -> int:
+        """Rows present, those of no episode included."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of episodes."""
+
+    @property
+    def records(self) -> int:
+        """Records, free ones included."""
+
+    @property
+    def free_count(self) -> int:
+        """Records that are not in use."""
+
+    @property
+    def serial(self) -> int:
+        """Episodes that ever began."""
+
+    @property
+    def count(self) -> int:
+        """Episodes with rows present."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+    def note(self, start: int, rows: int, skip: int, ends: int, ids: int, mask: int) -> None:
+        """Note a ring write; row `skip + i` of the batch is in slot `(start + i) % capacity`.
+
+        Args:
+            start: Slot of the first row stored.
+            rows: Rows stored.
+            skip: Rows of the batch before them, which were not.
+            ends: Address of bool `[skip + rows]`, or 0: no row ends an episode.
+            ids: Address of int64 `[skip + rows]`, or 0: the stream of a row is `slot % lanes`.
+            mask: Address of bool `[skip + rows]`, or 0: all rows belong to an episode.
+
+        Raises:
+            IndexError: `start` outside the ring.
+            ValueError: Negative counts, more rows than slots, rows skipped though the ring is not filled, or a run
+                that does not go on at the cursor. Nothing has changed then.
+        """
+
+    def clear(self) -> None:
+        """Forget all rows; serial numbers go on, and needs stay registered."""
+
+    def ahead(self, slots: int, n: int, out: int) -> None:
+        """Write to int64 `[n]` at `out` how many rows follow in the episode of each slot; -1 for none.
+
+        Raises:
+            IndexError: A slot outside the ring; nothing has been written then. (All calls with slots do.)
+            ValueError: A negative `n`. (All calls with `n` do.)
+        """
+
+    def behind(self, slots: int, n: int, out: int) -> None:
+        """Write to int64 `[n]` at `out` how many rows are present before each; -1 for rows of no episode."""
+
+    def ended(self, slots: int, n: int, out: int) -> None:
+        """Write to bool `[n]` at `out` whether each row ended its episode."""
+
+    def shift(self, slots: int, steps: int, n: int, out: int) -> None:
+        """Write to int64 `[n]` at `out` the slots that lie int64 `[n]` at `steps` on, or the first or last."""
+
+    def window(self, slots: int, n: int, before: int, after: int, dilation: int, out: int, valid: int) -> None:
+        """Write windows of `T = before + 1 + after` rows: int64 `[n, T]` at `out`, bool `[n, T]` at `valid`.
+
+        Raises:
+            IndexError: A slot outside the ring.
+            ValueError: `before` or `after` outside `[0, 2**31)`, or `dilation` below 1.
+        """
+
+    def spans(self, first: int, rows: int, closed: int, serial: int) -> None:
+        """Write first slot, rows, whether ended (bool), serial number of each episode to `[count]`, by age."""
+
+    def add_need(self, need: int) -> int:
+        """Count rows that have `need - 1` after them from now on, and return the handle of that count.
+
+        Raises:
+            ValueError: `need` below 1.
+        """
+
+    def start_rows(self, handle: int) -> int:
+        """Rows that have so many after them.
+
+        Raises:
+            ValueError: An unknown handle. (All calls with a handle do.)
+        """
+
+    def start_episodes(self, handle: int) -> int:
+        """Episodes with such a row."""
+
+    def draw(self, handle: int, randoms: int, n: int, out: int) -> None:
+        """Write the slots of such rows to int64 `[n]` at `out`, by int64 `[n]` at `randoms`.
+
+        Raises:
+            IndexError: There is no such row, and `n` is above 0.
+        """
+
+    def draw_episodes(self, handle: int, randoms: int, n: int, out: int) -> None:
+        """Write such rows of random episodes to int64 `[n]` at `out`, by int64 `[2 n]` at `randoms`.
+
+        Raises:
+            IndexError: There is no such row, and `n` is above 0.
+        """
+
+    def save(self, episode: int, serials: int, keys: int, kinds: int, status: int, free: int) -> None:
+        """Write the state.
+
+        Args:
+            episode: Address of int32 `[present]`: the record of each row, oldest first; -1 for none.
+            serials: Address of int64 `[records]`.
+            keys: Address of int64 `[records]`: lane or id of an open episode.
+            kinds: Address of uint8 `[records]`: 0 for a lane, 1 for an id.
+            status: Address of uint8 `[records]`: 0 open, 1 ended, 2 cut off.
+            free: Address of int64 `[free_count]`: free records, the next one to be used last.
+        """
+
+    def load(
+        self,
+        cursor: int,
+        serial: int,
+        present: int,
+        records: int,
+        free_count: int,
+        episode: int,
+        serials: int,
+        keys: int,
+        kinds: int,
+        status: int,
+        free: int,
+    ) -> None:
+        """Take over what `save` wrote; the caller has checked that it is whole.
+
+        Raises:
+            ValueError: Numbers that point outside the table; nothing has changed then.
+        """
