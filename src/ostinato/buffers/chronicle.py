@@ -73,10 +73,10 @@ class Chronicle:
         table = self._fitting(storage)
         return self._rebuild(storage) if table is None else table
 
-    def starts(self, storage: Storage) -> Starts | None:
-        """Return the rows that may be drawn; None stands for all."""
+    def look(self, storage: Storage) -> tuple[EpisodeTable, Starts | None]:
+        """Return the episodes, and the rows that may be drawn; None stands for all."""
         table = self.table(storage)
-        return table.starts(self.need) if self.need > 1 or table.masked else None
+        return table, table.starts(self.need) if self.need > 1 or table.masked else None
 
     def forget(self) -> None:
         """Take note that rows have changed otherwise: the table is made anew when it is next asked for."""
