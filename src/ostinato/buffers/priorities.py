@@ -268,9 +268,7 @@ def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) 
     if priority is None:
         msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
         raise KeyMissingError(msg)
-    index, stamps = unpack(sample, None)
-    if "anchor_index" in sample.keys():  # noqa: SIM118
-        return _of_anchors(sample, priority, stamps, ndim)
+    index, priority, stamps = unpack(sample, priority, None)
     lead = index.ndim - (1 if ndim > 1 else 0)
     if lead > 1:
         first = index[:, :1].reshape(index.shape[0], *[1] * (lead - 1), *index.shape[lead:])
