@@ -165,7 +165,7 @@ def _show_ticket(ticket: Ticket) -> dict[str, Any]:
     draw = ticket.draw
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
-    return {**state, **{name: value for name, value in more.items() if value is not None}}
+    return {**state, "pad": draw.pad, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
@@ -179,7 +179,11 @@ def _read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
     if any(x is not None and x.shape != slots.shape for x in (weights, stamps, lengths)):
         msg = f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or stamps"
         raise CheckpointError(msg)
-    draw = Draw(slots, weights, None, stamps, lengths)
+    pad = int(state.get("pad", 0))
+    if pad and (lengths is None or int(lengths.max()) > pad):
+        msg = f"the checkpoint holds a queued draw of slices that are longer than their pad={pad}: it is damaged"
+        raise CheckpointError(msg)
+    draw = Draw(slots, weights, None, stamps, lengths, pad)
     return Ticket(draw, 0, bool(state["last"]), engine.stamps, state["rng"], None, dice)
 
 

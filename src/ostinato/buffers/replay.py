@@ -319,10 +319,10 @@ class ReplayBuffer:
         if not self.sampler.prioritized:
             warn_of_sampler(self.sampler)
             return
-        index, generation = priorities.unpack(index, generation)
         if priority is None:
             msg = "update_priority() needs the new priorities: update_priority(index, priority)"
             raise UsageError(msg)
+        index, priority, generation = priorities.unpack(index, priority, generation)
         if self.storage.ndim > 1 and self._dim_extend == 1:
             priority = priorities.in_storage_order(priority, index)
         priorities.update(self._engine, index, priority, generation)

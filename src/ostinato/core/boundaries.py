@@ -91,7 +91,7 @@ class Episodes:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        keys = (self.end_key is None, self.end_paths, self.traj_path, self.mask_path, self.optional)
+        keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path, self.optional)
         return (*keys, id(self.ends), id(self.trajectories))
 
     @property
@@ -100,7 +100,7 @@ class Episodes:
         if self.end_key is None:
             return ()
         keys = self.end_key if isinstance(self.end_key, list) else [self.end_key]
-        return tuple(as_path(key) for key in keys)  # type: ignore[arg-type]
+        return tuple(as_path(key) for key in keys)
 
     @property
     def traj_path(self) -> Path | None:
@@ -143,7 +143,7 @@ class Episodes:
         if self.end_key is None and (self.traj_key is None or self.optional):
             ends = _usual_flags(known) if trajs else _flags(known)
         else:
-            ends = [path for path in self.end_paths if path in known]
+            ends = [as_path(path) for path in self.end_paths if path in known]
         traj = trajs[0] if trajs else None
         missing = [path for path in self.paths if path not in known]
         if not missing or (self.optional and (ends or traj) and self.mask_path not in missing):
@@ -170,7 +170,7 @@ def merge_episodes(given: Sequence[Episodes | None]) -> Episodes | None:
             msg = f"a buffer has one kind of episodes, got {binding[0]!r} and {other!r}: give both the same keys"
             raise OptionError(msg)
     optional = [episodes for episodes in said if episodes.optional]
-    return (binding or optional or said or [None])[0]
+    return next(iter(binding or optional or said), None)
 
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -201,7 +201,7 @@ def _flags(known: set[Path]) -> list[Key]:
     raise KeyMissingError(msg)
 
 
-def as_path(key: Any) -> Path:
+def as_path(key: Any) -> tuple[str, ...]:
     """Return a key as a path: a text, or a tuple or list of texts.
 
     Raises:
@@ -230,7 +230,8 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
         SchemaError: if a row has several values, or they are no integers.
     """
     ids = _one_each(values, path, rows).cpu()
-    if ids.is_complex() or (ids.is_floating_point() and bool((ids != ids.floor()).any())):
+    whole = not ids.is_complex() and (not ids.is_floating_point() or bool((ids.isfinite() & (ids == ids.floor())).all()))
+    if not whole:
         msg = f"{show_path(path)} must hold integers (the episode of each row), got {values.dtype}"
         raise SchemaError(msg)
     return ids.to(torch.int64)

@@ -161,7 +161,8 @@ class SliceSampler(Sampler):
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """Draws slices so that within one pass every episode that is long enough is drawn exactly once.
 
-    The start within the episode is uniform. Writing to the buffer begins a new pass. The last batch of a pass has what is
+    The start within the episode is uniform. Writing to the buffer begins a new pass, and so does
+    a batch with slices of another length (`num_slices`). The last batch of a pass has what is
     left, unless `drop_last`. An instance of both classes, as TorchRL's is.
 
     Args:
@@ -190,7 +191,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         SliceSampler.__init__(self, **{**options, "cache_values": True})
         SamplerWithoutReplacement.__init__(self, drop_last=drop_last, shuffle=shuffle)
         self._firsts = torch.empty(0, dtype=torch.int64)
-        self._seen = -1
+        self._seen, self._length = -1, 0
 
     def __repr__(self) -> str:
         """Options and place in the pass."""
@@ -209,8 +210,14 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         slicing = self._slicing
         number, length = slicing.split(batch_size)
-        if view.stamps.written != self._seen:
+        if (view.stamps.written, length) != (self._seen, self._length):
             self._begin(view, length)
+        if self.drop_last and self._firsts.shape[0] < number:
+            msg = (
+                f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
+                f"{self._firsts.shape[0]} of {self._slicing.need(length)} rows or more: add episodes or lower batch_size"
+            )
+            raise OptionError(msg)
         # its rows are the episodes of the pass, numbered by age
         episodes = view._replace(rows=self._firsts.shape[0], capacity=self._firsts.shape[0], starts=None)
         picked = SamplerWithoutReplacement.draw(self, episodes, number, generator).slots
@@ -223,11 +230,11 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self._firsts = spans.first[spans.rows >= self._slicing.need(length)].to(view.device)
         self._slicing.require(self._firsts.shape[0], length, table)
         SamplerWithoutReplacement.restart(self)
-        self._seen = view.stamps.written
+        self._seen, self._length = view.stamps.written, length
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
-        return {**SamplerWithoutReplacement.state_dict(self), "firsts": self._firsts, "seen": self._seen}
+        return {**SamplerWithoutReplacement.state_dict(self), "firsts": self._firsts, "seen": self._seen, "length": self._length}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -240,4 +247,4 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             msg = "the sampler's state is damaged: it names more episodes than it holds"
             raise CheckpointError(msg)
         SamplerWithoutReplacement.load_state_dict(self, state)
-        self._firsts, self._seen = firsts.clone(), int(state["seen"])
+        self._firsts, self._seen, self._length = firsts.clone(), int(state["seen"]), int(state["length"])

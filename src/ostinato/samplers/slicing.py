@@ -189,11 +189,11 @@ class Slicing:
             stored = kinds.find_field(data, done)
             held = kinds.find_field(data, terminated)
             out[path] = flags if stored is None else _like(last, stored)
-            out[done] = flags.clone() if stored is None else stored | _like(last, stored)
-            out[terminated] = torch.zeros_like(flags) if held is None else held
+            out[done] = flags.clone() if stored is None else _with(stored, last)
+            out[terminated] = torch.zeros_like(flags) if held is None else held.clone()
         initial = None if self._init is None else kinds.find_field(data, self._init)
         if initial is not None and self._init is not None:
-            out[self._init] = initial | _like(plan.first_of_each(), initial)
+            out[self._init] = _with(initial, plan.first_of_each())
         return out
 
 
@@ -234,4 +234,9 @@ def _scaled(randoms: Tensor, counts: Tensor) -> Tensor:
 
 
 def _like(flags: Tensor, stored: Tensor) -> Tensor:
-    return flags.view(-1, *[1] * (stored.ndim - 1)).expand_as(stored)
+    return flags.view(-1, *[1] * (stored.ndim - 1)).expand_as(stored).clone()
+
+
+def _with(stored: Tensor, flags: Tensor) -> Tensor:
+    """Stored flags, of whatever dtype, and more that are True."""
+    return torch.where(flags.view(-1, *[1] * (stored.ndim - 1)), torch.ones_like(stored), stored)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 
@@ -11,7 +11,7 @@ from ostinato.core.boundaries import Episodes, as_path
 from ostinato.core.draw import Request
 from ostinato.core.plan import Column, next_path
 from ostinato.errors import KindError, OptionError, SchemaError
-from ostinato.units.base import SampleUnit, episodes_of, require_field
+from ostinato.units.base import SampleUnit, episodes_of, refuse_fields, require_field, require_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ class Hindsight(SampleUnit):
         reward_key: Key | None = None,
         done_key: Key | None = None,
     ) -> None:
-        if not callable(reward_fn):
+        if not callable(cast("Any", reward_fn)):
             msg = f"reward_fn must be a callable that gives rewards for a batch, got {type(reward_fn).__name__}"
             raise KindError(msg)
         if not 0.0 <= float(her_ratio) <= 1.0:
@@ -155,10 +155,8 @@ class Hindsight(SampleUnit):
             None if next_goal is None else plan.find(next_goal),
             None if next_achieved is None else plan.find(next_achieved),
         )
-        forms = {(plan.schema.leaves[i].dtype, plan.schema.leaves[i].shape) for i in found if i is not None}
-        if len(forms) > 1:
-            msg = f"goals and achieved goals must have one dtype and shape, got {sorted(map(str, forms))}"
-            raise SchemaError(msg)
+        require_like(plan, *(position for position in found if position is not None))
+        refuse_fields(plan, "relabelled")
         return found
 
     def finish(self, data: Any, plan: Plan) -> Any:

@@ -11,7 +11,7 @@ from ostinato.core.draw import Request
 from ostinato.core.kinds import show_path
 from ostinato.core.plan import Column
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field
+from ostinato.units.base import SampleUnit, check_count, episodes_of, refuse_fields, require_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,20 +118,21 @@ class NStep(SampleUnit):
         reward, after = self._find(plan)
         n, table = self._n, episodes_of(view)
         rows, valid = table.window(plan.records, 0, n - 1)
-        powers = self._powers(plan.records.device)
+        exact = plan.schema.leaves[reward].dtype is torch.float64
+        powers = self._powers(plan.records.device, torch.float64 if exact else torch.float32)
         steps = valid.sum(1)
         last = rows[:, -1].contiguous()
         columns = {position: Column(Request(position, last)) for position in after}
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), valid * powers[:n])
-        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps)}
+        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps).to(torch.float32)}
         return plan.with_columns(columns)._replace(fields=fields)
 
-    def _powers(self, device: torch.device) -> Tensor:
-        """Return `gamma^0 .. gamma^n`, float32 `[n + 1]`."""
-        key = (self._n, self._gamma, device)
+    def _powers(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return `gamma^0 .. gamma^n`, `[n + 1]`."""
+        key = (self._n, self._gamma, device, dtype)
         if self._known[0] != key:
             exponents = torch.arange(self._n + 1, device=device, dtype=torch.float64)
-            self._known = (key, torch.pow(self._gamma, exponents).to(torch.float32))
+            self._known = (key, torch.pow(self._gamma, exponents).to(dtype))
         return self._known[1]
 
     def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
@@ -152,6 +153,7 @@ class NStep(SampleUnit):
             after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, paths))
         else:
             after = tuple(require_field(plan, other, "a field after the step") for other in self._next)
+        refuse_fields(plan, "steps_to_next_obs", "gamma")
         self._roles = (plan.schema, reward, after)
         return reward, after
 

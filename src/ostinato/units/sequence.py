@@ -156,7 +156,12 @@ class Sequence(SampleUnit):
         offsets = torch.arange(-self.burn_in, self.length + self.bootstrap, device=anchors.device) * self.dilation
         at = ((anchors - oldest) % capacity // lanes)[:, None] + offsets
         inside = at.clamp(0, steps - 1)
-        return (inside * lanes + anchors[:, None] % lanes + oldest) % capacity, inside == at
+        rows, valid = (inside * lanes + anchors[:, None] % lanes + oldest) % capacity, inside == at
+        table = episodes_of(view)
+        if table.masked:  # rows of no episode are in no window: the anchor takes their place
+            known = table.ahead(rows.view(-1)).view(rows.shape) >= 0
+            rows, valid = torch.where(known, rows, anchors[:, None]), valid & known
+        return rows, valid
 
     def _notes(self, anchors: Tensor, valid: Tensor) -> dict[str, Tensor]:
         count, rows = valid.shape
