@@ -201,20 +201,18 @@ public:
     /// Rows that can start, by their ranks `randoms * total >> 63`.
     void draw(std::int64_t handle, const std::int64_t* randoms, std::int64_t n, std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
-        for (std::int64_t i = 0; i < n; ++i) {
-            const CountTree::Found found = starts.rows.find(scale(randoms[i], starts.rows.total()));
-            out[i] = slot_at(table_[found.position], found.rest);
-        }
+        draw_chunks(starts.rows, randoms, n, out,
+                    [](const Record&, std::int64_t, std::int64_t rest) { return rest; });
     }
 
     /// Episodes by the first `n` numbers, then rows of them by the other `n`.
     void draw_episodes(std::int64_t handle, const std::int64_t* randoms, std::int64_t n,
                        std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
-        for (std::int64_t i = 0; i < n; ++i) {
-            const std::int64_t r = starts.episodes.find(scale(randoms[i], starts.episodes.total())).position;
-            out[i] = slot_at(table_[r], scale(randoms[n + i], table_[r].length - starts.need + 1));
-        }
+        draw_chunks(starts.episodes, randoms, n, out,
+                    [&](const Record& record, std::int64_t i, std::int64_t) {
+                        return scale(randoms[n + i], record.length - starts.need + 1);
+                    });
     }
 
     void save(const State& state) const {
@@ -569,6 +567,28 @@ private:
     static std::int64_t scale(std::int64_t random, std::int64_t total) {
         return static_cast<std::int64_t>(
             multiply_high(static_cast<std::uint64_t>(random) << 1, static_cast<std::uint64_t>(total)));
+    }
+
+    /// Records by their ranks in a tree; `choose(record, i, rest of the rank)` gives a position in each.
+    template <typename Choose>
+    void draw_chunks(const CountTree& tree, const std::int64_t* randoms, std::int64_t n, std::int64_t* out,
+                     Choose choose) const {
+        std::array<std::int64_t, kChunk> ranks, found;
+        for (std::int64_t first = 0; first < n; first += kChunk) {
+            const std::int64_t count = std::min(kChunk, n - first);
+            for (std::int64_t k = 0; k < count; ++k) {
+                ranks[static_cast<std::size_t>(k)] = scale(randoms[first + k], tree.total());
+            }
+            tree.find(ranks.data(), count, found.data());
+            for (std::int64_t k = 0; k < count; ++k)
+                prefetch<false>(&table_[found[static_cast<std::size_t>(k)]]);
+            for (std::int64_t k = 0; k < count; ++k) {
+                const Record& record = table_[found[static_cast<std::size_t>(k)]];
+                out[first + k] =
+                    slot_at(record, choose(record, first + k, ranks[static_cast<std::size_t>(k)]));
+                prefetch<false>(slots_.get() + out[first + k]);  // most draws are followed by a window
+            }
+        }
     }
 
     const Starts& starts_of(std::int64_t handle) const {
