@@ -27,7 +27,8 @@ namespace ostinato {
 
 class Episodes {
 public:
-    static constexpr std::int64_t kMaxCapacity = std::numeric_limits<std::int32_t>::max();
+    static constexpr std::int64_t kMaxCapacity = std::int64_t{1}
+                                                 << 30;  // records have numbers below twice that
 
     /// What is known of a batch besides where it goes; null where nothing is said.
     struct Flags {
@@ -48,7 +49,7 @@ public:
 
     Episodes(std::int64_t capacity, std::int64_t lanes) : capacity_(capacity), lanes_(lanes) {
         if (capacity < 1 || capacity > kMaxCapacity) {
-            throw std::invalid_argument("capacity must be in [1, 2**31), got " + std::to_string(capacity));
+            throw std::invalid_argument("capacity must be in [1, 2**30], got " + std::to_string(capacity));
         }
         if (lanes < 1 || capacity % lanes != 0) {
             throw std::invalid_argument("lanes must be at least 1 and divide the capacity, got " +
@@ -610,7 +611,7 @@ private:
     void require_state(std::int64_t cursor, std::int64_t present, std::int64_t records,
                        std::int64_t free_count, const State& state) const {
         bool good = cursor >= 0 && cursor < capacity_ && present >= 0 && present <= capacity_ &&
-                    records >= 0 && records <= capacity_ && free_count >= 0 && free_count <= records;
+                    records >= 0 && records <= 2 * capacity_ && free_count >= 0 && free_count <= records;
         for (std::int64_t i = 0; good && i < present; ++i) {
             good = state.episode[i] >= -1 && state.episode[i] < records;
         }

@@ -182,8 +182,8 @@ def test_a_table_goes_on_from_its_state_of_either_kind_to_the_last_bit(
             log.forget()
         answers = [all_answers(table, torch.Generator().manual_seed(seed)) for table in tables]
         assert answers == answers[:1] * len(tables)
-        states = [plain_state(table) for table in tables]
-        assert states == states[:1] * len(tables)
+        states = [plain_state(table) for table in [*tables, *(copied(tables[0], kind) for kind in KINDS)]]
+        assert states == states[:1] * len(states)
 
 
 def copied(source: EpisodeTable, kind: str) -> EpisodeTable:
@@ -401,7 +401,7 @@ def test_bad_questions_are_refused(kind: str) -> None:
         assert draw(integers([])).tolist() == []
 
 
-@pytest.mark.parametrize(("capacity", "lanes"), [(0, 1), (-1, 1), (2**31, 1), (10, 0), (10, 3), (10, 20)])
+@pytest.mark.parametrize(("capacity", "lanes"), [(0, 1), (-1, 1), (2**30 + 1, 1), (10, 0), (10, 3), (10, 20)])
 def test_impossible_sizes_are_refused(capacity: int, lanes: int) -> None:
     for kind in KINDS:
         with pytest.raises(CapacityError, match=str(capacity)):
@@ -471,6 +471,17 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind: str, name: str) ->
     assert plain_state(table) == before
     table.load_state_dict(whole)
     assert plain_state(table) == before
+
+
+@kinds
+def test_a_ring_replaced_at_once_has_two_records_a_slot_and_a_whole_state(kind: str) -> None:
+    table, other = make(kind, 4), make(kind, 4)
+    for _ in range(3):
+        table.note(Run(0, 4, 4), torch.ones(4, dtype=torch.bool))
+    assert (table.count, table.state_dict()["serials"].numel()) == (4, 8)
+    other.load_state_dict(table.state_dict())
+    assert plain_state(other) == plain_state(table)
+    assert other.starts(1).draw(randoms_of_ranks(4)).tolist() == table.starts(1).draw(randoms_of_ranks(4)).tolist()
 
 
 @kinds
