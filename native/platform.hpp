@@ -16,7 +16,7 @@
 /// compiled for several, and the system takes the best when the module is loaded. All give the same results.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-#define OSTINATO_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define OSTINATO_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define OSTINATO_CLONES
 #endif
