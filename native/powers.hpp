@@ -1,9 +1,9 @@
-// x ** y for many x: a loop without branches and calls, so that the compiler makes it work on several numbers at
-// once; within two units in the last place. No Python here.
+// x ** y for many x: a loop without branches and calls, so that the compiler makes it work on several numbers
+// at once; within two units in the last place. No Python here.
 //
-// x = m * 2**e with m around 1; log2(m) from the series of the inverse hyperbolic tangent; y * log2(x) = n + r with
-// a whole n; 2**r from the exponential series. What may leave the range of normal numbers goes to
-// the library.
+// x = m * 2**e with m around 1; log2(m) from the series of the inverse hyperbolic tangent; y * log2(x) = n +
+// r with a whole n; 2**r from the exponential series. What may leave the range of normal numbers goes to the
+// library.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,10 @@ namespace ostinato {
 
 namespace power {
 
-constexpr std::uint64_t kOne = std::uint64_t{0x3ff} << 52;     // the bits of 1.0
-constexpr std::uint64_t kRoot = 0x3fe6a09e667f3bcd;            // the bits of sqrt(1/2), where m begins
-constexpr std::uint64_t kWhole = std::uint64_t{0x433} << 52;   // the bits of 2**52: its last ones are whole numbers
+constexpr std::uint64_t kOne = std::uint64_t{0x3ff} << 52;  // the bits of 1.0
+constexpr std::uint64_t kRoot = 0x3fe6a09e667f3bcd;         // the bits of sqrt(1/2), where m begins
+constexpr std::uint64_t kWhole = std::uint64_t{0x433}
+                                 << 52;  // the bits of 2**52: its last ones are whole numbers
 constexpr std::uint64_t kHigh = ~((std::uint64_t{1} << 27) - 1);
 constexpr double kRound = 0x1.8p52;  // added and taken away again, it rounds to a whole number
 constexpr double kLog2 = 0.693147180559945309417;
@@ -34,8 +35,9 @@ inline double log2_of(double f) {
 
 /// exp(r), for |r| up to 0.35.
 inline double exp_of(double r) {
-    constexpr double kInverse[] = {1.0 / 2,     1.0 / 6,      1.0 / 24,      1.0 / 120,      1.0 / 720,       1.0 / 5040,
-                                   1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+    constexpr double kInverse[] = {1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,
+                                   1.0 / 720,     1.0 / 5040,     1.0 / 40320,     1.0 / 362880,
+                                   1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
     double sum = kInverse[11];
     for (int k = 10; k >= 0; --k) sum = sum * r + kInverse[k];
     return 1 + (r + r * r * sum);

@@ -212,7 +212,10 @@ def test_powers_are_right_to_the_last_digits(native: ModuleType, alpha: float) -
     random = np.random.default_rng(int(alpha * 1000))
     span = min(306.0, 280 / alpha)
     numbers = np.concatenate(
-        [10 ** random.uniform(-span, span, 3000), 1 + random.uniform(-1, 1, 3000) * 2.0 ** -random.integers(1, 53, 3000)]
+        [
+            10 ** random.uniform(-span, span, 3000),
+            1 + random.uniform(-1, 1, 3000) * 2.0 ** -random.integers(1, 53, 3000),
+        ]
     )
     small = 1.0 if alpha > 900 else 2.0  # its power must still be a number
     numbers = np.concatenate([numbers, [1.0, 0.0, 5e-324, 1e-310, small, 0.5, math.sqrt(0.5), math.nextafter(1, 0)]])
