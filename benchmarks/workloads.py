@@ -114,6 +114,29 @@ WORKLOADS: tuple[Workload, ...] = (
         )
         for rows in (10_000, 100_000, 10_000_000)
     ),
+    *(
+        Workload(
+            f"prioritized-threads.{threads}",
+            f"prioritized sample(256) of 1,000,000 rows in {threads} thread{'s' * (threads > 1)}, time per sample",
+            "nothing",
+            MILLION,
+            256,
+            min_calls=10,
+        )
+        for threads in (1, 2)
+    ),
+    *(
+        Workload(
+            f"priority-update.{count:.0e}-of-{rows:.0e}".replace("+0", ""),
+            f"update of {count:,} priorities of {rows:,} rows, time per 1,000",
+            "nothing",
+            rows,
+            count,
+            min_calls=10,
+        )
+        for rows in (MILLION, 10 * MILLION)
+        for count in (1_000, 100_000)
+    ),
     Workload(
         "images.dict",
         "sample(32) of 10,000 rows of two 84x84x4 uint8",
