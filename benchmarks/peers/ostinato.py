@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from benchmarks.peers import _prioritized
+from benchmarks.peers import _episodes, _prioritized
 from benchmarks.peers._composable import workloads
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
-_OWN = ("prioritized-rows", "prioritized-threads", "priority-update")
+_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows")
 LACKS = {"start": "imports the same", **dict.fromkeys(_OWN, "see the compiled way")} if _OFF else {}
 _ALL = {
     **workloads("ostinato"),
+    **_episodes.slices("ostinato"),
+    **_episodes.UNITS,
     **{f"prioritized-threads.{count}": _prioritized.threads for count in (1, 2)},
     **{f"priority-update.{some}-of-{all_}": _prioritized.update for some in ("1e3", "1e5") for all_ in ("1e6", "1e7")},
 }
