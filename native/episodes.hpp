@@ -80,9 +80,11 @@ public:
 
     /// Forget all rows; serial numbers and registered needs stay.
     void clear() {
-        std::unique_ptr<std::int32_t[], Release> slots(static_cast<std::int32_t*>(std::calloc(
-            static_cast<std::size_t>(capacity_), sizeof(std::int32_t))));  // no memory until written
+        const std::size_t bytes = static_cast<std::size_t>(capacity_) * sizeof(std::int32_t);
+        std::unique_ptr<std::int32_t[], Release> slots(
+            static_cast<std::int32_t*>(std::calloc(bytes, 1)));  // takes no memory until written
         if (slots == nullptr) throw std::bad_alloc();
+        if (bytes >= kHugeBytes) advise_huge_pages(reinterpret_cast<Address>(slots.get()), bytes);
         lane_open_.assign(static_cast<std::size_t>(lanes_), kNone);
         slots_ = std::move(slots);
         table_.clear();
@@ -265,6 +267,7 @@ private:
     static constexpr std::int32_t kNone = -1;
     static constexpr std::uint8_t kOpen = 0, kEnded = 1, kCut = 2;
     static constexpr std::uint8_t kLane = 0, kId = 1;
+    static constexpr std::size_t kHugeBytes = std::size_t{4} << 20;
     static constexpr std::int64_t kChunk = 64;  // rows whose records are asked for before they are read
 
     struct Release {
