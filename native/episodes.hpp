@@ -80,9 +80,11 @@ public:
 
     /// Forget all rows; serial numbers and registered needs stay.
     void clear() {
-        std::unique_ptr<std::int32_t[], Release> slots(static_cast<std::int32_t*>(std::calloc(
-            static_cast<std::size_t>(capacity_), sizeof(std::int32_t))));  // no memory until written
+        const std::size_t bytes = static_cast<std::size_t>(capacity_) * sizeof(std::int32_t);
+        std::unique_ptr<std::int32_t[], Release> slots(
+            static_cast<std::int32_t*>(std::calloc(bytes, 1)));  // takes no memory until written
         if (slots == nullptr) throw std::bad_alloc();
+        if (bytes >= kHugeBytes) advise_huge_pages(reinterpret_cast<Address>(slots.get()), bytes);
         lane_open_.assign(static_cast<std::size_t>(lanes_), kNone);
         slots_ = std::move(slots);
         table_.clear();
@@ -265,6 +267,7 @@ private:
     static constexpr std::int32_t kNone = -1;
     static constexpr std::uint8_t kOpen = 0, kEnded = 1, kCut = 2;
     static constexpr std::uint8_t kLane = 0, kId = 1;
+    static constexpr std::size_t kHugeBytes = std::size_t{4} << 20;
     static constexpr std::int64_t kChunk = 64;  // rows whose records are asked for before they are read
 
     struct Release {
@@ -540,26 +543,43 @@ private:
     void place(const Record& record, std::int64_t at, const Span& span, std::int64_t* out,
                std::uint8_t* valid) const {
         const std::int64_t width = span.before + 1 + span.after;
-        const std::int64_t low = span.before - std::min(span.before, at / span.dilation);
+        const std::int64_t low = span.before - std::min(span.before, steps_in(at, span.dilation));
         const std::int64_t high =
-            span.before + 1 + std::min(span.after, (record.length - 1 - at) / span.dilation);
-        const std::int64_t from = at - (span.before - low) * span.dilation;
-        std::fill_n(out, low, std::int64_t{record.first});
-        if (record.list != nullptr) {
-            const std::int32_t* slot = record.list->slots.data() + record.list->gone + from;
-            for (std::int64_t k = low; k < high; ++k) out[k] = slot[(k - low) * span.dilation];
-        } else {
-            const std::int64_t step = record.stride * span.dilation % capacity_;
-            std::int64_t slot = slot_at(record, from);
-            for (std::int64_t k = low; k < high; ++k) {
-                out[k] = slot;
-                slot += step;
-                if (slot >= capacity_) slot -= capacity_;
-            }
+            span.before + 1 + std::min(span.after, steps_in(record.length - 1 - at, span.dilation));
+        place_inside(record, at - (span.before - low) * span.dilation, span.dilation, out + low, high - low);
+        if (high - low == width) {
+            std::fill_n(valid, width, std::uint8_t{1});
+            return;
         }
+        std::fill_n(out, low, std::int64_t{record.first});
         std::fill(out + high, out + width, std::int64_t{record.last});
-        std::fill_n(valid, width, std::uint8_t{0});
-        std::fill(valid + low, valid + high, std::uint8_t{1});
+        for (std::int64_t k = 0; k < width; ++k) valid[k] = low <= k && k < high ? 1 : 0;
+    }
+
+    /// Every `dilation`-th row from a position on, `count` in all.
+    void place_inside(const Record& record, std::int64_t position, std::int64_t dilation, std::int64_t* out,
+                      std::int64_t count) const {
+        if (record.list != nullptr) {
+            const std::int32_t* slots = record.list->slots.data() + record.list->gone + position;
+            for (std::int64_t k = 0; k < count; ++k) out[k] = slots[k * dilation];
+            return;
+        }
+        const std::int64_t step = record.stride * dilation;  // of two entries or more: below the capacity
+        std::int64_t slot = slot_at(record, position);
+        if (slot + step * (count - 1) < capacity_) {  // most windows do not go round the end of the ring
+            for (std::int64_t k = 0; k < count; ++k) out[k] = slot + k * step;
+            return;
+        }
+        for (std::int64_t k = 0; k < count; ++k) {
+            out[k] = slot;
+            slot += step;
+            if (slot >= capacity_) slot -= capacity_;
+        }
+    }
+
+    /// Steps of a window that fit in some rows. In 32 bits, as in `lane_of`.
+    static std::int64_t steps_in(std::int64_t rows, std::int64_t dilation) {
+        return static_cast<std::uint32_t>(rows) / static_cast<std::uint32_t>(dilation);
     }
 
     // -- draws ----------------------------------------------------------------------------------------------

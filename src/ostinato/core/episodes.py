@@ -214,9 +214,9 @@ class EpisodeTable:
 
         Args:
             slots: int64 `[n]` in `[0, capacity)`.
-            before: Earlier rows of each window, at least 0.
-            after: Later rows of each window, at least 0.
-            dilation: Steps from one row of a window to the next, at least 1.
+            before: Earlier rows of each window, in `[0, 2**31)`.
+            after: Later rows of each window, in `[0, 2**31)`.
+            dilation: Steps from one row of a window to the next, in `[1, 2**31)`.
 
         Returns:
             Slots int64 `[n, T]`: entry k is `(k - before) * dilation` steps on, or the first or last row present of
@@ -226,14 +226,13 @@ class EpisodeTable:
         Raises:
             OptionError: Numbers out of range.
         """
-        if not (0 <= before <= _MOST_STEPS and 0 <= after <= _MOST_STEPS and dilation >= 1):
+        if not (0 <= before <= _MOST_STEPS and 0 <= after <= _MOST_STEPS and 1 <= dilation <= _MOST_STEPS):
             msg = (
-                "before and after must be in [0, 2**31) and dilation at least 1, got "
+                "before and after must be in [0, 2**31) and dilation in [1, 2**31), got "
                 f"before={before}, after={after}, dilation={dilation}"
             )
             raise OptionError(msg)
-        # beyond the ring all dilations are alike
-        return self._rows.window(_given("slots", slots, torch.int64), before, after, min(dilation, self.capacity))
+        return self._rows.window(_given("slots", slots, torch.int64), before, after, dilation)
 
     def ended(self, slots: Tensor) -> Tensor:
         """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""

@@ -62,9 +62,6 @@ class _List(NamedTuple):
     before: int
     slots: array[int]
 
-    def view(self) -> Ints:
-        return np.frombuffer(self.slots, dtype=np.int64)
-
 
 class _Said(NamedTuple):
     """What came with the rows of a batch."""
@@ -292,8 +289,8 @@ class PlainEpisodes:
         row = self._table[records]
         out: Ints = (row["first"][:, None] + row["stride"][:, None] * positions) % self.capacity
         for i in np.flatnonzero(row["listed"] & (records >= 0)).tolist():
-            before, _ = held = self._lists[int(records[i])]
-            out[i] = held.view()[row["begin"][i] - before + positions[i]]
+            before, slots = self._lists[int(records[i])]
+            out[i] = np.frombuffer(slots, dtype=np.int64)[row["begin"][i] - before + positions[i]]
         return out
 
     def spans(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -331,14 +328,16 @@ class PlainEpisodes:
         ranks = self._require_ranks(handle, randoms)
         rank = _scale(randoms.numpy(), ranks.total)
         record = np.searchsorted(ranks.ends, rank, side="right")
-        return self._take(record, rank - (ranks.ends[record] - ranks.weights[record]))
+        at = rank - (ranks.ends[record] - ranks.weights[record])
+        return torch.from_numpy(self._locate(record, at[:, None])[:, 0].copy())
 
     def draw_episodes(self, handle: int, randoms: Tensor) -> Tensor:
         """Episodes by their ranks, then rows of them."""
         ranks = self._require_ranks(handle, randoms)
         numbers, n = randoms.numpy(), randoms.shape[0] // 2
         record = ranks.eligible[_scale(numbers[:n], ranks.eligible.shape[0])]
-        return self._take(record, _scale(numbers[n:], ranks.weights[record]))
+        at = _scale(numbers[n:], ranks.weights[record])
+        return torch.from_numpy(self._locate(record, at[:, None])[:, 0].copy())
 
     def _require_ranks(self, handle: int, randoms: Tensor) -> _Ranks:
         ranks = self._ranks_of(handle)
