@@ -115,7 +115,8 @@ class Ledger:
         high = self._check(priorities)
         before = self._largest_of(self._raw, slots)
         tree.set(slots, self._seen(slots, raise_to(priorities, self.eps, self.alpha)))  # checks the slots first
-        self._raw.numpy()[slots.numpy()] = priorities.numpy()  # numpy writes in order: of equal slots the last one wins
+        # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
+        self._raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
         self._took(high if given else 0.0, before, self._largest_of(self._raw, slots))
 
     def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | None:
@@ -152,7 +153,7 @@ class Ledger:
         self._bad = bad if self._bad is None else self._bad | bad
         slots, keep = slots.clamp(0, max(self.rows - 1, 0)), keep & good
         values = last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
-        self._raw[slots] = values
+        self._raw[slots] = values + 0.0
         tree.set(slots, self._seen(slots, raise_to(values, self.eps, self.alpha)))
         if not self.within:
             high = torch.where(keep, given, 0.0).amax()
