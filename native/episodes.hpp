@@ -27,7 +27,8 @@ namespace ostinato {
 
 class Episodes {
 public:
-    static constexpr std::int64_t kMaxCapacity = std::numeric_limits<std::int32_t>::max();
+    static constexpr std::int64_t kMaxCapacity = std::int64_t{1}
+                                                 << 30;  // records have numbers below twice that
 
     /// What is known of a batch besides where it goes; null where nothing is said.
     struct Flags {
@@ -48,7 +49,7 @@ public:
 
     Episodes(std::int64_t capacity, std::int64_t lanes) : capacity_(capacity), lanes_(lanes) {
         if (capacity < 1 || capacity > kMaxCapacity) {
-            throw std::invalid_argument("capacity must be in [1, 2**31), got " + std::to_string(capacity));
+            throw std::invalid_argument("capacity must be in [1, 2**30], got " + std::to_string(capacity));
         }
         if (lanes < 1 || capacity % lanes != 0) {
             throw std::invalid_argument("lanes must be at least 1 and divide the capacity, got " +
@@ -201,20 +202,18 @@ public:
     /// Rows that can start, by their ranks `randoms * total >> 63`.
     void draw(std::int64_t handle, const std::int64_t* randoms, std::int64_t n, std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
-        for (std::int64_t i = 0; i < n; ++i) {
-            const CountTree::Found found = starts.rows.find(scale(randoms[i], starts.rows.total()));
-            out[i] = slot_at(table_[found.position], found.rest);
-        }
+        draw_chunks(starts.rows, randoms, n, out,
+                    [](const Record&, std::int64_t, std::int64_t rest) { return rest; });
     }
 
     /// Episodes by the first `n` numbers, then rows of them by the other `n`.
     void draw_episodes(std::int64_t handle, const std::int64_t* randoms, std::int64_t n,
                        std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
-        for (std::int64_t i = 0; i < n; ++i) {
-            const std::int64_t r = starts.episodes.find(scale(randoms[i], starts.episodes.total())).position;
-            out[i] = slot_at(table_[r], scale(randoms[n + i], table_[r].length - starts.need + 1));
-        }
+        draw_chunks(starts.episodes, randoms, n, out,
+                    [&](const Record& record, std::int64_t i, std::int64_t) {
+                        return scale(randoms[n + i], record.length - starts.need + 1);
+                    });
     }
 
     void save(const State& state) const {
@@ -571,6 +570,28 @@ private:
             multiply_high(static_cast<std::uint64_t>(random) << 1, static_cast<std::uint64_t>(total)));
     }
 
+    /// Records by their ranks in a tree; `choose(record, i, rest of the rank)` gives a position in each.
+    template <typename Choose>
+    void draw_chunks(const CountTree& tree, const std::int64_t* randoms, std::int64_t n, std::int64_t* out,
+                     Choose choose) const {
+        std::array<std::int64_t, kChunk> ranks, found;
+        for (std::int64_t first = 0; first < n; first += kChunk) {
+            const std::int64_t count = std::min(kChunk, n - first);
+            for (std::int64_t k = 0; k < count; ++k) {
+                ranks[static_cast<std::size_t>(k)] = scale(randoms[first + k], tree.total());
+            }
+            tree.find(ranks.data(), count, found.data());
+            for (std::int64_t k = 0; k < count; ++k)
+                prefetch<false>(&table_[found[static_cast<std::size_t>(k)]]);
+            for (std::int64_t k = 0; k < count; ++k) {
+                const Record& record = table_[found[static_cast<std::size_t>(k)]];
+                out[first + k] =
+                    slot_at(record, choose(record, first + k, ranks[static_cast<std::size_t>(k)]));
+                prefetch<false>(slots_.get() + out[first + k]);  // most draws are followed by a window
+            }
+        }
+    }
+
     const Starts& starts_of(std::int64_t handle) const {
         if (handle < 0 || handle >= static_cast<std::int64_t>(starts_.size())) {
             throw std::invalid_argument("no need is registered as number " + std::to_string(handle));
@@ -590,7 +611,7 @@ private:
     void require_state(std::int64_t cursor, std::int64_t present, std::int64_t records,
                        std::int64_t free_count, const State& state) const {
         bool good = cursor >= 0 && cursor < capacity_ && present >= 0 && present <= capacity_ &&
-                    records >= 0 && records <= capacity_ && free_count >= 0 && free_count <= records;
+                    records >= 0 && records <= 2 * capacity_ && free_count >= 0 && free_count <= records;
         for (std::int64_t i = 0; good && i < present; ++i) {
             good = state.episode[i] >= -1 && state.episode[i] < records;
         }

@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+from benchmarks.peers import _episodes, _prioritized
 from benchmarks.peers._composable import workloads
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
-LACKS = {"start": "imports the same", "prioritized-rows": "see the compiled way"} if _OFF else {}
-WORKLOADS = {name: call for name, call in workloads("ostinato").items() if not (_OFF and name.split(".")[0] in LACKS)}
+_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows")
+LACKS = {"start": "imports the same", **dict.fromkeys(_OWN, "see the compiled way")} if _OFF else {}
+_ALL = {
+    **workloads("ostinato"),
+    **_episodes.slices("ostinato"),
+    **_episodes.UNITS,
+    **{f"prioritized-threads.{count}": _prioritized.threads for count in (1, 2)},
+    **{f"priority-update.{some}-of-{all_}": _prioritized.update for some in ("1e3", "1e5") for all_ in ("1e6", "1e7")},
+}
+WORKLOADS = {name: call for name, call in _ALL.items() if name.split(".")[0] not in LACKS}
 
 
 def version() -> str:

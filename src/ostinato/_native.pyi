@@ -306,7 +306,7 @@ class Episodes:
         """Make an empty table.
 
         Raises:
-            ValueError: `capacity` outside `[1, 2**31)`, or not a multiple of `lanes`.
+            ValueError: `capacity` outside `[1, 2**30]`, or not a multiple of `lanes`.
         """
 
     @property

@@ -451,6 +451,19 @@ class ReplayBuffer:
         """Do `rb[:end] = data`: replace the rows in storage order; a new key becomes a new field."""
         self[:end] = data
 
+    def check(self) -> None:
+        """Wait for the storage's device, and raise what it has found wrong with priorities since the last call.
+
+        On the CPU mistakes raise at once; on other devices, where to look would mean to wait, they have no effect until
+        this call, `stats()` or a save raises them.
+
+        Raises:
+            PriorityError: if priorities or their slots on a device were out of range; they had no effect.
+        """
+        with self._engine.lock:
+            if self.sampler.prioritized:
+                priorities.as_sampler(self.sampler).settle()
+
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
         return measure(self._engine, self._feed.prefetch)

@@ -13,7 +13,8 @@ import torch
 from ostinato._backend import native
 from ostinato.core.draw import Run
 from ostinato.errors import CheckpointError, PriorityError
-from ostinato.samplers.tree import PriorityTree, Ranks
+from ostinato.samplers.compiled_tree import Ranks
+from ostinato.samplers.tree import PriorityTree
 from ostinato.samplers.values import last_of_equal, raise_to, refuse_bad
 
 if TYPE_CHECKING:
@@ -210,8 +211,7 @@ class Ledger:
     def _took(self, given: float, before: float, after: float | Tensor) -> None:
         """Take note of a change: the largest priority given, and the largest of the rows before and after it."""
         if not self.within:
-            if given > self._largest:
-                self._largest = given
+            self._largest = max(self._largest, given)
         elif isinstance(after, float):  # devices look it up when asked
             if after >= self._largest:
                 self._largest, self._dirty = after, False  # above all that there are: nothing to look up
@@ -268,7 +268,7 @@ class Ledger:
     def nbytes(self) -> int:
         """Bytes held for priorities, masks and tree."""
         parts = [self._raw, *(self._loaded or ()), *(() if self._hidden is None else (self._hidden,))]
-        return sum(part.nbytes for part in parts) + (0 if self._tree is None else self._tree.nbytes)
+        return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
 
     # -- the tree, fitted to the buffer --------------------------------------------------------------------------------
 
