@@ -203,7 +203,7 @@ class Log:
         return row.env if self.layout == "mixed" else slot % self.lanes
 
     def episodes(self) -> list[tuple[list[int], bool]]:
-        """Return the slots of each episode present, in order, and whether it has ended; that with the oldest row first."""
+        """Return the slots of each episode present and whether it has ended; that with the oldest row first."""
         found: list[tuple[list[int], bool]] = []
         running: dict[int, int] = {}
         for slot, row in self.present().items():

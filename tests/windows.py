@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     Check = Callable[[Log, Any, dict[Any, Any]], None]
 
-__all__ = ["check_frames", "check_hindsight", "check_nstep", "check_rows", "check_sequence", "check_slices", "reward_of"]
+__all__ = [
+    "check_frames",
+    "check_hindsight",
+    "check_nstep",
+    "check_rows",
+    "check_sequence",
+    "check_slices",
+    "reward_of",
+]
 
 
 def then(batch: Any, key: str) -> Any:

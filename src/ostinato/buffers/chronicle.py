@@ -55,7 +55,7 @@ class Chronicle:
                 "name a field instead (end_key, traj_key)"
             )
             raise UsageError(msg)
-        self._check_span(storage)
+        self.check_span(storage)
         resolved = self._resolve(storage)
         found = {path: storage.scores(payload, path) for path in resolved.paths}
         return _marks(resolved, found, rows)
@@ -138,7 +138,12 @@ class Chronicle:
             self._schema = schema
         return self._resolved
 
-    def _check_span(self, storage: Storage) -> None:
+    def check_span(self, storage: Storage) -> None:
+        """Refuse a storage that has not room for one window of each lane.
+
+        Raises:
+            CapacityError: naming the numbers.
+        """
         steps = storage.capacity // storage.lanes
         if steps < self.span:
             msg = (
@@ -149,7 +154,7 @@ class Chronicle:
 
     def _rebuild(self, storage: Storage) -> EpisodeTable:
         """Read the episodes of all rows off the storage, in the order in which they were written."""
-        self._check_span(storage)
+        self.check_span(storage)
         table = EpisodeTable(storage.capacity, storage.lanes)
         rows = len(storage)
         if rows:

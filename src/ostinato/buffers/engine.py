@@ -111,7 +111,9 @@ class Engine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        return Chronicle(wanted, need, max(span, sampler.span))
+        chronicle = Chronicle(wanted, need, max(span, sampler.span))
+        chronicle.check_span(self.storage)
+        return chronicle
 
     # -- writing ----------------------------------------------------------------------------------------------
 

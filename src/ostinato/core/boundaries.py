@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -13,6 +12,8 @@ from ostinato.core.kinds import show_path
 from ostinato.errors import KeyMissingError, OptionError, SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.core.rows import Path
 
 __all__ = ["Episodes", "Key", "Marks", "as_flags", "as_ids", "as_path", "merge_episodes"]
@@ -36,12 +37,12 @@ class Episodes:
     """Where episodes begin and end: what a buffer reads off its rows as they are written.
 
     A row ends its episode if any of the end keys holds True in it. With a trajectory key rows of one id are one
-    episode, however they are interleaved with others; an end closes it, so that the same id may come again. Without one,
-    the rows of a storage (of each lane, with `ndim=2`) follow each other. The write cursor ends an episode as well: what
-    has not been written yet is in no window.
+    episode, however they are interleaved with others; an end closes it, so that the same id may come again. Without
+    one, the rows of a storage (of each lane, with `ndim=2`) follow each other. The write cursor ends an episode as
+    well: what has not been written yet is in no window.
 
-    `Episodes()`, without arguments, takes the flags that rows have: `done`, `terminated` and `truncated` under `next`, or
-    where there are none, at the root.
+    `Episodes()`, without arguments, takes the flags that rows have: `done`, `terminated` and `truncated` under `next`,
+    or where there are none, at the root.
 
     Args:
         end_key: field of one bool per row, or several of them (a list; an empty one stands for rows without ends).
@@ -194,8 +195,8 @@ def _flags(known: set[Path]) -> list[Key]:
     if found:
         return found
     msg = (
-        f"rows have no field done, terminated or truncated, under 'next' or at the root, to tell where episodes end; they "
-        f"have {', '.join(sorted(show_path(path) for path in known))}: name the field that does, as in "
+        f"rows have no field done, terminated or truncated, under 'next' or at the root, to tell where episodes end; "
+        f"they have {', '.join(sorted(show_path(path) for path in known))}: name the field that does, as in "
         "episodes=Episodes(end_key='last')"
     )
     raise KeyMissingError(msg)
@@ -230,8 +231,8 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
         SchemaError: if a row has several values, or they are no integers.
     """
     ids = _one_each(values, path, rows).cpu()
-    whole = not ids.is_complex() and (not ids.is_floating_point() or bool((ids.isfinite() & (ids == ids.floor())).all()))
-    if not whole:
+    floats = ids.is_floating_point()
+    if ids.is_complex() or (floats and not bool((ids.isfinite() & (ids == ids.floor())).all())):
         msg = f"{show_path(path)} must hold integers (the episode of each row), got {values.dtype}"
         raise SchemaError(msg)
     return ids.to(torch.int64)

@@ -34,23 +34,23 @@ __all__ = ["SliceSampler", "SliceSamplerWithoutReplacement"]
 
 
 class SliceSampler(Sampler):
-    """Draws slices of episodes: an episode uniformly among those that are long enough, then a start uniformly within it.
+    """Draws slices of episodes: an episode uniformly among those that are long enough, then a start uniformly in it.
 
-    A batch of `num_slices` slices of `slice_len` rows each comes flat, `[num_slices * slice_len, *shape]`. No slice spans two
-    episodes, nor the write cursor, and every start that leaves room for a slice can be drawn. With interleaved rows of
-    several episodes (`traj_key`) a slice follows its own.
+    A batch of `num_slices` slices of `slice_len` rows each comes flat, `[num_slices * slice_len, *shape]`. No slice
+    spans two episodes, nor the write cursor, and every start that leaves room for a slice can be drawn. With
+    interleaved rows of several episodes (`traj_key`) a slice follows its own.
 
     The batch's flags: the last row of each slice is True under `truncated_key` and under `done` beside it, other
-    `done` and all `terminated` flags are those stored; `init_key`, where rows have it, is True on the first row of each slice. They
-    stand in the info of a sample and in TensorDict samples.
+    `done` and all `terminated` flags are those stored; `init_key`, where rows have it, is True on the first row of each
+    slice. They stand in the info of a sample and in TensorDict samples.
 
     Cost: O(slices), whatever the size of the buffer.
 
     Args:
         num_slices: slices in a batch; their length is `batch_size // num_slices`. Exclusive with `slice_len`.
         slice_len: rows of a slice; a batch has `batch_size // slice_len` of them.
-        end_key: field that ends episodes. Without this and `traj_key`, `("collector", "traj_ids")` or `episode` are taken where
-            rows have them, and with them or alone the usual flags (see `Episodes`).
+        end_key: field that ends episodes. Without this and `traj_key`, `("collector", "traj_ids")` or `episode` are
+            taken where rows have them, and with them or alone the usual flags (see `Episodes`).
         end_keys: several of them: any one ends an episode; those that rows lack are left out.
         traj_key: field with the id of a row's episode.
         ends: bool `[rows]` for rows that stay as they are; needs `cache_values=True`.
@@ -60,8 +60,8 @@ class SliceSampler(Sampler):
         init_key: see above; None leaves the stored flags alone.
         strict_length: False lets an episode shorter than a slice be drawn too, whole.
         pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there.
-        span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to one
-            row, a number by so many rows; a pair for each side.
+        span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to
+            one row, a number by so many rows; a pair for each side.
         compile: must be False; there is nothing to compile.
         use_gpu: must be False, likewise.
         replacement: False makes a `SliceSamplerWithoutReplacement` instead.
@@ -73,7 +73,8 @@ class SliceSampler(Sampler):
     Example:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, SliceSampler
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_key="done"), batch_size=6)
+        >>> sampler = SliceSampler(slice_len=3, end_key="done")
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=6)
         >>> done = torch.zeros(20, dtype=torch.bool)
         >>> done[[6, 13, 19]] = True
         >>> _ = rb.extend({"step": torch.arange(20), "done": done})
@@ -215,7 +216,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self.drop_last and self._firsts.shape[0] < number:
             msg = (
                 f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
-                f"{self._firsts.shape[0]} of {self._slicing.need(length)} rows or more: add episodes or lower batch_size"
+                f"{self._firsts.shape[0]} of {self._slicing.need(length)} rows or more: add some or lower batch_size"
             )
             raise OptionError(msg)
         # its rows are the episodes of the pass, numbered by age
@@ -234,7 +235,12 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
-        return {**SamplerWithoutReplacement.state_dict(self), "firsts": self._firsts, "seen": self._seen, "length": self._length}
+        return {
+            **SamplerWithoutReplacement.state_dict(self),
+            "firsts": self._firsts,
+            "seen": self._seen,
+            "length": self._length,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.

@@ -155,8 +155,8 @@ class Slicing:
         if rows == 0:
             longest = int(table.episodes().rows.max()) if table.count else 0
             msg = (
-                f"no episode of the {table.rows} rows has the {length} rows of a slice (the longest has {longest}): add "
-                "longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
+                f"no episode of the {table.rows} rows has the {length} rows of a slice (the longest has {longest}): "
+                "add longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
             )
             raise EmptyBufferError(msg)
 
@@ -179,7 +179,7 @@ class Slicing:
         return table.shift(rows, first - behind), torch.minimum(start + full, have) - first
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
-        """Return the flags of slices: the last row truncated and done, the first one initial where rows have that flag."""
+        """Return the flags of slices: the last row truncated and done, the first one initial where rows say so."""
         out: dict[Path, Tensor] = {}
         last = plan.last_of_each()
         path = self._truncated

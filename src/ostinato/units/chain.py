@@ -50,7 +50,7 @@ def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit |
         raise OptionError(msg)
     kinds = {type(unit) for unit in units}
     if {NStep, Hindsight} <= kinds:
-        msg = "NStep and Hindsight exclude each other: the rewards of all n steps would have to be computed for a new goal"
+        msg = "NStep and Hindsight exclude each other: a new goal changes the rewards of all n steps. Leave one out"
         raise OptionError(msg)
     return _Chain(units)
 

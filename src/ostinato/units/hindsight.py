@@ -40,18 +40,18 @@ class _Fields(NamedTuple):
 class Hindsight(SampleUnit):
     """Gives a share of the rows drawn another goal, one that their episode reached later, and the reward that follows.
 
-    Hindsight experience replay (Andrychowicz et al. 2017, section 3.2 and 4.5). A row `t` that is relabelled takes its goal
-    from a state that was reached after step `u` of its own episode: "future": `u` uniform in `[t, T)`, `T` the rows of the
-    episode so far; "final": `u = T - 1`; "episode": `u` uniform over the rows of the episode that are present; "random": `u`
-    uniform over all rows of the buffer. Rows that hold no achieved goal for the end of a step take that of the step after it
-    instead, so "future" is `u` in `(t, T)` there, and the last row of an episode keeps its goal. No goal comes
-    from another episode (but with "random"), nor from a row that has been overwritten.
+    Hindsight experience replay (Andrychowicz et al. 2017, section 3.2 and 4.5). A row `t` that is relabelled takes its
+    goal from a state that was reached after step `u` of its own episode: "future": `u` uniform in `[t, T)`, `T` the
+    rows of the episode so far; "final": `u = T - 1`; "episode": `u` uniform over the rows of the episode that are
+    present; "random": `u` uniform over all rows of the buffer. Rows that hold no achieved goal for the end of a step
+    take that of the step after it instead, so "future" is `u` in `(t, T)` there, and the last row of an episode keeps
+    its goal. No goal comes from another episode (but with "random"), nor from a row that has been overwritten.
 
     The batch has the bool field `relabelled`, `[B]`.
 
     Args:
-        reward_fn: gets the batch with its new goals, nested as rows were put in, and returns the rewards `[B]` or `[B, 1]`;
-            those of relabelled rows are kept. It may run in the prefetch thread.
+        reward_fn: gets the batch with its new goals, nested as rows were put in, and returns the rewards `[B]` or
+            `[B, 1]`; those of relabelled rows are kept. It may run in the prefetch thread.
         her_ratio: probability of a row to be relabelled, in [0, 1]; 0.8 is the paper's k = 4.
         strategy: see above.
         goal_key: field of the goal; its `next` field, where there is one, takes the new goal as well.

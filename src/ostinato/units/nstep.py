@@ -32,19 +32,20 @@ _FLAGS = frozenset({"done", "terminated", "truncated"})
 class NStep(SampleUnit):
     """Each row drawn becomes the transition over the next `n` steps of its episode.
 
-    With `k` the steps taken, `n` or as many as the episode has from the row on, the reward is `sum_{i<k} gamma^i r_{t+i}`
-    (Sutton 1988; Hessel et al. 2018, section 3), and everything after the step (`next` observation, `done`,
-    `terminated`, `truncated`) is that of step `t + k - 1`. So a return stops at a termination; at a truncation, at the newest row
-    of a running episode and at the write cursor it stops as well, and the target bootstraps from the true last observation:
-    `reward + gamma * (1 - terminated) * value(next)`, with the field `gamma` of the batch, `gamma^k` `[B]`. The batch also has
-    `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` may be set at any time; they hold from the next draw on.
+    With `k` the steps taken, `n` or as many as the episode has from the row on, the reward is
+    `sum_{i<k} gamma^i r_{t+i}` (Sutton 1988; Hessel et al. 2018, section 3), and everything after the step (`next`
+    observation, `done`, `terminated`, `truncated`) is that of step `t + k - 1`. So a return stops at a termination; at
+    a truncation, at the newest row of a running episode and at the write cursor it stops as well, and the target
+    bootstraps from the true last observation: `reward + gamma * (1 - terminated) * value(next)`, with the field `gamma`
+    of the batch, `gamma^k` `[B]`. The batch also has `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` may be set
+    at any time; they hold from the next draw on.
 
     Args:
         n: most steps, at least 1.
         gamma: discount of one step, in [0, 1].
         reward_key: field of the reward, floating; None is `("next", "reward")`, or `reward` where that is not there.
-        next_keys: fields that belong to the end of the step; None takes all under `next` but the reward, or where there are
-            none, those whose name begins with `next_`, and the flags `done`, `terminated` and `truncated`.
+        next_keys: fields that belong to the end of the step; None takes all under `next` but the reward, or where there
+            are none, those whose name begins with `next_`, and the flags `done`, `terminated` and `truncated`.
         done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
 
     Raises:
@@ -55,7 +56,8 @@ class NStep(SampleUnit):
         >>> from ostinato import LazyTensorStorage, NStep, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=NStep(3, 0.5), batch_size=1)
         >>> done = torch.tensor([False, False, False, True])
-        >>> _ = rb.extend({"obs": torch.arange(4.0), "reward": torch.ones(4), "next_obs": torch.arange(1.0, 5.0), "done": done})
+        >>> place = torch.arange(4.0)
+        >>> _ = rb.extend({"obs": place, "next_obs": place + 1, "reward": torch.ones(4), "done": done})
         >>> batch = rb.sample()
         >>> bool(batch["next_obs"] == batch["obs"] + batch["steps_to_next_obs"])
         True
@@ -144,10 +146,8 @@ class NStep(SampleUnit):
         path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
         reward = require_field(plan, path, "the reward of a step")
         if not plan.schema.leaves[reward].dtype.is_floating_point:
-            msg = (
-                f"{show_path(path)} must be floating, to add up discounted rewards, got {plan.schema.leaves[reward].dtype}: "
-                "convert it before writing"
-            )
+            dtype = plan.schema.leaves[reward].dtype
+            msg = f"{show_path(path)} must be floating, to add up discounted rewards, got {dtype}: convert it first"
             raise SchemaError(msg)
         if self._next is None:
             after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, paths))

@@ -69,9 +69,7 @@ UNITS = {
     "pad-dilated": Case(
         lambda: Sequence(2, burn_in=1, dilation=2), partial(check_sequence, length=2, burn_in=1, dilation=2)
     ),
-    "stop": Case(
-        lambda: Sequence(3, "stop", burn_in=1), partial(check_sequence, length=3, boundary="stop", burn_in=1)
-    ),
+    "stop": Case(lambda: Sequence(3, "stop", burn_in=1), partial(check_sequence, length=3, boundary="stop", burn_in=1)),
     "stop-dilated": Case(
         lambda: Sequence(2, "stop", bootstrap=1, dilation=2),
         partial(check_sequence, length=2, boundary="stop", bootstrap=1, dilation=2),
@@ -102,7 +100,9 @@ SLICES = {
     "number": _sliced({"length": 2}, num_slices=3),
     "short": _sliced({"length": 3, "strict": False}, slice_len=3, strict_length=False),
     "padded": _sliced({"length": 6, "strict": False, "pad": True}, num_slices=1, strict_length=False, pad_output=True),
-    "padded-many": _sliced({"length": 3, "strict": False, "pad": True}, slice_len=3, strict_length=False, pad_output=True),
+    "padded-many": _sliced(
+        {"length": 3, "strict": False, "pad": True}, slice_len=3, strict_length=False, pad_output=True
+    ),
     "span": _sliced({"length": 3, "span": (True, True)}, slice_len=3, span=True),
     "span-1": _sliced({"length": 3, "span": (1, 1)}, slice_len=3, span=1),
     "span-pair": _sliced({"length": 3, "span": (False, 2)}, slice_len=3, span=(False, 2)),
@@ -168,7 +168,9 @@ def check_samples(rb: ReplayBuffer, log: Log, case: Case, *, need: int = 1) -> N
             return
         case.check(log, batch, info)
         if rb.sampler.prioritized:
-            rb.update_priority(info, torch.rand(case.size, generator=torch.Generator().manual_seed(len(log.rows))) + 0.1)
+            rb.update_priority(
+                info, torch.rand(case.size, generator=torch.Generator().manual_seed(len(log.rows))) + 0.1
+            )
 
 
 def replay(history: dict[str, Any], case: Case, make: Callable[[Log], ReplayBuffer], path: Path, need: int = 1) -> None:
@@ -207,7 +209,9 @@ def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Pa
     @FAST
     @given(histories())
     def run(history: dict[str, Any]) -> None:
-        replay(history, case, lambda log: buffer_for(log, case, sampler=SAMPLERS[sampler](log), unit=case.make()), tmp_path)
+        replay(
+            history, case, lambda log: buffer_for(log, case, sampler=SAMPLERS[sampler](log), unit=case.make()), tmp_path
+        )
 
     run()
 
@@ -218,7 +222,10 @@ def test_windows_over_resets_stay_in_their_lane(sampler: str, tmp_path: Path) ->
     @given(histories().filter(lambda history: history["layout"] != "mixed" and not history["masked"]))
     def run(history: dict[str, Any]) -> None:
         replay(
-            history, RESET, lambda log: buffer_for(log, RESET, sampler=SAMPLERS[sampler](log), unit=RESET.make()), tmp_path
+            history,
+            RESET,
+            lambda log: buffer_for(log, RESET, sampler=SAMPLERS[sampler](log), unit=RESET.make()),
+            tmp_path,
         )
 
     run()
