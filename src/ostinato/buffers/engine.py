@@ -126,7 +126,11 @@ class Engine:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
-        return placement if isinstance(placement, Run) else checked_picks(placement, len(storage), storage.capacity)
+        if isinstance(placement, Run):
+            return placement
+        if storage.ring_only:
+            raise OptionError(_needs_ring(writer))
+        return checked_picks(placement, len(storage), storage.capacity)
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""
@@ -340,14 +344,23 @@ def check_pair(storage: Storage, writer: Writer) -> None:
     """Refuse a writer that cannot place rows of two dimensions.
 
     Raises:
-        OptionError: for a ranking writer over a storage with `ndim=2`.
+        OptionError: for a ranking writer over a storage with `ndim=2`, or one that needs ring order.
     """
+    if storage.ring_only and writer.rank_path is not None:
+        raise OptionError(_needs_ring(writer))
     if storage.ndim > 1 and writer.rank_path is not None:
         msg = (
             f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
             f"ndim={storage.ndim}: use ndim=1"
         )
         raise OptionError(msg)
+
+
+def _needs_ring(writer: Writer) -> str:
+    return (
+        f"{type(writer).__name__} picks slots, but the storage (single_copy) takes rows in ring order only, where the "
+        "row that follows is the next one: use RoundRobinWriter or TensorDictRoundRobinWriter, or leave single_copy out"
+    )
 
 
 def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
