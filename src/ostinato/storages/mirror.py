@@ -89,7 +89,7 @@ class MirroredTable:
         self.pairs = pairs
         self.kept = _kept_leaves(schema, pairs)
         inner = Schema(None, [schema.leaves[i] for i in self.kept])
-        self.layout = plan_layout(inner.leaves, packed=packed) if layout is None else layout
+        self.layout = plan_layout(inner.leaves, packed=packed, align=1) if layout is None else layout
         memory.check(sum(block.stride for block in self.layout) * capacity)
         self.inner = Table.allocate(inner, capacity, memory, self.layout)
         self.device = self.inner.device

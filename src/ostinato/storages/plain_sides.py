@@ -79,8 +79,9 @@ class PlainSides:
         else:
             relink = torch.zeros(count, dtype=torch.bool, device=self._device)
         found = torch.cat([agree, relink]).cpu()
+        found[rows:] &= before >= 0
         need = int((~found[max(0, rows - self._capacity) : rows]).sum())
-        return Links(found[:rows].view(torch.uint8), (found[rows:] & (before >= 0)).view(torch.uint8), need, cursor)
+        return Links(found.view(torch.uint8), rows, need, cursor)
 
     def _sources(self, flat: Flat, rows: int, side: int) -> list[Tensor]:
         picked = [as_bits(flat.leaves[pair[side]]) for pair in self._pairs]
@@ -123,8 +124,8 @@ class PlainSides:
         """Link a run."""
         if run.start == links.cursor and not run.skip:
             before, outside = self._before(run)
-            self.drop(before[outside & links.relink.bool() & (self.apart[before] >= 0)])
-        slots, agree = run.slots(), links.agree[run.skip :].bool()
+            self.drop(before[outside & links.flags[links.rows :].bool() & (self.apart[before] >= 0)])
+        slots, agree = run.slots(), links.flags[run.skip : links.rows].bool()
         self.drop(slots)
         alone = torch.nonzero(~agree).view(-1)
         at = (alone + run.skip).to(self._device)

@@ -36,10 +36,11 @@ _CHUNKS = 256
 class Links(NamedTuple):
     """What a comparison of a batch with itself found; see `Sides.compare`."""
 
-    agree: Tensor
-    """uint8 `[rows]` on the CPU: the next observation is the observation of the row that follows in the batch."""
-    relink: Tensor
-    """uint8 `[min(lanes, rows)]`: the observation is what lies in the side row of the row before."""
+    flags: Tensor
+    """uint8 on the CPU. `[rows]`: a next observation is the observation of the row that follows in the batch; then
+    `[min(lanes, rows)]`: an observation is what lies in the side row of the row before."""
+    rows: int
+    """Rows of the batch."""
     need: int
     """Side rows that the batch takes."""
     cursor: int
@@ -166,7 +167,7 @@ class NativeSides:
         at = flags.data_ptr()
         obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
         need = self._mirror.compare(cursor, rows, obs, nexts, at, at + rows)
-        return None if need < 0 else Links(flags[:rows], flags[rows:], need, cursor)
+        return None if need < 0 else Links(flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
         """Add chunks. Never more than one side row for each slot is needed."""
@@ -191,9 +192,9 @@ class NativeSides:
         """Link a run."""
         addresses = flat.addresses or []
         expected = (run.start - run.skip) % run.capacity == links.cursor and not run.skip
-        relink = links.relink.data_ptr() if expected else 0
-        nexts = [addresses[i] for i, _ in self._pairs]
-        self._mirror.link_run(run.start, run.rows, run.skip, nexts, links.agree.data_ptr(), relink)
+        nexts, agree = [addresses[i] for i, _ in self._pairs], links.flags.data_ptr()
+        relink = agree + links.rows if expected else 0
+        self._mirror.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Copy rows aside."""

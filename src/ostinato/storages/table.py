@@ -32,14 +32,17 @@ class Block(NamedTuple):
     members: tuple[tuple[int, int], ...]
 
 
-def plan_layout(leaves: Sequence[Leaf], *, packed: bool) -> list[Block]:
-    """Decide which fields share memory: all small ones if `packed` and there are two or more, each wide one alone."""
+def plan_layout(leaves: Sequence[Leaf], *, packed: bool, align: int = 8) -> list[Block]:
+    """Decide which fields share memory: all small ones if `packed` and there are two or more, each wide one alone.
+
+    Packed rows are as long as a multiple of `align` bytes, and of the widest dtype.
+    """
     small = [i for i, leaf in enumerate(leaves) if 0 < leaf.nbytes <= _SMALL_BYTES] if packed else []
     if len(small) < 2:
         small = []
     blocks = [Block(leaf.nbytes, ((i, 0),)) for i, leaf in enumerate(leaves) if i not in small]
     if small:
-        members, offset, align = [], 0, 8
+        members, offset = [], 0
         for i in sorted(small, key=lambda i: -leaves[i].dtype.itemsize):  # the widest dtype first: each stays aligned
             members.append((i, offset))
             offset += leaves[i].nbytes
