@@ -164,7 +164,11 @@ class Engine:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
-        return placement if isinstance(placement, Run) else checked_picks(placement, len(storage), storage.capacity)
+        if isinstance(placement, Run):
+            return placement
+        if storage.ring_only:
+            raise OptionError(_needs_ring(writer))
+        return checked_picks(placement, len(storage), storage.capacity)
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""

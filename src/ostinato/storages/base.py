@@ -36,6 +36,8 @@ class Storage(ABC):
     """What kind of state `state_dict` gives; storages of one form load each other's checkpoints."""
     ndim: int = 1
     """Batch dimensions of a row's position: 1, or 2 for time x environments."""
+    ring_only: bool = False
+    """Whether rows must be written in ring order: writers that pick slots are refused."""
     device: torch.device = torch.device("cpu")
     """Where rows are kept and samples appear."""
 
