@@ -1,4 +1,4 @@
-// The Python face of the native part. The only file that knows the interpreter lock.
+// The Python face of the native part. Only here and in bind_episodes.hpp the interpreter lock is known.
 // Numbers come in and go out; memory comes as addresses, which the Python side has checked (dtype, shape,
 // lifetime).
 #include <nanobind/nanobind.h>
@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "bind_episodes.hpp"
 #include "fields.hpp"
 #include "gather.hpp"
 #include "leaves.hpp"
 #include "platform.hpp"
+#include "ranks.hpp"
 #include "shuffle.hpp"
 #include "sum_tree.hpp"
 
@@ -111,8 +113,8 @@ void choose(Address slots, Address pick, std::int64_t n, std::int64_t rows, Addr
 
 void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, Address randoms,
           Address out) {
-    if (first < 0 || k < 0 || k > total - first) {
-        throw nb::value_error("first and k must be at least 0 and first + k at most total");
+    if (first < 0 || k < 0 || first > total || (total == 0 && k > 0)) {
+        throw nb::value_error("first must be in [0, total], k at least 0, and 0 where there are no rows");
     }
     nb::gil_scoped_release unlocked;
     shuffle_draw(at_address<std::int64_t>(perm), first, total, k, at_address<const std::int64_t>(randoms),
@@ -197,6 +199,57 @@ void tree_load(SumTree& tree, Address values, std::int64_t n) {
     run_tree(tree.capacity(), [&] { tree.load(at_address<const double>(values), n); });
 }
 
+Stamps to_stamps(const nb::tuple& numbers) {
+    if (numbers.size() != 6) throw nb::value_error("stamps must be six numbers");
+    const auto number = [&numbers](std::size_t i) { return nb::cast<std::int64_t>(numbers[i]); };
+    return {at_address<const std::int64_t>(to_address(numbers[0].ptr())),
+            number(1),
+            number(2),
+            number(3),
+            number(4),
+            number(5)};
+}
+
+void tree_sample(const SumTree& tree, Address uniforms, std::int64_t n, double beta, const nb::tuple& stamps,
+                 Address slots, Address weights, bool single, Address out) {
+    if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+    const Stamps known = to_stamps(stamps);
+    run_tree(n, [&] {
+        const auto* numbers = at_address<const double>(uniforms);
+        auto* drawn = at_address<std::int64_t>(slots);
+        auto* given = at_address<std::int64_t>(out);
+        if (single) {
+            sample(tree, numbers, n, beta, known, drawn, at_address<float>(weights), given);
+        } else {
+            sample(tree, numbers, n, beta, known, drawn, at_address<double>(weights), given);
+        }
+    });
+}
+
+nb::tuple tree_learn(SumTree& tree, Address slots, Address values, bool single, std::int64_t n, Address given,
+                     const nb::tuple& stamps, Address priorities, Address hidden, std::int64_t rows,
+                     double eps, double alpha, bool within) {
+    if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+    if (rows < 0 || rows > tree.capacity()) {
+        throw std::invalid_argument("rows must be in [0, " + std::to_string(tree.capacity()) + "], got " +
+                                    std::to_string(rows));
+    }
+    const Stamps known = to_stamps(stamps);
+    const Ranks ranks{at_address<double>(priorities), at_address<const unsigned char>(hidden), rows, eps,
+                      alpha};
+    Learned learned;
+    run_tree(n, [&] {
+        const auto* at = at_address<const std::int64_t>(slots);
+        const auto* old = at_address<const std::int64_t>(given);
+        if (single) {
+            learned = Update(tree, ranks, at, at_address<const float>(values), n).run(old, known, within);
+        } else {
+            learned = Update(tree, ranks, at, at_address<const double>(values), n).run(old, known, within);
+        }
+    });
+    return nb::make_tuple(learned.stale, learned.given, learned.gone, learned.left);
+}
+
 }  // namespace
 }  // namespace ostinato
 
@@ -214,12 +267,17 @@ NB_MODULE(_native, m) {
     m.def("choose_slots", &ostinato::choose, "slots"_a, "pick"_a, "n"_a, "rows"_a, "out"_a);
     m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
+    ostinato::episodes::bind(m);
     nb::class_<ostinato::SumTree>(m, "SumTree", "Priorities of slots, drawn in proportion.")
         .def(nb::init<std::int64_t>(), "capacity"_a)
         .def("set", &ostinato::tree_set, "slots"_a, "values"_a, "n"_a)
         .def("set_run", &ostinato::tree_set_run, "start"_a, "count"_a, "value"_a)
         .def("get", &ostinato::tree_get, "slots"_a, "n"_a, "out"_a)
         .def("draw", &ostinato::tree_draw, "uniforms"_a, "n"_a, "slots"_a, "values"_a)
+        .def("sample", &ostinato::tree_sample, "uniforms"_a, "n"_a, "beta"_a, "stamps"_a, "slots"_a,
+             "weights"_a, "single"_a, "out"_a)
+        .def("learn", &ostinato::tree_learn, "slots"_a, "values"_a, "single"_a, "n"_a, "given"_a, "stamps"_a,
+             "priorities"_a, "hidden"_a, "rows"_a, "eps"_a, "alpha"_a, "within"_a)
         .def("clear", &ostinato::tree_clear)
         .def("leaves", &ostinato::tree_leaves, "out"_a, "n"_a)
         .def("load", &ostinato::tree_load, "values"_a, "n"_a)

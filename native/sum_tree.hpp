@@ -215,25 +215,16 @@ private:
     }
 
     void fetch_leaf(std::int64_t slot) const {
+        const Block* block = blocks_[0] + slot / (kFan * kFan);
         prefetch<true>(leaves_ + slot);
-        fetch_node(0, slot / kFan);
-    }
-
-    void fetch_node(std::size_t level, std::int64_t node) const {
-        const Block* block = blocks_[level] + node / kFan;
         prefetch<true>(block->sum);
         prefetch<true>(block->least);
     }
 
-    /// What `update` will read and write. (Near the leaves a large batch has lost its first lines by then.)
+    /// What `update_sum` will read and write. (Near the leaves a large batch has lost its first lines by then.)
     void fetch_family(std::size_t level, std::int64_t node) const {
-        if (level == 0) {
-            prefetch<false>(leaves_ + node * kFan);
-        } else {
-            prefetch<false>(blocks_[level - 1][node].sum);
-            prefetch<false>(blocks_[level - 1][node].least);
-        }
-        fetch_node(level, node / kFan);
+        prefetch<false>(lines_below(level)[node]);
+        prefetch<true>(blocks_[level][node / kFan].sum);
     }
 
     /// Append, unless the last one is the same. The list may grow over what it is made from: it is never
@@ -263,7 +254,8 @@ private:
         for (std::int64_t i = 0; i < std::min(n, kAhead); ++i) fetch_leaf(slots[i]);
         for (std::int64_t i = 0; i < n; ++i) {
             if (i + kAhead < n) fetch_leaf(slots[i + kAhead]);
-            leaves_[slots[i]] = values[i] + 0.0;  // -0.0 becomes 0.0
+            const double old = std::exchange(leaves_[slots[i]], values[i] + 0.0);  // -0.0 becomes 0.0
+            lower(slots[i] / kFan, old, leaves_[slots[i]]);
             push(touched, count, slots[i] / kFan);
         }
         bool sorted = false;
@@ -282,7 +274,7 @@ private:
         for (std::int64_t i = 0; i < count; ++i) {
             const std::int64_t node = list[i];
             if (i + kAhead < count) fetch_family(level, list[i + kAhead]);
-            update(level, node);
+            update_sum(level, node);
             push(list, parents, node / kFan);
         }
         return parents;
@@ -298,22 +290,36 @@ private:
     }
 
     void update(std::size_t level, std::int64_t node) {
-        Block& block = blocks_[level][node / kFan];
-        const auto lane = static_cast<std::size_t>(node % kFan);
-        const double* sums = leaves_ + node * kFan;
-        const double* leasts = sums;
-        if (level > 0) {
-            const Block& children = blocks_[level - 1][node];
-            sums = children.sum;
-            leasts = children.least;
-        }
+        blocks_[level][node / kFan].least[node % kFan] =
+            least_of(level > 0 ? blocks_[level - 1][node].least : leaves_ + node * kFan);
+        update_sum(level, node);
+    }
+
+    void update_sum(std::size_t level, std::int64_t node) {
+        const double* sums = level > 0 ? blocks_[level - 1][node].sum : leaves_ + node * kFan;
         double sum = sums[0];
         for (std::int64_t i = 1; i < kFan; ++i) sum += sums[i];
-        block.sum[lane] = sum;
-        block.least[lane] = least_of(leasts);
+        blocks_[level][node / kFan].sum[node % kFan] = sum;
         if (mosts_.empty()) return;
         const double* mosts = level > 0 ? mosts_[level - 1].data() + node * kFan : sums;
         mosts_[level][static_cast<std::size_t>(node)] = most_of(mosts);
+    }
+
+    /// A child of a node of the lowest level has a new smallest value. Most nodes have a smaller one: there it ends.
+    void lower(std::int64_t node, double old, double value) {
+        for (std::size_t level = 0; level < nodes_.size() && value != old; ++level, node /= kFan) {
+            double& least = blocks_[level][node / kFan].least[node % kFan];
+            const double before = least;
+            if (value > 0 && (value < before || before == 0)) {
+                least = value;
+            } else if (old == before) {  // it was the smallest one: which is it now?
+                least = least_of(level > 0 ? blocks_[level - 1][node].least : leaves_ + node * kFan);
+            } else {
+                return;
+            }
+            old = before;
+            value = least;
+        }
     }
 
     /// Smallest above zero; zero if there is none.

@@ -11,6 +11,7 @@ from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
 from ostinato.samplers import (
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     RandomSampler,
     Sampler,
     SamplerWithoutReplacement,
@@ -43,6 +44,7 @@ __all__ = [
     "NStep",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "RandomSampler",
     "Rename",
     "ReplayBuffer",

@@ -123,13 +123,13 @@ def choose_slots(slots: int, pick: int, n: int, rows: int, out: int) -> None:
 def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: int) -> None:
     """`k` steps of a Fisher-Yates shuffle of int64 `perm[first:total]`, given out to int64 `out[k]`.
 
-    Step i swaps `perm[i]` with `perm[j]`, `j = i + (randoms[i - first] * (total - i) >> 63)`.
+    Step s swaps `perm[i]`, `i = (first + s) % total`, with `perm[j]`, `j = i + (randoms[s] * (total - i) >> 63)`.
 
     Args:
         perm: Address of int64 `[total]`.
         first: Where the shuffle stands, in [0, total].
         total: Length of the permutation.
-        k: Steps, `first + k <= total`.
+        k: Steps; 0 where `total` is.
         randoms: Address of int64 `[k]`, each uniform in [0, 2**63); the top bit is ignored.
         out: Address of int64 `[k]`.
 
@@ -207,6 +207,77 @@ class SumTree:
             ValueError: The total is zero or not finite, or `n` negative.
         """
 
+    def sample(
+        self,
+        uniforms: int,
+        n: int,
+        beta: float,
+        stamps: tuple[int, int, int, int, int, int],
+        slots: int,
+        weights: int,
+        single: bool,
+        out: int,
+    ) -> None:
+        """Draw as `draw` does, with importance weights and stamps.
+
+        Args:
+            uniforms: Address of contiguous float64 `[n]` in [0, 1].
+            n: Draws.
+            beta: Weights are `(leaf / smallest leaf above zero) ** -beta`.
+            stamps: Where stamps come from: address of int64 `[m]`, one for each slot (0 where the slot is beyond),
+                and `m`; or 0 and 0, then a cursor and what to add to a slot before it and from it on. The sixth is
+                for `learn`.
+            slots: Address of contiguous int64 `[n]` for the slots drawn.
+            weights: Address of contiguous float32 or float64 `[n]` for their weights.
+            single: Whether weights are float32.
+            out: Address of contiguous int64 `[n]` for their stamps.
+
+        Raises:
+            ValueError: The total is zero or not finite, or `n` negative, or `stamps` has another length.
+        """
+
+    def learn(
+        self,
+        slots: int,
+        values: int,
+        single: bool,
+        n: int,
+        given: int,
+        stamps: tuple[int, int, int, int, int, int],
+        priorities: int,
+        hidden: int,
+        rows: int,
+        eps: float,
+        alpha: float,
+        within: bool,
+    ) -> tuple[int, float, float, float]:
+        """Give rows priorities `p`, and leaves `(p + eps) ** alpha`, in order: of equal slots the last one wins.
+
+        Args:
+            slots: Address of contiguous int64 `[n]`.
+            values: Address of contiguous float32 or float64 `[n]`: the priorities, finite and at least 0.
+            single: Whether they are float32.
+            n: Rows to update.
+            given: Address of contiguous int64 `[n]`: rows that have another stamp, or are not there, are left alone;
+                0 to ask for none, then slots of -1 are left out.
+            stamps: Where stamps come from, see `sample`; no row has a stamp up to the sixth.
+            priorities: Address of contiguous float64 `[capacity]` that keeps them as they were given.
+            hidden: Address of contiguous bool `[capacity]`, whose leaves stay 0; 0 for none.
+            rows: Rows that are there, at most the capacity.
+            eps: Added to every priority.
+            alpha: Exponent; the leaf is 0 where `p + eps` is, also for `alpha = 0`.
+            within: Whether to find the last two numbers of the answer.
+
+        Returns:
+            How many rows were left alone for their stamp, the largest priority given, and, with `within`, the largest
+            that these rows had before, and have now.
+
+        Raises:
+            IndexError: Without `given`, a slot below -1 or beyond the rows; nothing has been written then.
+            ValueError: A priority that is negative, not finite or makes a leaf above 2**960 (nothing has been written
+                then), or sizes that cannot be.
+        """
+
     def clear(self) -> None:
         """Make all leaves zero."""
 
@@ -222,4 +293,165 @@ class SumTree:
 
         Raises:
             ValueError: A bad value, or `n` above the capacity or negative; nothing has changed then.
+        """
+
+class Episodes:
+    """Which rows of a ring belong together: a slot knows its episode's record, a record knows its rows.
+
+    Reading calls (`ahead` to `save`, draws included) may run in several threads at once. Nothing here orders a call
+    that changes the table and any other.
+    """
+
+    def __init__(self, capacity: int, lanes: int) -> None:
+        """Make an empty table.
+
+        Raises:
+            ValueError: `capacity` outside `[1, 2**31)`, or not a multiple of `lanes`.
+        """
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the ring."""
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+
+    @property
+    def present(self) -> int:
+        """Rows present, those of no episode included."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of episodes."""
+
+    @property
+    def records(self) -> int:
+        """Records, free ones included."""
+
+    @property
+    def free_count(self) -> int:
+        """Records that are not in use."""
+
+    @property
+    def serial(self) -> int:
+        """Episodes that ever began."""
+
+    @property
+    def count(self) -> int:
+        """Episodes with rows present."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+    def note(self, start: int, rows: int, skip: int, ends: int, ids: int, mask: int) -> None:
+        """Note a ring write; row `skip + i` of the batch is in slot `(start + i) % capacity`.
+
+        Args:
+            start: Slot of the first row stored.
+            rows: Rows stored.
+            skip: Rows of the batch before them, which were not.
+            ends: Address of bool `[skip + rows]`, or 0: no row ends an episode.
+            ids: Address of int64 `[skip + rows]`, or 0: the stream of a row is `slot % lanes`.
+            mask: Address of bool `[skip + rows]`, or 0: all rows belong to an episode.
+
+        Raises:
+            IndexError: `start` outside the ring.
+            ValueError: Negative counts, more rows than slots, rows skipped though the ring is not filled, or a run
+                that does not go on at the cursor. Nothing has changed then.
+        """
+
+    def clear(self) -> None:
+        """Forget all rows; serial numbers go on, and needs stay registered."""
+
+    def ahead(self, slots: int, n: int, out: int) -> None:
+        """Write to int64 `[n]` at `out` how many rows follow in the episode of each slot; -1 for none.
+
+        Raises:
+            IndexError: A slot outside the ring; nothing has been written then. (All calls with slots do.)
+            ValueError: A negative `n`. (All calls with `n` do.)
+        """
+
+    def behind(self, slots: int, n: int, out: int) -> None:
+        """Write to int64 `[n]` at `out` how many rows are present before each; -1 for rows of no episode."""
+
+    def ended(self, slots: int, n: int, out: int) -> None:
+        """Write to bool `[n]` at `out` whether each row ended its episode."""
+
+    def shift(self, slots: int, steps: int, n: int, out: int) -> None:
+        """Write to int64 `[n]` at `out` the slots that lie int64 `[n]` at `steps` on, or the first or last."""
+
+    def window(self, slots: int, n: int, before: int, after: int, dilation: int, out: int, valid: int) -> None:
+        """Write windows of `T = before + 1 + after` rows: int64 `[n, T]` at `out`, bool `[n, T]` at `valid`.
+
+        Raises:
+            IndexError: A slot outside the ring.
+            ValueError: `before` or `after` outside `[0, 2**31)`, or `dilation` below 1.
+        """
+
+    def spans(self, first: int, rows: int, closed: int, serial: int) -> None:
+        """Write first slot, rows, whether ended (bool), serial number of each episode to `[count]`, by age."""
+
+    def add_need(self, need: int) -> int:
+        """Count rows that have `need - 1` after them from now on, and return the handle of that count.
+
+        Raises:
+            ValueError: `need` below 1.
+        """
+
+    def start_rows(self, handle: int) -> int:
+        """Rows that have so many after them.
+
+        Raises:
+            ValueError: An unknown handle. (All calls with a handle do.)
+        """
+
+    def start_episodes(self, handle: int) -> int:
+        """Episodes with such a row."""
+
+    def draw(self, handle: int, randoms: int, n: int, out: int) -> None:
+        """Write the slots of such rows to int64 `[n]` at `out`, by int64 `[n]` at `randoms`.
+
+        Raises:
+            IndexError: There is no such row, and `n` is above 0.
+        """
+
+    def draw_episodes(self, handle: int, randoms: int, n: int, out: int) -> None:
+        """Write such rows of random episodes to int64 `[n]` at `out`, by int64 `[2 n]` at `randoms`.
+
+        Raises:
+            IndexError: There is no such row, and `n` is above 0.
+        """
+
+    def save(self, episode: int, serials: int, keys: int, kinds: int, status: int, free: int) -> None:
+        """Write the state.
+
+        Args:
+            episode: Address of int32 `[present]`: the record of each row, oldest first; -1 for none.
+            serials: Address of int64 `[records]`.
+            keys: Address of int64 `[records]`: lane or id of an open episode.
+            kinds: Address of uint8 `[records]`: 0 for a lane, 1 for an id.
+            status: Address of uint8 `[records]`: 0 open, 1 ended, 2 cut off.
+            free: Address of int64 `[free_count]`: free records, the next one to be used last.
+        """
+
+    def load(
+        self,
+        cursor: int,
+        serial: int,
+        present: int,
+        records: int,
+        free_count: int,
+        episode: int,
+        serials: int,
+        keys: int,
+        kinds: int,
+        status: int,
+        free: int,
+    ) -> None:
+        """Take over what `save` wrote; the caller has checked that it is whole.
+
+        Raises:
+            ValueError: Numbers that point outside the table; nothing has changed then.
         """

@@ -73,10 +73,10 @@ class Chronicle:
         table = self._fitting(storage)
         return self._rebuild(storage) if table is None else table
 
-    def starts(self, storage: Storage) -> Starts | None:
-        """Return the rows that may be drawn; None stands for all."""
+    def look(self, storage: Storage) -> tuple[EpisodeTable, Starts | None]:
+        """Return the episodes, and the rows that may be drawn; None stands for all."""
         table = self.table(storage)
-        return table.starts(self.need) if self.need > 1 or table.masked else None
+        return table, table.starts(self.need) if self.need > 1 or table.masked else None
 
     def forget(self) -> None:
         """Take note that rows have changed otherwise: the table is made anew when it is next asked for."""
@@ -97,10 +97,11 @@ class Chronicle:
         found = dict(zip(resolved.paths, storage.fetch(requests), strict=True))
         return _marks(resolved, found, slots.shape[0])
 
-    def compare(self, before: Marks, after: Marks) -> None:
-        """Read the table anew if an edit has moved a boundary."""
+    def moved(self, before: Marks, after: Marks) -> bool:
+        """Return whether an edit has moved a boundary; the table is read anew then."""
         same = all(a is b or (a is not None and torch.equal(a, b)) for a, b in zip(before, after, strict=True))
         self._stale = self._stale or not same
+        return not same
 
     def state_dict(self, storage: Storage) -> dict[str, Any]:
         """Return the table's state."""

@@ -15,7 +15,7 @@ from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.boundaries import Marks, merge_episodes
 from ostinato.core.draw import Run, View
-from ostinato.core.plan import fold, slices, start_plan
+from ostinato.core.plan import Plan, fold, slices
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
@@ -99,10 +99,9 @@ class Engine:
         """Return what samplers may see, now."""
         storage = self.storage
         view = View(len(storage), storage.capacity, self.writer.cursor, self.stamps, storage.device)
-        chronicle = self.chronicle
-        if chronicle is None or view.rows == 0:
+        if self.chronicle is None or view.rows == 0:
             return view
-        return view._replace(episodes=chronicle.table(storage), starts=chronicle.starts(storage))
+        return View(*view[:5], *self.chronicle.look(storage))
 
     def _begin_chronicle(self, sampler: Sampler) -> Chronicle | None:
         """Begin to keep account of episodes if anyone asks for them."""
@@ -207,8 +206,8 @@ class Engine:
         self.stamps.touch(slots)
         for change in changes:
             change()
-        if chronicle is not None and before is not None:
-            chronicle.compare(before, chronicle.at(self.storage, slots))
+        if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(self.storage, slots)):
+            self.begin_priorities()  # other rows may be drawn now
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)
@@ -298,9 +297,11 @@ class Engine:
         if schema is None:
             msg = f"{type(self.storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
             raise OptionError(msg)
-        plan, dice = start_plan(schema, draw.slots), ticket.dice
-        if draw.lengths is not None and view.episodes is not None:
-            plan = slices(plan, view.episodes, draw)
+        dice = ticket.dice
+        if draw.lengths is None or view.episodes is None:
+            plan = Plan(schema, draw.slots, draw.slots)
+        else:
+            plan = slices(schema, view.episodes, draw.slots, draw.lengths, draw.pad)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, self.generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)
@@ -354,10 +355,9 @@ class Engine:
     def _copy(self, storage: Storage, ticket: Ticket) -> Any:
         """Read the rows of a ticket, or what the unit made of them."""
         plan = ticket.plan
-        if plan is None:
-            return storage.get(ticket.draw.slots, pin=self.pin)
-        rows = storage.fetch([column.request for column in plan.columns], pin=self.pin)
-        return storage.assemble(fold(plan, rows), plan.records)
+        if plan is None or not plan.changed:
+            return storage.get(ticket.records, pin=self.pin)
+        return storage.assemble(fold(plan, storage.fetch(plan.requests(), pin=self.pin)), plan.records)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""

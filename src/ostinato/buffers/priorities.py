@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato._backend import native
 from ostinato.core import kinds
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError
 
@@ -29,6 +30,8 @@ __all__ = [
     "update",
 ]
 
+_CPU = torch.device("cpu")
+_INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
 _ERA = 2**44
 """Stamps of a buffer that was loaded over begin anew: batches from before must not fit the new rows."""
@@ -96,26 +99,29 @@ def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
         storage, sampler = engine.storage, as_sampler(engine.sampler)
-        slots, batch = _slots(index, storage)
-        values = _values(priority, batch, slots.shape[0], storage, sampler)
-        if slots.numel() == 0:
-            return
-        if given is None:
-            if slots.is_cpu:
-                slots, values = _present(slots, values, len(storage))
-                sampler.assign(slots, values, engine.view())
-            else:
-                sampler.assign(slots, values, engine.view(), slots != -1)
-            return
-        fresh = _fresh(engine, slots, _stamps_given(given, slots))
-        if slots.device.type != "cpu":
-            engine.stale_updates = engine.stale_updates + (~fresh).sum()
-            sampler.assign(slots, values, engine.view(), fresh)
-            return
-        if not fresh.numpy().all():
-            engine.stale_updates += int((~fresh).sum())
-            slots, values = slots[fresh], values[fresh]
-        sampler.assign(slots, values, engine.view())
+        if not _is_plain(index, priority, given, storage):
+            index, batch = _slots(index, storage)
+            if given is not None:
+                given = _stamps_given(given, index)
+            priority = _values(priority, batch, index.shape[0], storage, sampler)
+        if given is not None and engine.era:
+            given = given - engine.era * _ERA
+        if index.shape[0]:
+            stale = sampler.learn(index, priority, given, engine.view())
+            engine.stale_updates = engine.stale_updates + stale
+
+
+def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:
+    """Whether an update comes as samplers take it, as that of a sample does: a quick check, False says nothing."""
+    if native is None or storage.ndim != 1 or type(index) is not Tensor or index.ndim != 1:
+        return False
+    dtype = priority.dtype if type(priority) is Tensor else None
+    if dtype not in _FLOATS or storage.device != _CPU:
+        return False
+    shape = index.shape
+    if given is None:
+        return native.check_leaves([index, priority], [_INT, dtype], [shape, shape], Tensor) is not None
+    return native.check_leaves([index, priority, given], [_INT, dtype, _INT], [shape] * 3, Tensor) is not None
 
 
 def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
@@ -168,8 +174,6 @@ def _check_lanes(lanes: Tensor, count: int) -> None:
 
 def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sampler: PrioritySampler) -> Tensor:
     """Return one priority for each of `n` slots, float64, on the storage's device."""
-    if type(priority) is Tensor and priority.is_cpu and priority.dtype in _FLOATS and priority.shape == batch:
-        return torch.from_numpy(priority.detach().numpy().reshape(-1).astype(np.float64)).to(storage.device)
     try:
         values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
     except (TypeError, ValueError) as error:
@@ -206,20 +210,6 @@ def _stamps_given(given: Any, slots: Tensor) -> Tensor:
     return stamps.reshape(-1).to(slots.device, torch.int64)
 
 
-def _fresh(engine: Engine, slots: Tensor, given: Tensor) -> Tensor:
-    """Return bool `[n]`: which rows are still those that the stamps were read from."""
-    return engine.stamps.match(slots, given - engine.era * _ERA if engine.era else given)
-
-
-def _present(slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Leave out -1, which stands for a row that the writer did not keep, and refuse what is no row."""
-    low, high = int(np.minimum.reduce(slots.numpy())), int(np.maximum.reduce(slots.numpy()))
-    if low < -1 or high >= rows:
-        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
-        raise SlotError(msg)
-    return (slots, values) if low >= 0 else (slots[slots >= 0], values[slots >= 0])
-
-
 def in_storage_order(priority: Any, index: Any) -> Any:
     """Bring priorities `[lanes, steps]`, in the form of the data given to `extend`, to the order of its index."""
     if isinstance(priority, Tensor) and priority.ndim > 1:
@@ -243,6 +233,25 @@ def unpack(sample: Any, given: Any) -> tuple[Any, Any]:
     return sample["index"], sample.get("index_generation", None) if given is None else given
 
 
+def _of_anchors(sample: Any, priority: Tensor, stamps: Tensor | None, ndim: int) -> tuple[Any, Tensor, Any]:
+    """Return index, priorities and stamps of the anchors of windows: the largest priority of their valid rows each."""
+    anchors = sample["anchor_index"].reshape(-1, 2) if ndim > 1 else sample["anchor_index"].reshape(-1)
+    rows = anchors.shape[0]
+    if priority.numel() != rows:
+        priority = priority.reshape(rows, -1).amax(1)
+    valid = sample.get("validity_mask", None)
+    values = priority.detach().reshape(-1).to(torch.float64)
+    if valid is not None:
+        values = torch.where(valid.reshape(-1).to(values.device), values, 0.0)
+    index, group = torch.unique(anchors, dim=0, return_inverse=True)
+    best = torch.zeros(index.shape[0], dtype=torch.float64, device=values.device)
+    best.scatter_reduce_(0, group, values, "amax")
+    if stamps is None:
+        return index, best, None
+    kept = torch.zeros(index.shape[0], dtype=torch.int64, device=group.device)
+    return index, best, kept.scatter_(0, group, stamps.reshape(-1))
+
+
 def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) -> tuple[Any, Tensor, Any]:
     """Return index, priorities and generation of a TensorDict, one of each per item.
 
@@ -258,6 +267,8 @@ def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) 
         msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
         raise KeyMissingError(msg)
     index, stamps = unpack(sample, None)
+    if "anchor_index" in sample.keys():  # noqa: SIM118
+        return _of_anchors(sample, priority, stamps, ndim)
     lead = index.ndim - (1 if ndim > 1 else 0)
     if lead > 1:
         first = index[:, :1].reshape(index.shape[0], *[1] * (lead - 1), *index.shape[lead:])

@@ -25,7 +25,7 @@ class BufferStats:
     capacity: int
     """Most rows that fit."""
     nbytes: int
-    """Bytes held for rows, the whole capacity included."""
+    """Bytes held for rows, the whole capacity included, and for what the sampler keeps of each."""
     rows_written: int
     """Rows ever added (edits in place are not counted); survives `empty`."""
     rows_drawn: int
@@ -59,7 +59,7 @@ def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
         return BufferStats(
             rows=rows,
             capacity=storage.capacity,
-            nbytes=storage.nbytes + stamps.nbytes,
+            nbytes=storage.nbytes + stamps.nbytes + engine.sampler.nbytes,
             rows_written=engine.rows_written,
             rows_drawn=engine.rows_drawn,
             row_age_mean=float("nan") if ages is None else float(ages.double().mean()),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import numpy as np
 import torch
 
-from ostinato.core.episode_state import check_episode_state
+from ostinato._backend import native
+from ostinato.core.episode_checks import check_episode_state
+from ostinato.core.native_episodes import NativeEpisodes
 from ostinato.core.plain_episodes import PlainEpisodes
-from ostinato.errors import CapacityError, EmptyBufferError, OptionError, SlotError
+from ostinato.errors import CapacityError, EmptyBufferError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeTable", "Spans", "Starts"]
 
-MOST_CAPACITY = 2**31 - 1
-"""A slot's episode is an int32."""
+_MOST = 2**31 - 1
+"""Slots, and so rows of an episode, are counted in an int32."""
 
 
 class Spans(NamedTuple):
@@ -76,7 +77,7 @@ class EpisodeTable:
     """
 
     def __init__(self, capacity: int, lanes: int = 1) -> None:
-        if not 1 <= capacity <= MOST_CAPACITY:
+        if not 1 <= capacity <= _MOST:
             msg = f"capacity of an episode table must be in [1, 2**31), got {capacity}"
             raise CapacityError(msg)
         if lanes < 1 or capacity % lanes:
@@ -85,7 +86,11 @@ class EpisodeTable:
         self.capacity = capacity
         self.lanes = lanes
         self._starts: dict[int, Starts] = {}
-        self._rows = PlainEpisodes(capacity, lanes)
+        self._rows: NativeEpisodes | PlainEpisodes
+        if native is not None:
+            self._rows = NativeEpisodes(native.Episodes(capacity, lanes))
+        else:
+            self._rows = PlainEpisodes(capacity, lanes)
 
     def __repr__(self) -> str:
         """Sizes and counts."""
@@ -143,9 +148,7 @@ class EpisodeTable:
         ids = None if trajectories is None else _given("trajectories", trajectories, torch.int64, total)
         belongs = None if mask is None else _given("mask", mask, torch.bool, total)
         if run.rows:
-            self._rows.note(
-                run.start, run.rows, run.skip, *(None if x is None else x.numpy() for x in (flags, ids, belongs))
-            )
+            self._rows.note(run.start, run.rows, run.skip, flags, ids, belongs)
 
     def _check_run(self, run: Run) -> None:
         start, rows, capacity, skip = run
@@ -182,11 +185,11 @@ class EpisodeTable:
             SlotError: A slot outside the ring. (All reads do.)
             OptionError: A wrong dtype, shape or device. (All reads do.)
         """
-        return torch.from_numpy(self._rows.ahead(self._slots(slots)))
+        return self._rows.ahead(_given("slots", slots, torch.int64))
 
     def behind(self, slots: Tensor) -> Tensor:
         """Count the rows present before each row in its episode; -1 for rows of no episode. int64 `[n]`."""
-        return torch.from_numpy(self._rows.behind(self._slots(slots)))
+        return self._rows.behind(_given("slots", slots, torch.int64))
 
     def shift(self, slots: Tensor, steps: Tensor | int) -> Tensor:
         """Find the rows that lie some steps on in the same episode.
@@ -199,11 +202,10 @@ class EpisodeTable:
         Returns:
             Slots, int64 `[n]`.
         """
-        at = self._slots(slots)
+        at = _given("slots", slots, torch.int64)
         if not isinstance(steps, torch.Tensor):
-            steps = torch.full_like(slots, steps)
-        given = _given("steps", steps, torch.int64, at.shape[0])
-        return torch.from_numpy(self._rows.shift(at, given.numpy()))
+            steps = torch.full_like(at, max(-self.capacity, min(steps, self.capacity)))
+        return self._rows.shift(at, _given("steps", steps, torch.int64, at.numel()))
 
     def window(self, slots: Tensor, before: int, after: int, dilation: int = 1) -> tuple[Tensor, Tensor]:
         """Find the rows around each row in its episode, T = `before + 1 + after` with itself.
@@ -222,23 +224,22 @@ class EpisodeTable:
         Raises:
             OptionError: Numbers out of range.
         """
-        if before < 0 or after < 0 or dilation < 1:
+        if not (0 <= before <= _MOST and 0 <= after <= _MOST and dilation >= 1):
             msg = (
-                "before and after must be at least 0 and dilation at least 1, got "
+                "before and after must be in [0, 2**31) and dilation at least 1, got "
                 f"before={before}, after={after}, dilation={dilation}"
             )
             raise OptionError(msg)
-        found, valid = self._rows.window(self._slots(slots), before, after, dilation)
-        return torch.from_numpy(found), torch.from_numpy(valid)
+        # beyond the ring all dilations are alike
+        return self._rows.window(_given("slots", slots, torch.int64), before, after, min(dilation, self.capacity))
 
     def ended(self, slots: Tensor) -> Tensor:
         """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""
-        return torch.from_numpy(self._rows.ended(self._slots(slots)))
+        return self._rows.ended(_given("slots", slots, torch.int64))
 
     def episodes(self) -> Spans:
         """List the episodes present, that with the oldest row first. Copies; O(count log count)."""
-        first, rows, closed, serial = (torch.from_numpy(np.ascontiguousarray(x)) for x in self._rows.spans())
-        return Spans(first, rows, closed, serial)
+        return Spans(*self._rows.spans())
 
     def starts(self, need: int) -> Starts:
         """Return the handle for rows with at least `need - 1` rows after them in their episode.
@@ -260,13 +261,12 @@ class EpisodeTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, a copy: integers and tensors, 4 bytes a row and 26 an episode."""
-        arrays = {name: torch.from_numpy(x) for name, x in self._rows.save().items()}
         return {
             "capacity": self.capacity,
             "lanes": self.lanes,
             "cursor": self._rows.cursor,
             "serial": self._rows.serial,
-            **arrays,
+            **self._rows.save(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -277,16 +277,8 @@ class EpisodeTable:
         Raises:
             CheckpointError: A damaged state, or one of another capacity or number of lanes; nothing has changed then.
         """
-        arrays = check_episode_state(state, self.capacity, self.lanes)
-        self._rows.load(state["cursor"], state["serial"], arrays)
-
-    def _slots(self, slots: Tensor) -> np.ndarray[Any, Any]:
-        given = _given("slots", slots, torch.int64, None).numpy()
-        if given.size and (given.min() < 0 or given.max() >= self.capacity):
-            at = int(((given < 0) | (given >= self.capacity)).argmax())
-            msg = f"slot {int(given[at])} at position {at} is outside [0, {self.capacity}) (capacity)"
-            raise SlotError(msg)
-        return given
+        tensors = check_episode_state(state, self.capacity, self.lanes)
+        self._rows.load(state["cursor"], state["serial"], tensors)
 
 
 @final
@@ -297,7 +289,7 @@ class Starts:
     from the table's history and the random numbers alone, compiled or not.
     """
 
-    def __init__(self, table: EpisodeTable, rows: PlainEpisodes, need: int) -> None:
+    def __init__(self, table: EpisodeTable, rows: NativeEpisodes | PlainEpisodes, need: int) -> None:
         self._table = table
         self._rows = rows
         self._handle = rows.register(need)
@@ -331,9 +323,10 @@ class Starts:
             EmptyBufferError: There is no such row.
             OptionError: A wrong dtype, shape or device.
         """
-        given = _given("randoms", randoms, torch.int64, None)
-        self._require_rows()
-        return torch.from_numpy(self._rows.draw(self._handle, given.numpy()))
+        try:
+            return self._rows.draw(self._handle, _given("randoms", randoms, torch.int64))
+        except IndexError as error:
+            raise EmptyBufferError(self._why_empty()) from error
 
     def draw_episodes(self, randoms: Tensor) -> Tensor:
         """Draw episodes of at least `need` rows, each with the same probability, then a row that can start in each.
@@ -348,12 +341,14 @@ class Starts:
             EmptyBufferError: There is no such row.
             OptionError: A wrong dtype, shape or device, or an odd number of randoms.
         """
-        given = _given("randoms", randoms, torch.int64, None)
-        if given.shape[0] % 2:
-            msg = f"randoms must hold two numbers for each row to draw, got {given.shape[0]} in all"
+        given = _given("randoms", randoms, torch.int64)
+        if given.numel() % 2:
+            msg = f"randoms must hold two numbers for each row to draw, got {given.numel()} in all"
             raise OptionError(msg)
-        self._require_rows()
-        return torch.from_numpy(self._rows.draw_episodes(self._handle, given.numpy()))
+        try:
+            return self._rows.draw_episodes(self._handle, given)
+        except IndexError as error:
+            raise EmptyBufferError(self._why_empty()) from error
 
     def allowed(self, slots: Tensor) -> Tensor:
         """Tell which of these slots (int64 `[n]`) are such rows: bool `[n]`.
@@ -364,20 +359,19 @@ class Starts:
         """
         return self._table.ahead(slots) >= self.need - 1
 
-    def _require_rows(self) -> None:
-        if not self.rows:
-            spans = self._table.episodes()
-            longest = int(spans.rows.max()) if spans.rows.numel() else 0
-            msg = (
-                f"no episode has the {self.need} rows that are asked for: of {self._table.count} episodes present the "
-                f"longest has {longest}: add rows first, or ask for fewer"
-            )
-            raise EmptyBufferError(msg)
+    def _why_empty(self) -> str:
+        spans = self._table.episodes()
+        longest = int(spans.rows.max()) if spans.rows.numel() else 0
+        return (
+            f"no episode has the {self.need} rows that are asked for: of {self._table.count} episodes present the "
+            f"longest has {longest}: add rows first, or ask for fewer"
+        )
 
 
-def _given(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None) -> Tensor:
+def _given(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
     """The tensor, contiguous, if it is one of these on the CPU."""
-    if tensor.dtype is not dtype or tensor.dim() != 1 or not tensor.is_cpu or rows not in {None, tensor.shape[0]}:
+    right = tensor.dtype is dtype and tensor.dim() == 1 and tensor.is_cpu
+    if not right or (rows is not None and tensor.numel() != rows):
         msg = (
             f"{name} must be a {dtype} tensor [{'n' if rows is None else rows}] on the CPU, got {tensor.dtype} "
             f"{list(tensor.shape)} on {tensor.device}: convert it first"

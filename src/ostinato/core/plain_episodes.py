@@ -13,17 +13,18 @@ from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
+import torch
+
+from ostinato.core.episode_checks import CUT, ENDED, OPEN, check_slots
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
     Ints: TypeAlias = npt.NDArray[np.int64]
     Bools: TypeAlias = npt.NDArray[np.bool_]
 
-__all__ = ["CUT", "ENDED", "OPEN", "PlainEpisodes"]
-
-OPEN, ENDED, CUT = 0, 1, 2
-"""An episode goes on, was closed by its last row, or was cut off by a row that belongs to no episode."""
+__all__ = ["PlainEpisodes"]
 
 _LANE, _ID = 0, 1  # what the key of an open episode is
 
@@ -65,9 +66,40 @@ class _List(NamedTuple):
         return np.frombuffer(self.slots, dtype=np.int64)
 
 
+class _Said(NamedTuple):
+    """What came with the rows of a batch."""
+
+    ends: Bools | None
+    ids: Ints | None
+    mask: Bools | None
+
+    def part(self, begin: int, end: int) -> _Said:
+        return _Said(
+            None if self.ends is None else self.ends[begin:end],
+            None if self.ids is None else self.ids[begin:end],
+            None if self.mask is None else self.mask[begin:end],
+        )
+
+    @property
+    def kind(self) -> int:
+        return _LANE if self.ids is None else _ID
+
+    def streams(self, slots: Ints, lanes: int) -> Ints:
+        return slots % lanes if self.ids is None else self.ids
+
+    def closing(self, rows: int) -> Bools:
+        """Rows after which their stream begins a new episode."""
+        out = np.zeros(rows, dtype=np.bool_)
+        if self.ends is not None:
+            out |= self.ends
+        if self.mask is not None:
+            out |= ~self.mask
+        return out
+
+
 @final
 class PlainEpisodes:
-    """Episode and position of every slot. Arguments are numpy arrays that were checked before."""
+    """Episode and position of every slot. Arguments are contiguous CPU tensors that were checked before."""
 
     def __init__(self, capacity: int, lanes: int) -> None:
         self.capacity = capacity
@@ -100,35 +132,22 @@ class PlainEpisodes:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, start: int, rows: int, skip: int, ends: Bools | None, ids: Ints | None, mask: Bools | None) -> None:
+    def note(
+        self, start: int, rows: int, skip: int, ends: Tensor | None, ids: Tensor | None, mask: Tensor | None
+    ) -> None:
         """First all rows leave that are overwritten, then the new ones come; records left empty are freed last."""
+        said = _Said(*(None if x is None else x.numpy() for x in (ends, ids, mask)))
         slots = (start + np.arange(rows)) % self.capacity
         touched = self._leave(slots)
         if skip:
-            self._pass_over((slots[0] - skip) % self.capacity, skip, ends, ids, mask)
-        ends = None if ends is None else ends[skip:]
-        ids = None if ids is None else ids[skip:]
-        mask = None if mask is None else mask[skip:]
-        streams = self._streams(slots, ids)
-        for chunk in _chunks(streams, ends, mask):
-            at = slots[chunk]
-            key, row = int(streams[chunk[0]]), int(chunk[-1])
-            if mask is not None and not mask[row]:
-                self._episode[at] = -1
-                self._close(key, CUT, ids is not None)
-                continue
-            self._append(self._find_open(key, ids is not None), at)
-            if ends is not None and ends[row]:
-                self._close(key, ENDED, ids is not None)
+            self._pass_over((start - skip + np.arange(skip)) % self.capacity, said.part(0, skip))
+        self._enter(slots, said.part(skip, skip + rows))
         for record in touched:
             if not self._table["length"][record]:
                 self._drop(record)
         self.cursor = (start + rows) % self.capacity
         self.present = min(self.capacity, self.present + rows)
         self._ranks.clear()
-
-    def _streams(self, slots: Ints, ids: Ints | None) -> Ints:
-        return slots % self.lanes if ids is None else ids
 
     def _leave(self, slots: Ints) -> list[int]:
         """Take the rows in these slots, oldest first, from their episodes; return the episodes in that order."""
@@ -158,19 +177,26 @@ class PlainEpisodes:
             self._lists[record] = _List(begin, slots)
         return first
 
-    def _pass_over(self, start: int, skip: int, ends: Bools | None, ids: Ints | None, mask: Bools | None) -> None:
+    def _pass_over(self, slots: Ints, said: _Said) -> None:
         """Rows that are never stored close episodes all the same."""
-        streams = self._streams((start + np.arange(skip)) % self.capacity, None if ids is None else ids[:skip])
-        closing = np.zeros(skip, dtype=np.bool_)
-        if ends is not None:
-            closing |= ends[:skip]
-        if mask is not None:
-            closing |= ~mask[:skip]
-        for key in streams[closing].tolist():
-            self._close(key, CUT, ids is not None)  # no row of it is left, so nobody will see how it was closed
+        for key in said.streams(slots, self.lanes)[said.closing(slots.shape[0])].tolist():
+            self._close(key, CUT, said.kind)  # no row of it is left, so nobody will see how it was closed
 
-    def _find_open(self, key: int, by_id: bool) -> int:  # noqa: FBT001
-        found = self._open[by_id].get(key)
+    def _enter(self, slots: Ints, said: _Said) -> None:
+        """Give rows to the episodes of their streams, chunk by chunk."""
+        streams = said.streams(slots, self.lanes)
+        for chunk in _chunks(streams, said):
+            at, key, last = slots[chunk], int(streams[chunk[0]]), int(chunk[-1])
+            if said.mask is not None and not said.mask[last]:
+                self._episode[at] = -1
+                self._close(key, CUT, said.kind)
+                continue
+            self._append(self._find_open(key, said.kind), at)
+            if said.ends is not None and said.ends[last]:
+                self._close(key, ENDED, said.kind)
+
+    def _find_open(self, key: int, kind: int) -> int:
+        found = self._open[kind].get(key)
         if found is not None:
             return found
         if self._free:
@@ -181,12 +207,12 @@ class PlainEpisodes:
             if record == self._table.shape[0]:
                 self._table = np.concatenate([self._table, np.zeros_like(self._table)])
         self.serial += 1
-        self._table[record] = (0, 0, 0, 0, 0, self.serial, key, by_id, OPEN, False)
-        self._open[by_id][key] = record
+        self._table[record] = (0, 0, 0, 0, 0, self.serial, key, kind, OPEN, False)
+        self._open[kind][key] = record
         return record
 
-    def _close(self, key: int, status: int, by_id: bool) -> None:  # noqa: FBT001
-        record = self._open[by_id].pop(key, None)
+    def _close(self, key: int, status: int, kind: int) -> None:
+        record = self._open[kind].pop(key, None)
         if record is not None:
             self._table["status"][record] = status
 
@@ -220,40 +246,48 @@ class PlainEpisodes:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def ahead(self, slots: Ints) -> Ints:
+    def ahead(self, slots: Tensor) -> Tensor:
         """Rows that follow each one."""
-        record = self._episode[slots]
-        row = self._table[record]
-        left = row["length"] - 1 - (self._number[slots] - row["begin"])
-        return np.where(record >= 0, left, -1)
+        record, at = self._find(slots)
+        return torch.from_numpy(np.where(record >= 0, self._table["length"][record] - 1 - at, -1))
 
-    def behind(self, slots: Ints) -> Ints:
+    def behind(self, slots: Tensor) -> Tensor:
         """Rows present before each one."""
-        record = self._episode[slots]
-        return np.where(record >= 0, self._number[slots] - self._table["begin"][record], -1)
+        record, at = self._find(slots)
+        return torch.from_numpy(np.where(record >= 0, at, -1))
 
-    def shift(self, slots: Ints, steps: Ints) -> Ints:
-        """Slots that lie `steps[i]` on."""
-        return self._move(slots, steps[:, None])[0][:, 0]
-
-    def window(self, slots: Ints, before: int, after: int, dilation: int) -> tuple[Ints, Bools]:
-        """Slots around each one, and whether they are in the episode."""
-        return self._move(slots, (np.arange(-before, after + 1) * min(dilation, self.capacity))[None])
-
-    def _move(self, slots: Ints, steps: Ints) -> tuple[Ints, Bools]:
-        """Slots `[n, T]` that lie `steps` (`[n, T]` or `[1, T]`) on, and whether they are in the episode."""
-        record = self._episode[slots]
-        known = record >= 0
+    def ended(self, slots: Tensor) -> Tensor:
+        """Whether each row was written with an end flag."""
+        record, _ = self._find(slots)
         row = self._table[record]
-        length = np.where(known, row["length"], 1)  # a row of no episode is one by itself
-        at = np.where(known, self._number[slots] - row["begin"], 0)
-        most = self.capacity
-        wanted = at[:, None] + steps.clip(-most, most)
-        found = wanted.clip(0, (length - 1)[:, None])
-        out = self._locate(np.where(known, record, -1), found)
-        return np.where(known[:, None], out, slots[:, None]), wanted == found
+        return torch.from_numpy((record >= 0) & (row["status"] == ENDED) & (row["last"] == slots.numpy()))
 
-    def _locate(self, records: Ints, positions: Ints) -> Ints:
+    def shift(self, slots: Tensor, steps: Tensor) -> Tensor:
+        """Slots that lie `steps[i]` on."""
+        return torch.from_numpy(self._move(slots, steps.numpy()[:, None])[0][:, 0].copy())
+
+    def window(self, slots: Tensor, before: int, after: int, dilation: int) -> tuple[Tensor, Tensor]:
+        """Slots around each one, and whether they are in the episode."""
+        out, valid = self._move(slots, (np.arange(-before, after + 1) * dilation)[None])
+        return torch.from_numpy(out), torch.from_numpy(valid)
+
+    def _find(self, slots: Tensor) -> tuple[npt.NDArray[np.int32], Ints]:
+        """The records of some rows, -1 for none, and their positions among the rows present."""
+        check_slots(slots, self.capacity)
+        at = slots.numpy()
+        record = self._episode[at]
+        return record, self._number[at] - self._table["begin"][record]
+
+    def _move(self, slots: Tensor, steps: Ints) -> tuple[Ints, Bools]:
+        """Slots `[n, T]` that lie `steps` (`[n, T]` or `[1, T]`) on, and whether they are in the episode."""
+        record, at = self._find(slots)
+        known = record >= 0
+        length = np.where(known, self._table["length"][record], 1)  # a row of no episode is one by itself
+        wanted = np.where(known, at, 0)[:, None] + steps.clip(-self.capacity, self.capacity)
+        found = wanted.clip(0, (length - 1)[:, None])
+        return np.where(known[:, None], self._locate(record, found), slots.numpy()[:, None]), wanted == found
+
+    def _locate(self, records: npt.NDArray[Any], positions: Ints) -> Ints:
         """The slots of the rows at these positions `[n, T]` of the episodes `[n]`, whatever for record -1."""
         row = self._table[records]
         out: Ints = (row["first"][:, None] + row["stride"][:, None] * positions) % self.capacity
@@ -262,19 +296,13 @@ class PlainEpisodes:
             out[i] = held.view()[row["begin"][i] - before + positions[i]]
         return out
 
-    def ended(self, slots: Ints) -> Bools:
-        """Whether each row was written with an end flag."""
-        record = self._episode[slots]
-        row = self._table[record]
-        out: Bools = (record >= 0) & (row["status"] == ENDED) & (row["last"] == slots)
-        return out
-
-    def spans(self) -> tuple[Ints, Ints, Bools, Ints]:
+    def spans(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """First slots, rows, whether ended, serials; the episode whose first row is the oldest comes first."""
         row = self._table[: self.records]
         row = row[row["length"] > 0]
         row = row[np.argsort((row["first"] - self.cursor) % self.capacity)]
-        return row["first"], row["length"], row["status"] == ENDED, row["serial"]
+        first, rows, serial = (torch.from_numpy(row[name].copy()) for name in ("first", "length", "serial"))
+        return first, rows, torch.from_numpy(row["status"] == ENDED), serial
 
     # -- draws --------------------------------------------------------------------------------------------------------
 
@@ -298,29 +326,37 @@ class PlainEpisodes:
             found = self._ranks[handle] = _Ranks(weights, np.cumsum(weights), np.flatnonzero(weights))
         return found
 
-    def draw(self, handle: int, randoms: Ints) -> Ints:
+    def draw(self, handle: int, randoms: Tensor) -> Tensor:
         """Such rows by their ranks."""
-        ranks = self._ranks_of(handle)
-        rank = _scale(randoms, ranks.total)
+        ranks = self._require_ranks(handle, randoms)
+        rank = _scale(randoms.numpy(), ranks.total)
         record = np.searchsorted(ranks.ends, rank, side="right")
-        position = rank - (ranks.ends[record] - ranks.weights[record])
-        return self._locate(record, position[:, None])[:, 0]
+        return self._take(record, rank - (ranks.ends[record] - ranks.weights[record]))
 
-    def draw_episodes(self, handle: int, randoms: Ints) -> Ints:
+    def draw_episodes(self, handle: int, randoms: Tensor) -> Tensor:
         """Episodes by their ranks, then rows of them."""
+        ranks = self._require_ranks(handle, randoms)
+        numbers, n = randoms.numpy(), randoms.shape[0] // 2
+        record = ranks.eligible[_scale(numbers[:n], ranks.eligible.shape[0])]
+        return self._take(record, _scale(numbers[n:], ranks.weights[record]))
+
+    def _require_ranks(self, handle: int, randoms: Tensor) -> _Ranks:
         ranks = self._ranks_of(handle)
-        n = randoms.shape[0] // 2
-        record = ranks.eligible[_scale(randoms[:n], ranks.eligible.shape[0])]
-        position = _scale(randoms[n:], ranks.weights[record])
-        return self._locate(record, position[:, None])[:, 0]
+        if randoms.numel() and not ranks.total:
+            msg = f"no row has {self._needs[handle] - 1} rows after it"
+            raise IndexError(msg)
+        return ranks
+
+    def _take(self, records: npt.NDArray[Any], positions: Ints) -> Tensor:
+        return torch.from_numpy(self._locate(records, positions[:, None])[:, 0].copy())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def save(self) -> dict[str, npt.NDArray[Any]]:
+    def save(self) -> dict[str, Tensor]:
         """Records of the rows present, oldest first; what is known of each record besides its rows; free records."""
         slots = (self.cursor - self.present + np.arange(self.present)) % self.capacity
         row = self._table[: self.records]
-        return {
+        arrays: dict[str, npt.NDArray[Any]] = {
             "episode": self._episode[slots],
             "serials": row["serial"].copy(),
             "keys": np.where(row["status"] == OPEN, row["key"], 0),
@@ -328,17 +364,18 @@ class PlainEpisodes:
             "status": row["status"].copy(),
             "free": np.array(self._free, dtype=np.int64),
         }
+        return {name: torch.from_numpy(x) for name, x in arrays.items()}
 
-    def load(self, cursor: int, serial: int, state: dict[str, npt.NDArray[Any]]) -> None:
+    def load(self, cursor: int, serial: int, state: dict[str, Tensor]) -> None:
         """Take a checked state over; registered needs stay."""
         self.clear()
-        episode, free = state["episode"], state["free"]
+        episode = state["episode"].numpy()
         self.cursor, self.serial, self.present = cursor, serial, episode.shape[0]
-        self.records, self._free = state["serials"].shape[0], free.tolist()
+        self.records, self._free = state["serials"].shape[0], state["free"].tolist()
         self._table = np.zeros(max(16, self.records), dtype=_RECORD)
         row = self._table[: self.records]
-        row["serial"], row["key"], row["kind"] = state["serials"], state["keys"], state["kinds"]
-        row["status"] = state["status"]
+        for field, name in (("serial", "serials"), ("key", "keys"), ("kind", "kinds"), ("status", "status")):
+            row[field] = state[name].numpy()
         order = np.argsort(episode, kind="stable")
         order = order[np.searchsorted(episode[order], 0) :]  # rows of no episode come first
         slots = (cursor - self.present + order) % self.capacity
@@ -349,19 +386,14 @@ class PlainEpisodes:
                 self._open[int(row["kind"][record])][int(row["key"][record])] = record
 
 
-def _chunks(streams: Ints, ends: Bools | None, mask: Bools | None) -> list[Ints]:
+def _chunks(streams: Ints, said: _Said) -> list[Ints]:
     """Rows (numbers) of one stream between two closings, in the order of their first rows."""
     count = streams.shape[0]
     order = np.argsort(streams, kind="stable")
-    sorted_streams = streams[order]
-    closing = np.zeros(count, dtype=np.bool_) if ends is None else ends.copy()
-    breaks = sorted_streams[1:] != sorted_streams[:-1]
-    if mask is not None:
-        closing |= ~mask
-        breaks |= ~mask[order[1:]]  # a row of no episode is a chunk by itself
-    breaks |= closing[order[:-1]]
-    chunks = np.split(order, np.flatnonzero(breaks) + 1) if count else []
-    return sorted(chunks, key=lambda chunk: int(chunk[0]))
+    breaks = (streams[order[1:]] != streams[order[:-1]]) | said.closing(count)[order[:-1]]
+    if said.mask is not None:
+        breaks |= ~said.mask[order[1:]]  # a row of no episode is a chunk by itself
+    return sorted(np.split(order, np.flatnonzero(breaks) + 1), key=lambda chunk: int(chunk[0]))
 
 
 def _scale(randoms: Ints, totals: int | Ints) -> Ints:

@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import Draw
     from ostinato.core.episodes import EpisodeTable
     from ostinato.core.rows import Path, Schema
 
-__all__ = ["Column", "Plan", "fold", "next_path", "slices", "start_plan"]
+__all__ = ["Column", "Plan", "fold", "next_path", "slices"]
 
 
 class Column(NamedTuple):
@@ -45,27 +44,34 @@ class Plan(NamedTuple):
     """Slots that the sampler drew, int64 `[B]`."""
     records: Tensor
     """Slots of the batch's records, int64 `[R]`; `R` is `B * repeat`."""
-    columns: tuple[Column, ...]
-    """One for each leaf of the schema, in order."""
+    changed: dict[int, Column] = {}  # noqa: RUF012 (never changed in place)
+    """Leaves that are not simply read at the records, by their position in the schema."""
     repeat: int = 1
     """Records that each anchor became, where all became as many."""
     owner: Tensor | None = None
     """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
     last: Tensor | None = None
     """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
-    notes: dict[Any, Tensor] = {}  # noqa: RUF012 (never changed in place)
+    notes: dict[Any, Tensor] = {}  # noqa: RUF012
     """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
     """What each record has besides its stored fields, `[R]`: for the batch as well."""
 
     def with_columns(self, changed: dict[int, Column]) -> Plan:
         """Return the plan with some columns exchanged."""
-        return self._replace(columns=tuple([changed.get(i, column) for i, column in enumerate(self.columns)]))
+        return self._replace(changed={**self.changed, **changed})
 
-    def with_records(self, records: Tensor, repeat: int, owner: Tensor | None = None) -> Plan:
-        """Return the plan of other records of the same anchors; what was planned for the old ones goes."""
-        fresh = start_plan(self.schema, records)
-        return fresh._replace(anchors=self.anchors, repeat=repeat, owner=owner)
+    def slots_of(self, position: int) -> Tensor:
+        """Return the slots that a leaf is read at."""
+        column = self.changed.get(position)
+        return self.records if column is None else column.request.slots
+
+    def requests(self) -> list[Request]:
+        """Return what is to be read, one request for each leaf of the schema."""
+        records, changed = self.records, self.changed
+        return [
+            changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))
+        ]
 
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the anchors, `[B]`, for their records, `[R]`."""
@@ -100,40 +106,33 @@ class Plan(NamedTuple):
 
     def slots_read(self) -> Tensor:
         """Return all slots that the batch is read from, int64 `[n]`."""
-        parts = {id(column.request.slots): column.request.slots for column in self.columns}
-        return torch.cat([self.anchors, *parts.values()])
+        parts = {id(column.request.slots): column.request.slots for column in self.changed.values()}
+        return torch.cat([self.anchors, self.records, *parts.values()])
 
 
-def start_plan(schema: Schema, slots: Tensor) -> Plan:
-    """Return the plan of a batch whose records are the rows drawn."""
-    columns = tuple([Column(Request(position, slots)) for position in range(len(schema.leaves))])
-    return Plan(schema, slots, slots, columns)
-
-
-def slices(plan: Plan, table: EpisodeTable, draw: Draw) -> Plan:
-    """Let each anchor become the first of its slice's rows; see `Draw`."""
-    lengths = draw.lengths
-    if lengths is None:
-        return plan
-    longest = draw.pad or int(lengths[0] if lengths.stride(0) == 0 else lengths.max())
-    rows, _ = table.window(plan.anchors, 0, longest - 1)
-    if lengths.stride(0) == 0 and not draw.pad:
-        return plan.with_records(rows.reshape(-1), longest)
+def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor, pad: int = 0) -> Plan:
+    """Return the plan in which each anchor is the first of its slice's rows; see `Draw`."""
+    longest = pad or int(lengths[0] if lengths.stride(0) == 0 else lengths.max())
+    rows, _ = table.window(anchors, 0, longest - 1)
+    if lengths.stride(0) == 0 and not pad:
+        return Plan(schema, anchors, rows.view(-1), repeat=longest)
     steps = torch.arange(longest, device=rows.device)
     inside = steps < lengths[:, None]
-    if draw.pad:
+    if pad:
         padded = rows.gather(1, torch.minimum(steps, lengths[:, None] - 1))
         last = (steps == lengths[:, None] - 1).reshape(-1)
         notes = {("collector", "mask"): inside.reshape(-1)}
-        return plan.with_records(padded.reshape(-1), longest)._replace(last=last, notes=notes)
+        return Plan(schema, anchors, padded.reshape(-1), repeat=longest, last=last, notes=notes)
     owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
-    return plan.with_records(rows[inside], 1, owner)
+    return Plan(schema, anchors, rows[inside], owner=owner)
 
 
 def fold(plan: Plan, rows: Sequence[Tensor]) -> list[Tensor]:
     """Make the fields of a batch from the rows read for its plan. No copy but for weighted and blanked columns."""
-    records = plan.records.shape[0]
-    return [_fold(column, values, records) for column, values in zip(plan.columns, rows, strict=True)]
+    records, out = plan.records.shape[0], list(rows)
+    for position, column in plan.changed.items():
+        out[position] = _fold(column, out[position], records)
+    return out
 
 
 def _fold(column: Column, rows: Tensor, records: int) -> Tensor:

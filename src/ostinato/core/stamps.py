@@ -88,6 +88,18 @@ class Stamps:
             return self.of(slots)
         return torch.from_numpy(self._in_ring(slots.numpy()))
 
+    def numbers(self) -> tuple[int, int, int, int, int, int]:
+        """Return what compiled code computes stamps from, good until the next write.
+
+        The address of the array and its length; or, in ring order, 0, 0, the cursor, and what to add to a slot before
+        it and from it on; then the largest stamp that no row has.
+        """
+        array = self._array
+        if array is not None:
+            return array.data_ptr(), array.shape[0], 0, 0, 0, 0
+        newest = self.written - self._cursor + 1
+        return 0, 0, self._cursor, newest, newest - self.capacity, self._base
+
     def match(self, slots: Tensor, stamps: Tensor) -> Tensor:
         """Return bool: which of `slots` still hold the rows whose stamps these are.
 

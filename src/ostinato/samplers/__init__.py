@@ -2,7 +2,17 @@
 
 from ostinato.samplers.base import PrioritySampler, Sampler
 from ostinato.samplers.prioritized import PrioritizedSampler
+from ostinato.samplers.prioritized_slices import PrioritizedSliceSampler
 from ostinato.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
-__all__ = ["PrioritizedSampler", "PrioritySampler", "RandomSampler", "Sampler", "SamplerWithoutReplacement", "SliceSampler", "SliceSamplerWithoutReplacement"]
+__all__ = [
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
+    "PrioritySampler",
+    "RandomSampler",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ostinato.errors import SlotError
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ostinato.core.boundaries import Episodes
@@ -54,6 +57,11 @@ class Sampler(ABC):
     def ran_out(self) -> bool:
         """Whether the last draw ended an epoch; always False for endless samplers."""
         return False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for the rows of the buffer; 0 where nothing is kept for each."""
+        return 0
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:  # noqa: ARG002
         """Return fields that the slices drawn add to their batch, `[R]` by path; may run in another thread.
@@ -135,6 +143,38 @@ class PrioritySampler(Sampler):
             keep: bool `[n]`, False where nothing is to change; on devices where filtering would wait for the host.
         """
 
+    def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | Tensor:
+        """Give rows the priorities that a learner has for them, but not those replaced since it drew them.
+
+        Args:
+            slots: int64 `[n]` on the view's device, contiguous; without stamps -1 stands for a row that was not kept.
+            priorities: float32 or float64 `[n]` beside them, contiguous.
+            stamps: the stamps of the rows when they were drawn, int64 `[n]`; None lets priorities fall on any row.
+            view: the buffer.
+
+        Returns:
+            How many rows were left alone because they had been replaced; 0-dim on devices other than the CPU.
+
+        Raises:
+            PriorityError: for priorities that cannot be kept; nothing is changed.
+            SlotError: without stamps, on the CPU: if a slot is beyond the rows; nothing is changed.
+        """
+        if stamps is None:
+            keep = slots >= 0 if slots.is_cpu else slots != -1
+            _check_slots(slots, view.rows)
+        else:
+            keep = view.stamps.match(slots, stamps)
+        priorities = priorities.to(torch.float64)
+        if not slots.is_cpu:
+            self.assign(slots, priorities, view, keep)
+            return (~keep).sum() if stamps is not None else 0
+        if bool(keep.all()):
+            self.assign(slots, priorities, view)
+            return 0
+        self.check(torch.where(keep, priorities, 0.0))  # all of them, so that positions are those given
+        self.assign(slots[keep], priorities[keep], view)
+        return int((~keep).sum()) if stamps is not None else 0
+
     @abstractmethod
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Refuse a state that is damaged, of other options, or of another number of rows.
@@ -145,3 +185,12 @@ class PrioritySampler(Sampler):
 
     def settle(self) -> None:
         """Raise what a device has found wrong since the last call, where asking it earlier would have meant to wait."""
+
+
+def _check_slots(slots: Tensor, rows: int) -> None:
+    if not (slots.is_cpu and slots.numel()):
+        return
+    low, high = int(slots.min()), int(slots.max())
+    if low < -1 or high >= rows:
+        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
+        raise SlotError(msg)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
+from ostinato._backend import native
+from ostinato.core.draw import Run
 from ostinato.errors import CheckpointError, PriorityError
-from ostinato.samplers.tree import PriorityTree
+from ostinato.samplers.tree import PriorityTree, Ranks
 from ostinato.samplers.values import last_of_equal, raise_to, refuse_bad
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import Run, View
+    from ostinato.core.draw import View
 
 __all__ = ["Ledger"]
 
@@ -41,6 +43,7 @@ class Ledger:
         self._tree: PriorityTree | None = None
         self._raw = torch.empty(0, dtype=torch.float64)
         self._loaded: tuple[Tensor, Tensor] | None = None  # priorities and values that wait for a buffer
+        self._hidden: Tensor | None = None  # bool for each slot, from the first one hidden on
         self._tree_alpha = alpha
         self._largest: float | Tensor = 0.0
         self._dirty = False  # whether the largest one within the buffer has to be looked up again
@@ -84,11 +87,13 @@ class Ledger:
         tree = self.tree(view)
         if known <= run.start and known < end <= view.rows:
             return  # all of them are new, and got it as such
+        gone = 0.0
         for part in (self._raw[run.start : end], self._raw[: max(0, end - run.capacity)]):
-            self._overwrite(part)
+            gone = max(gone, self._largest_of(part))
             part.fill_(default)
         tree.set_run(run.start, run.rows, self._value(default))
-        self._risen(default, given=False)
+        self._cover(tree, run)
+        self._took(0.0, gone, default)
 
     def assign(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Give rows priorities; None is the default one. Of equal slots the last one wins.
@@ -107,11 +112,35 @@ class Ledger:
             self._assign_on_device(tree, slots, priorities, keep)
             return
         high = self._check(priorities)
-        tree.set(slots, raise_to(priorities, self.eps, self.alpha))  # checks the slots before it writes
-        if self.within:
-            self._overwrite(self._raw[slots])
+        before = self._largest_of(self._raw, slots)
+        tree.set(slots, self._seen(slots, raise_to(priorities, self.eps, self.alpha)))  # checks the slots first
         self._raw.numpy()[slots.numpy()] = priorities.numpy()  # numpy writes in order: of equal slots the last one wins
-        self._risen(high, given=given)
+        self._took(high if given else 0.0, before, self._largest_of(self._raw, slots))
+
+    def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | None:
+        """Do all of an update in one compiled call: stamps, checks, values, tree.
+
+        Args:
+            slots: int64 `[n]`, contiguous; without stamps, -1 is left out.
+            priorities: float32 or float64 `[n]`, contiguous.
+            stamps: int64 `[n]`, contiguous: rows that have another one now are left alone.
+            view: the buffer.
+
+        Returns:
+            How many rows were left alone for their stamp; None if there is no such call for this device, or something
+            is wrong with the arguments: nothing was changed then, `assign` says what it is.
+        """
+        tree = self.tree(view)
+        compiled = tree.compiled
+        if compiled is None or not slots.is_cpu:
+            return None
+        ranks = Ranks(self._raw, self._hidden, self.rows, self.eps, self.alpha, self.within)
+        try:
+            stale, given, before, after = compiled.learn(slots, priorities, stamps, view.stamps.numbers(), ranks)
+        except (IndexError, ValueError):
+            return None
+        self._took(given, before, after)
+        return stale
 
     def _assign_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None) -> None:
         """Do the same without waiting for the device: what is bad has no effect, and `settle` says so."""
@@ -123,7 +152,7 @@ class Ledger:
         slots, keep = slots.clamp(0, max(self.rows - 1, 0)), keep & good
         values = last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
         self._raw[slots] = values
-        tree.set(slots, raise_to(values, self.eps, self.alpha))
+        tree.set(slots, self._seen(slots, raise_to(values, self.eps, self.alpha)))
         if not self.within:
             high = torch.where(keep, given, 0.0).amax()
             self._largest = torch.maximum(_on(self._largest, high.device), high)
@@ -172,15 +201,74 @@ class Ledger:
             self._dirty = False
         return self._largest
 
-    def _overwrite(self, old: Tensor) -> None:
-        """Take note that these priorities go: the largest may be among them."""
-        if self.within and not self._dirty and old.numel() and old.is_cpu:
-            self._dirty = float(old.max()) >= float(self._largest)
+    def _largest_of(self, priorities: Tensor, slots: Tensor | None = None) -> float:
+        """Return the largest of some priorities kept on the CPU, if it is of interest; else 0."""
+        if not (self.within and priorities.numel() and priorities.is_cpu):
+            return 0.0
+        return float((priorities if slots is None else priorities[slots]).max())
 
-    def _risen(self, priority: float | Tensor, *, given: bool) -> None:
-        """Take note of a priority; a default one counts within the buffer only."""
-        if (given or self.within) and isinstance(priority, float) and priority >= self._largest:
-            self._largest, self._dirty = priority, False  # above all that there are: nothing to look up again
+    def _took(self, given: float, before: float, after: float | Tensor) -> None:
+        """Take note of a change: the largest priority given, and the largest of the rows before and after it."""
+        if not self.within:
+            if given > self._largest:
+                self._largest = given
+        elif isinstance(after, float):  # devices look it up when asked
+            if after >= self._largest:
+                self._largest, self._dirty = after, False  # above all that there are: nothing to look up
+            elif before >= self._largest:
+                self._dirty = True  # it was the largest one, or as large
+
+    # -- rows that are not to be drawn ---------------------------------------------------------------------------------
+
+    def hide(self, slots: Tensor, view: View) -> None:
+        """Keep rows from being drawn, now and when they get priorities: their values stay 0 until `show`.
+
+        Their priorities are kept, and count for the default one as before. Memory from the first call on: one byte for
+        each slot. Cost: O(n log rows).
+
+        Args:
+            slots: int64 `[n]` on the view's device, in `[0, capacity)`.
+            view: the buffer.
+
+        Raises:
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        tree = self.tree(view)
+        if self._hidden is None:
+            self._hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
+        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
+        self._hidden[slots] = True
+
+    def show(self, slots: Tensor, view: View) -> None:
+        """Let rows be drawn again, by the priority that they have; see `hide`. Others are left as they are.
+
+        Raises:
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        tree = self.tree(view)
+        known = tree.get(slots)  # checks the slots
+        if self._hidden is None:
+            return
+        values = raise_to(self._raw[slots], self.eps, self.alpha)
+        change = self._hidden[slots] & (slots < self.rows)
+        self._hidden[slots] = False
+        tree.set(slots, torch.where(change, values, known))
+
+    def _seen(self, slots: Tensor, values: Tensor) -> Tensor:
+        """Return the values that slots have in the tree: 0 where they are hidden."""
+        return values if self._hidden is None else values.masked_fill_(self._hidden[slots], 0.0)
+
+    def _cover(self, tree: PriorityTree, run: Run) -> None:
+        """Take the values of hidden slots away that a run has given them."""
+        if self._hidden is not None:
+            slots = run.slots(tree.device)
+            tree.set(slots, self._seen(slots, tree.get(slots)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for priorities, masks and tree."""
+        parts = [self._raw, *(self._loaded or ()), *(() if self._hidden is None else (self._hidden,))]
+        return sum(part.nbytes for part in parts) + (0 if self._tree is None else self._tree.nbytes)
 
     # -- the tree, fitted to the buffer --------------------------------------------------------------------------------
 
@@ -197,8 +285,14 @@ class Ledger:
 
     def _build(self, view: View) -> PriorityTree:
         raw, values = (part[: view.capacity].to(view.device) for part in self.content())
-        self._raw = torch.zeros(view.capacity, dtype=torch.float64, device=view.device)
-        self._raw[: raw.shape[0]] = raw
+        self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+        if native is not None and self._raw.is_cpu:
+            native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
+        self._raw.zero_()[: raw.shape[0]] = raw
+        if self._hidden is not None:
+            hidden = self._hidden[: view.capacity].to(view.device)
+            self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
+            self._hidden[: hidden.shape[0]] = hidden
         self._tree = tree = PriorityTree(view.capacity, view.device)
         self.rows, self._loaded = raw.shape[0], None
         if self.rows:
@@ -210,7 +304,8 @@ class Ledger:
         raw = self._raw[: self.rows]
         if raw.is_cpu and self.rows:
             self._check_size(float(raw.max()))
-        tree.load(raise_to(raw, self.eps, self.alpha).clamp_(max=_MOST_VALUE))
+        values = raise_to(raw, self.eps, self.alpha).clamp_(max=_MOST_VALUE)
+        tree.load(values if self._hidden is None else values.masked_fill_(self._hidden[: self.rows], 0.0))
         self._tree_alpha = self.alpha
 
     def _catch_up(self, tree: PriorityTree, view: View) -> None:
@@ -219,15 +314,17 @@ class Ledger:
             self.clear()
         default = self._default(view)
         self._raw[self.rows : view.rows] = default
-        tree.set_run(self.rows, view.rows - self.rows, self._value(default))
+        fresh = Run(self.rows, view.rows - self.rows, view.capacity)
+        tree.set_run(fresh.start, fresh.rows, self._value(default))
+        self._cover(tree, fresh)
         self.rows = view.rows
-        self._risen(default, given=False)
+        self._took(0.0, 0.0, default)
 
     def clear(self) -> None:
         """Forget all priorities, the largest included."""
         if self._tree is not None:
             self._tree.clear()
-        self.rows, self._loaded, self._bad = 0, None, None
+        self.rows, self._loaded, self._bad, self._hidden = 0, None, None, None
         self._largest, self._dirty = 0.0, False
         self._tree_alpha = self.alpha
 
@@ -245,6 +342,7 @@ class Ledger:
         """Return exponents, priorities and values: powers may differ in the last bit between batch sizes."""
         self.settle()
         priorities, values = self.content()
+        hidden = {} if self._hidden is None else {"hidden": self._hidden[: self.rows]}
         return {
             "alpha": self.alpha,
             "eps": self.eps,
@@ -252,6 +350,7 @@ class Ledger:
             "largest": float(self._found_largest()),
             "priorities": priorities,
             "values": values,
+            **hidden,
         }
 
     @staticmethod
@@ -262,7 +361,8 @@ class Ledger:
             CheckpointError: if so.
         """
         numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
-        if not (all(map(_is_number, numbers)) and all(_is_content(state[x], rows) for x in ("priorities", "values"))):
+        whole = all(_is_content(state[x], rows) for x in ("priorities", "values"))
+        if not (whole and all(map(_is_number, numbers)) and _is_mask(state.get("hidden"), rows)):
             msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
             raise CheckpointError(msg)
 
@@ -271,6 +371,7 @@ class Ledger:
         Ledger.__init__(self, float(state["alpha"]), float(state["eps"]), within=self.within)
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
         self._loaded = (state["priorities"].clone(), state["values"].clone())
+        self._hidden = state["hidden"].clone() if "hidden" in state else None
         self.rows = self._loaded[0].shape[0]
 
 
@@ -284,6 +385,10 @@ def _on(number: float | Tensor, device: torch.device) -> Tensor:
 def _is_content(x: Any, rows: int) -> bool:
     right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
     return right and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+def _is_mask(x: Any, rows: int) -> bool:
+    return x is None or (isinstance(x, torch.Tensor) and x.dtype is torch.bool and tuple(x.shape) == (rows,))
 
 
 def _is_number(x: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import Placement, View
+    from ostinato.core.episodes import Starts
 
 __all__ = ["PrioritizedSampler"]
 
 _MOST_CAPACITY = 2**36
+_WEIGHTS = frozenset({torch.float32, torch.float64})
+"""Dtypes of weights that the compiled part writes."""
 _OPTIONS = ("reduction", "max_priority_within_buffer", "stratified")
 
 
-@final
 class PrioritizedSampler(PrioritySampler):
     """Draws rows in proportion to their priority, with replacement (Schaul et al. 2016, section 3.3).
 
@@ -129,6 +131,11 @@ class PrioritizedSampler(PrioritySampler):
         """Priority that the next new row gets."""
         return self._ledger.default
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for priorities and the tree."""
+        return self._ledger.nbytes
+
     def __repr__(self) -> str:
         """Options and rows."""
         return (
@@ -147,9 +154,13 @@ class PrioritizedSampler(PrioritySampler):
         if self.stratified:
             places = torch.arange(batch_size, dtype=torch.float64, device=view.device)
             uniforms.add_(places).div_(batch_size)
+        compiled = tree.compiled if self.dtype in _WEIGHTS else None
         try:
+            if compiled is not None:
+                slots, weights, stamps = compiled.sample(uniforms, self._beta, self.dtype, view.stamps.numbers())
+                return Draw(slots, weights, None, stamps)
             slots, values = tree.draw(uniforms)
-        except OptionError as error:  # no mass: the only thing that can be wrong with these numbers
+        except (OptionError, ValueError) as error:  # no mass: the only thing that can be wrong with these numbers
             msg = (
                 f"none of the {view.rows} rows has a priority above 0 and eps is 0: give some row a priority, or make "
                 "the sampler with eps > 0"
@@ -177,6 +188,7 @@ class PrioritizedSampler(PrioritySampler):
     def begin(self, view: View) -> None:
         """Give the rows present the default priority, but those that a state brought priorities for."""
         self._ledger.tree(view)
+        self._limit(torch.arange(view.rows, device=view.device), view)
 
     def receive(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
         """Give rows just written their first priority. Cost: O(rows written)."""
@@ -188,6 +200,25 @@ class PrioritizedSampler(PrioritySampler):
         else:
             kept = None if priorities is None else priorities[placement.rows.to(priorities.device)]
             self._ledger.assign(placement.slots.to(view.device), kept, view)
+        starts = self._starts(view)
+        if starts is not None and view.episodes is not None and isinstance(placement, Run):
+            slots = placement.slots(view.device)
+            self._limit(slots, view)
+            self._limit(view.episodes.shift(slots, 1 - starts.need), view)  # rows whose windows these ones complete
+
+    def _starts(self, view: View) -> Starts | None:
+        """Return the rows that may be drawn; None stands for all of them."""
+        return view.starts
+
+    def _limit(self, slots: Tensor, view: View) -> None:
+        """Let rows be drawn, or not, as the view says now."""
+        starts = self._starts(view)
+        if starts is None:
+            self._ledger.show(slots, view)
+            return
+        allowed = starts.allowed(slots)
+        self._ledger.hide(slots[~allowed], view)
+        self._ledger.show(slots[allowed], view)
 
     def assign(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Give rows priorities; None is the default priority. Cost: O(n log rows).
@@ -198,6 +229,36 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: if a slot is beyond the buffer; nothing is changed.
         """
         self._ledger.assign(slots, priorities, view, keep)
+
+    def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | Tensor:
+        """Give rows the priorities learned for them, but those replaced since. Cost: O(n log rows).
+
+        Raises:
+            PriorityError: for priorities that are negative or not finite; see `assign`.
+            SlotError: without stamps, if a slot is beyond the rows; nothing is changed.
+        """
+        stale = self._ledger.learn(slots, priorities, stamps, view)
+        return super().learn(slots, priorities, stamps, view) if stale is None else stale
+
+    def hide(self, slots: Tensor, view: View) -> None:
+        """Keep rows from being drawn until `show`, whatever priorities they get meanwhile; these are kept.
+
+        Args:
+            slots: int64 `[n]` on the view's device, in `[0, capacity)`; they may hold no row yet.
+            view: the buffer.
+
+        Raises:
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        self._ledger.hide(slots, view)
+
+    def show(self, slots: Tensor, view: View) -> None:
+        """Let rows be drawn again, by the priority that they have; see `hide`.
+
+        Raises:
+            SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
+        """
+        self._ledger.show(slots, view)
 
     def settle(self) -> None:
         """Raise if priorities on a device were bad; they had no effect.

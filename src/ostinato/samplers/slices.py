@@ -14,6 +14,7 @@ from ostinato.samplers.slicing import (
     SliceOptions,
     Slicing,
     check_ignored,
+    constant,
     episodes_of,
     slice_episodes,
 )
@@ -147,7 +148,7 @@ class SliceSampler(Sampler):
         randoms = torch.randint(0, TOP, (2 * number,), generator=generator, device=view.device)
         rows = starts.draw_episodes(randoms)
         if slicing.plain:
-            return Draw(rows, lengths=_constant(length, number, rows))
+            return Draw(rows, lengths=constant(length, number, rows))
         first, lengths = slicing.place(rows, length, view, generator)
         return Draw(first, lengths=lengths, pad=length if slicing.options.pad_output else 0)
 
@@ -240,8 +241,3 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             raise CheckpointError(msg)
         SamplerWithoutReplacement.load_state_dict(self, state)
         self._firsts, self._seen = firsts.clone(), int(state["seen"])
-
-
-def _constant(value: int, count: int, like: Tensor) -> Tensor:
-    """Return a number `count` times, without memory for each: a sign that all are equal."""
-    return torch.tensor([value], device=like.device).expand(count)

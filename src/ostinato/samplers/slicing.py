@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
-__all__ = ["TOP", "SliceOptions", "Slicing", "check_ignored", "slice_episodes"]
+__all__ = [
+    "TOP",
+    "SliceOptions",
+    "Slicing",
+    "check_ignored",
+    "constant",
+    "episodes_of",
+    "slice_episodes",
+]
 
 TOP = 2**63 - 1
 """Random numbers for exact draws are uniform below this."""
@@ -132,6 +140,12 @@ class Slicing:
         """Return the rows that an episode must have to be drawn."""
         return length if self.options.strict_length else 1
 
+    def least(self, length: int) -> int:
+        """Return the rows that a slice has at least."""
+        if not self.options.strict_length or self.right is True:
+            return 1
+        return max(1, length - int(self.right))
+
     def require(self, rows: int, length: int, table: EpisodeTable) -> None:
         """Raise if no episode is long enough.
 
@@ -193,6 +207,11 @@ def episodes_of(view: View) -> EpisodeTable:
         msg = "slices need a buffer that keeps account of episodes: ReplayBuffer does, for samplers with `episodes`"
         raise OptionError(msg)
     return view.episodes
+
+
+def constant(value: int, count: int, like: Tensor) -> Tensor:
+    """Return a number `count` times, without memory for each: a sign that all are equal."""
+    return torch.tensor([value], device=like.device).expand(count)
 
 
 def _side(side: Any, length: int | None) -> bool | int:

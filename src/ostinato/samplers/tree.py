@@ -6,7 +6,7 @@ not: what a priority means (exponents, weights, stamps).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from ostinato._native import SumTree
 
-__all__ = ["PriorityTree"]
+__all__ = ["CompiledTree", "PriorityTree", "Ranks"]
 
+_Stamps: TypeAlias = tuple[int, int, int, int, int, int]
+"""What `Stamps.numbers` returns."""
 _BAD_VALUE = "priorities must be finite and at least 0, got {}{}: nothing has been written"
 
 
@@ -57,11 +59,9 @@ class PriorityTree:
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", which tensors say
         self._on_cpu = self.device.type == "cpu"
         self._check_first = self._on_cpu and native is None  # the compiled part checks by itself
-        self._tree: _NativeTree | TorchTree
-        if native is not None and self._on_cpu:
-            self._tree = _NativeTree(native.SumTree(capacity))
-        else:
-            self._tree = TorchTree(capacity, self.device)
+        self.compiled = CompiledTree(native.SumTree(capacity)) if native is not None and self._on_cpu else None
+        """The compiled tree, which can do more in one call; None where the tree is in torch."""
+        self._tree: CompiledTree | TorchTree = self.compiled or TorchTree(capacity, self.device)
 
     def __repr__(self) -> str:
         """Size and place; no values, which may be on a device."""
@@ -229,12 +229,28 @@ class PriorityTree:
             raise OptionError(msg)
 
 
+class Ranks(NamedTuple):
+    """What the rows of a tree have beside their leaf, and how a priority becomes one."""
+
+    priorities: Tensor
+    """float64 `[capacity]`, contiguous, on the CPU; written to."""
+    hidden: Tensor | None
+    """bool `[capacity]`: whose leaves stay zero; None is none."""
+    rows: int
+    """Slots from here on hold nothing."""
+    eps: float
+    alpha: float
+    within: bool
+    """Whether the largest priorities before and after are asked for."""
+
+
 @final
-class _NativeTree:
+class CompiledTree:
     """The compiled tree with tensors in place of addresses."""
 
     def __init__(self, tree: SumTree) -> None:
         self._tree = tree
+        self._forms = torch.empty(0, dtype=torch.int64), torch.empty(0)  # of the last sample: to make tensors by
 
     @property
     def nbytes(self) -> int:
@@ -277,6 +293,51 @@ class _NativeTree:
         slots = torch.empty_like(uniforms, dtype=torch.int64)
         self._tree.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
         return slots, values
+
+    def sample(
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, stamps: _Stamps
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw slots, their weights `(value / smallest value) ** -beta` (float32 or 64) and their stamps."""
+        n = uniforms.shape[0]
+        form, weighed = self._forms
+        if form.shape[0] != n or weighed.dtype is not dtype:
+            form, weighed = self._forms = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=dtype)
+        slots, weights, drawn = torch.empty_like(form), torch.empty_like(weighed), torch.empty_like(form)
+        single = dtype is torch.float32
+        at = slots.data_ptr(), weights.data_ptr(), single, drawn.data_ptr()
+        self._tree.sample(uniforms.data_ptr(), n, beta, stamps, *at)
+        return slots, weights, drawn
+
+    def learn(
+        self, slots: Tensor, priorities: Tensor, given: Tensor | None, stamps: _Stamps, ranks: Ranks
+    ) -> tuple[int, float, float, float]:
+        """Give rows priorities, float32 or 64 `[n]`, in order; those with another stamp than `given` are left alone.
+
+        Without stamps, slots of -1 are left out. All tensors are contiguous and on the CPU.
+
+        Returns:
+            How many were left alone, the largest priority given, and, with `within`, the largest that these rows had
+            before, and have now.
+
+        Raises:
+            IndexError: without stamps, for a slot beyond the rows; nothing is changed.
+            ValueError: for priorities that are negative, not finite or too large; nothing is changed.
+        """
+        kept, hidden, rows, eps, alpha, within = ranks
+        return self._tree.learn(
+            slots.data_ptr(),
+            priorities.data_ptr(),
+            priorities.dtype is torch.float32,
+            slots.shape[0],
+            0 if given is None else given.data_ptr(),
+            stamps,
+            kept.data_ptr(),
+            0 if hidden is None else hidden.data_ptr(),
+            rows,
+            eps,
+            alpha,
+            within,
+        )
 
     def clear(self) -> None:
         self._tree.clear()

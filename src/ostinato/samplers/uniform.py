@@ -8,25 +8,31 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
-from ostinato.core.draw import Draw
+from ostinato.core.draw import Draw, Run
 from ostinato.errors import CheckpointError, OptionError
+from ostinato.samplers.aside import DevicePasses
 from ostinato.samplers.base import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import View
+    from ostinato.core.draw import Placement, View
+    from ostinato.core.episodes import Starts
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
 _TOP = 2**63 - 1
 _CPU = torch.device("cpu")
+_advise = getattr(native, "advise_huge_pages", None)
+_LARGE_BYTES = 4 << 20
+"""An order of this size asks for huge pages: steps of a shuffle go all over it."""
 
 
 class RandomSampler(Sampler):
     """Independent uniform draws: every row present has probability `1 / rows` each time.
 
-    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), whatever the number of rows.
+    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), whatever the number of rows. Where
+    only some rows may be drawn (whole windows, masked rows), each of these has the same probability.
 
     Args:
         replacement: False makes a `SamplerWithoutReplacement` instead, as in TorchRL.
@@ -49,7 +55,9 @@ class RandomSampler(Sampler):
         return "RandomSampler()"
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """Draw `batch_size` independent uniform slots."""
+        """Draw `batch_size` independent uniform slots, among those that may be drawn."""
+        if view.starts is not None:
+            return Draw(view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)))
         if view.device == _CPU:
             return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
@@ -60,12 +68,21 @@ class SamplerWithoutReplacement(RandomSampler):
 
     The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
     no call stalls to shuffle everything. Slots that fill during a pass join those not yet drawn; a row that replaces
-    one drawn already waits for the next pass. The last batch of a pass holds what is left, unless `drop_last`.
+    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by (strict
+    windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
     An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
+
+    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with the
+    next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then never wait
+    for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last draw ended.
 
     Args:
         drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
         shuffle: False goes through the slots in order.
+        endless: let passes follow each other without a seam; iteration over the buffer then has no end.
+
+    Raises:
+        OptionError: if `endless` meets `drop_last`: there is no last batch.
 
     Example:
         >>> import torch
@@ -76,28 +93,41 @@ class SamplerWithoutReplacement(RandomSampler):
         [4, 4, 2]
     """
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True, *, replacement: bool = False) -> None:  # noqa: FBT001, FBT002
+    def __init__(
+        self,
+        drop_last: bool = False,  # noqa: FBT001, FBT002
+        shuffle: bool = True,  # noqa: FBT001, FBT002
+        *,
+        endless: bool = False,
+        replacement: bool = False,
+    ) -> None:
         if replacement:
             msg = "SamplerWithoutReplacement draws without replacement, got replacement=True: use RandomSampler"
             raise OptionError(msg)
+        if endless and drop_last:
+            msg = "endless=True has no last batch of a pass, got drop_last=True: choose one of them"
+            raise OptionError(msg)
         self.drop_last = drop_last
         self.shuffle = shuffle
+        self.endless = endless
+        self._aside: DevicePasses | None = None
         self._order = torch.empty(0, dtype=torch.int64)
         self._rows = 0
         self._at = 0
         self._ran_out = False
+        self._due = 0  # rows left in the pass that may be drawn, at least; 0 where that has to be counted
 
     def __repr__(self) -> str:
         """Options and place in the pass."""
-        return (
-            f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}, drawn={self._at} "
-            f"of {self._rows})"
-        )
+        endless = ", endless=True" if self.endless else ""
+        aside = self._aside
+        drawn = f"{self._at} of {self._rows}" if aside is None else f"{aside.place} of {aside.rows}"
+        return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}{endless}, drawn={drawn})"
 
     @property
     def epochal(self) -> bool:
-        """True: iteration ends with the pass."""
-        return True
+        """Whether iteration ends with the pass; not if passes are endless."""
+        return not self.endless
 
     @property
     def ran_out(self) -> bool:
@@ -109,28 +139,69 @@ class SamplerWithoutReplacement(RandomSampler):
         self._rows = 0
         self._at = 0
         self._ran_out = False
+        self._due = 0
+        if self._aside is not None:
+            self._aside.clear()
 
     def clear(self) -> None:
         """Forget order and place."""
         self.restart()
 
+    def hear(self, placement: Placement) -> None:
+        """Tell a device of rows just written, so that the replay of a CUDA graph meets them."""
+        if self._aside is not None and isinstance(placement, Run):
+            end = min(placement.start + placement.rows, placement.capacity)
+            self._aside.hear(max(self._aside.rows, end))
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw the next slots of the pass, beginning a new one where the last ended.
 
         Raises:
-            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any.
+            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with `drop_last` or
+                `endless`, if only some rows may be drawn.
         """
+        if view.starts is not None:
+            return Draw(self._draw_among(view, view.starts, batch_size, generator))
+        return Draw(self._draw_any(view, batch_size, generator))
+
+    def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Draw the next slots of the pass that may be drawn; the others are passed over."""
+        if self.drop_last or self.endless:
+            msg = (
+                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked rows): "
+                "leave them out"
+            )
+            raise OptionError(msg)
+        parts: list[Tensor] = []
+        missing = batch_size
+        while missing:
+            slots = self._draw_any(view, missing, generator)
+            slots = slots[starts.allowed(slots)]
+            parts.append(slots)
+            missing -= slots.shape[0]
+            if self._ran_out and missing < batch_size:
+                break
+        self._due -= batch_size - missing
+        if self._due <= 0 and not self._ran_out:
+            rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
+            self._due = int(starts.allowed(rest).sum())
+            self._ran_out = self._due == 0
+        return torch.cat(parts)
+
+    def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
         if self.drop_last and view.rows < batch_size:
             msg = (
                 f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
                 "add rows first or lower batch_size"
             )
             raise OptionError(msg)
+        if self.endless:
+            return self._draw_endless(view, batch_size, generator)
         over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over
         self._take_in(view, generator)
         left = self._rows - self._at
         if over or left == 0 or (self.drop_last and left < batch_size):
-            self._at, left = 0, self._rows
+            self._at, left, self._due = 0, self._rows, 0
             if self.shuffle and view.device != _CPU:
                 self._shuffle_rest(generator)
         count = min(batch_size, left)
@@ -142,7 +213,30 @@ class SamplerWithoutReplacement(RandomSampler):
         self._at += count
         left -= count
         self._ran_out = left == 0 or (self.drop_last and left < batch_size)
-        return Draw(slots)
+        return slots
+
+    def _draw_endless(self, view: View, count: int, generator: torch.Generator | None) -> Tensor:
+        """Draw `count` slots, across the ends of passes."""
+        if self.shuffle and view.device != _CPU:
+            passes = self._passes_on(view)
+            passes.hear(view.rows)
+            return passes.draw(count, generator)
+        self._take_in(view, generator)
+        if self.shuffle:
+            slots = self._next(count, generator)
+        else:
+            slots = torch.arange(self._at, self._at + count, device=view.device).remainder_(view.rows)
+        self._at = (self._at + count) % view.rows  # a pass that is over is a new one: rows written now belong to it
+        return slots
+
+    def _passes_on(self, view: View) -> DevicePasses:
+        passes = self._aside
+        if passes is None or (passes.capacity, passes.device) != (view.capacity, view.device):
+            passes = DevicePasses(view.capacity, view.device)
+            if self._rows and self._rows <= view.rows:  # of a checkpoint
+                passes.load(self._order[: self._rows], self._at)
+            self._aside = passes
+        return passes
 
     def _take_in(self, view: View, generator: torch.Generator | None) -> None:
         """Let rows written since the last draw join the pass."""
@@ -156,6 +250,8 @@ class SamplerWithoutReplacement(RandomSampler):
             return
         if self._order.shape[0] < view.rows or self._order.device != view.device:
             order = torch.empty(min(view.capacity, max(2 * view.rows, 1024)), dtype=torch.int64, device=view.device)
+            if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
+                _advise(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]
             self._order = order
         self._order[first : view.rows] = torch.arange(first, view.rows, device=view.device)
@@ -179,14 +275,18 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
-        order = self._order[: self._rows] if self.shuffle else None
+        aside = self._aside
+        order, rows, at = (
+            (self._order, self._rows, self._at) if aside is None else (aside.order, aside.rows, aside.place)
+        )
         return {
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
-            "rows": self._rows,
-            "at": self._at,
+            "endless": self.endless,
+            "rows": rows,
+            "at": at,
             "ran_out": self._ran_out,
-            "order": order,
+            "order": order[:rows] if self.shuffle else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -195,11 +295,14 @@ class SamplerWithoutReplacement(RandomSampler):
         Raises:
             CheckpointError: if the state is that of other options.
         """
-        if (state["drop_last"], state["shuffle"]) != (self.drop_last, self.shuffle):
+        names = ("drop_last", "shuffle", "endless")
+        saved, mine = (
+            ", ".join(f"{name}={options.get(name, False)}" for name in names) for options in (state, vars(self))
+        )
+        if saved != mine:
             msg = (
-                f"the state is that of SamplerWithoutReplacement(drop_last={state['drop_last']}, "
-                f"shuffle={state['shuffle']}), "
-                f"this one has drop_last={self.drop_last}, shuffle={self.shuffle}: make it with the same options"
+                f"the state is that of SamplerWithoutReplacement({saved}), this one has {mine}: make it with the same "
+                "options"
             )
             raise CheckpointError(msg)
         rows, at, order = int(state["rows"]), int(state["at"]), state["order"]
@@ -208,7 +311,8 @@ class SamplerWithoutReplacement(RandomSampler):
             raise CheckpointError(msg)
         if order is not None:
             self._order = order.clone()
-        self._rows, self._at, self._ran_out = rows, at, bool(state["ran_out"])
+        self._aside = None
+        self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
 
 def _is_order(order: Any, rows: int | None) -> bool:
@@ -225,11 +329,12 @@ def _is_order(order: Any, rows: int | None) -> bool:
 
 def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:
     """The native steps in Python: the same draws, a step at a time."""
-    steps = [i + ((r * (total - i)) >> 63) for i, r in enumerate(randoms.tolist(), first)]
-    places = sorted({*steps, *range(first, first + len(steps))})
+    firsts = [step % total for step in range(first, first + randoms.shape[0])]
+    steps = [(i, i + ((r * (total - i)) >> 63)) for i, r in zip(firsts, randoms.tolist(), strict=True)]
+    places = sorted({place for step in steps for place in step})
     held = dict(zip(places, order[torch.tensor(places)].tolist(), strict=True))
     out = []
-    for i, j in enumerate(steps, first):
+    for i, j in steps:
         held[i], held[j] = held[j], held[i]
         out.append(held[i])
     order[torch.tensor(places)] = torch.tensor([held[place] for place in places])

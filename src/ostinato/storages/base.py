@@ -123,6 +123,7 @@ class Storage(ABC):
             f"{type(self).__name__} cannot read single fields, which this sample_unit asks for: use a storage of "
             "tensors (LazyTensorStorage), or sample without sample_unit"
         )
+        raise OptionError(msg)
 
     @property
     def schema(self) -> Schema | None:

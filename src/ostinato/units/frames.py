@@ -116,12 +116,12 @@ class FrameStack(SampleUnit):
         return seen[key]
 
     def _stack(self, plan: Plan, frame: int, table: EpisodeTable, seen: dict) -> Column:
-        rows, valid = self._window(plan.columns[frame].request.slots, self.k - 1, table, seen)
+        rows, valid = self._window(plan.slots_of(frame), self.k - 1, table, seen)
         return self._column(Request(frame, rows.reshape(-1)), valid)
 
     def _stack_next(self, plan: Plan, frame: int, after: int, table: EpisodeTable, seen: dict) -> Column:
         """The stack that ends with the next frame: `k - 1` frames up to the row, and what follows it."""
-        ends = plan.columns[after].request.slots
+        ends = plan.slots_of(after)
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
         rows, valid = self._window(ends, self.k - 2, table, seen)

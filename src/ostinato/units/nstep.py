@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -79,6 +79,7 @@ class NStep(SampleUnit):
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
+        self._known: tuple[Any, Tensor] = (None, torch.empty(0))
         self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
 
     def __repr__(self) -> str:
@@ -115,15 +116,23 @@ class NStep(SampleUnit):
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the reward of all steps, and what follows the last one."""
         reward, after = self._find(plan)
-        n, device = self._n, plan.records.device
-        rows, valid = episodes_of(view).window(plan.records, 0, n - 1)
+        n, table = self._n, episodes_of(view)
+        rows, valid = table.window(plan.records, 0, n - 1)
+        powers = self._powers(plan.records.device)
         steps = valid.sum(1)
-        powers = torch.pow(self._gamma, torch.arange(n + 1, device=device, dtype=torch.float64)).to(torch.float32)
         last = rows[:, -1].contiguous()
         columns = {position: Column(Request(position, last)) for position in after}
-        columns[reward] = Column(Request(reward, rows.reshape(-1)), (n,), valid * powers[:n])
-        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers[steps]}
+        columns[reward] = Column(Request(reward, rows.view(-1)), (n,), valid * powers[:n])
+        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps)}
         return plan.with_columns(columns)._replace(fields=fields)
+
+    def _powers(self, device: torch.device) -> Tensor:
+        """Return `gamma^0 .. gamma^n`, float32 `[n + 1]`."""
+        key = (self._n, self._gamma, device)
+        if self._known[0] != key:
+            exponents = torch.arange(self._n + 1, device=device, dtype=torch.float64)
+            self._known = (key, torch.pow(self._gamma, exponents).to(torch.float32))
+        return self._known[1]
 
     def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
         """Return the positions of the reward, and of the fields after the step; looked up once for each schema."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from ostinato.core.boundaries import Episodes, as_path
+from ostinato.core.plan import Plan
 from ostinato.errors import OptionError
 from ostinato.units.base import SampleUnit, check_count, episodes_of
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from ostinato.core.boundaries import Key
     from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
 
 __all__ = ["Sequence", "Transition"]
 
@@ -135,6 +135,9 @@ class Sequence(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Let each record become a window."""
+        if plan.repeat > 1 or plan.owner is not None:
+            msg = "Sequence makes windows of single rows, and slice samplers draw slices already: leave one of them out"
+            raise OptionError(msg)
         table, anchors = episodes_of(view), plan.records
         if self.episode_boundary == "include_reset":
             rows, valid = self._in_lane(anchors, view, table.lanes)
@@ -143,8 +146,8 @@ class Sequence(SampleUnit):
                 short = (self._ahead - table.ahead(anchors)).clamp_(min=0)
                 anchors = table.shift(anchors, -short)
             rows, valid = table.window(anchors, self.burn_in, self.length + self.bootstrap - 1, self.dilation)
-        wide = plan.with_records(rows.reshape(-1), self.rows)
-        return wide._replace(notes=self._notes(plan.records, valid))
+        notes = self._notes(plan.records, valid)
+        return Plan(plan.schema, plan.anchors, rows.view(-1), repeat=self.rows, notes=notes)
 
     def _in_lane(self, anchors: Tensor, view: View, lanes: int) -> tuple[Tensor, Tensor]:
         """Windows over whatever rows follow each other in a lane, from its oldest to its newest row."""

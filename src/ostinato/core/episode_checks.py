@@ -1,4 +1,4 @@
-"""The state of an episode table as plain values, and what a whole one looks like: a damaged one is refused."""
+"""What an episode table refuses: slots outside the ring, and states that are not whole."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ostinato.core.plain_episodes import CUT, OPEN
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, SlotError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
-__all__ = ["check_episode_state"]
+__all__ = ["CUT", "ENDED", "OPEN", "check_episode_state", "check_slots"]
+
+OPEN, ENDED, CUT = 0, 1, 2
+"""An episode goes on, was closed by its last row, or was cut off by a row that belongs to no episode."""
 
 _NUMBERS = ("capacity", "lanes", "cursor", "serial")
 _ARRAYS = {
@@ -26,8 +29,21 @@ _ARRAYS = {
 }
 
 
-def check_episode_state(state: Any, capacity: int, lanes: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a state, contiguous, if it is whole and that of such a table.
+def check_slots(slots: Tensor, capacity: int) -> None:
+    """Refuse slots outside a ring.
+
+    Raises:
+        SlotError: naming the first one.
+    """
+    bad = (slots < 0) | (slots >= capacity)
+    if bad.any():
+        at = int(bad.int().argmax())
+        msg = f"slot {int(slots[at])} at position {at} is outside [0, {capacity}) (capacity)"
+        raise SlotError(msg)
+
+
+def check_episode_state(state: Any, capacity: int, lanes: int) -> dict[str, Tensor]:
+    """Return the tensors of a state, contiguous, if it is whole and that of such a table.
 
     Raises:
         CheckpointError: otherwise.
@@ -40,15 +56,16 @@ def check_episode_state(state: Any, capacity: int, lanes: int) -> dict[str, npt.
             f"{capacity} and {lanes}: load it into a buffer of the same size"
         )
         raise CheckpointError(msg)
-    arrays = {}
+    tensors = {}
     for name, dtype in _ARRAYS.items():
         x = state[name]
         right = isinstance(x, torch.Tensor) and x.dtype is dtype and x.dim() == 1 and x.is_cpu
         _require(right, f"{name} is not {dtype} [n] on the CPU")
-        arrays[name] = x.contiguous().numpy()
+        tensors[name] = x.contiguous()
+    arrays = {name: x.numpy() for name, x in tensors.items()}
     _check_records(arrays, state)
     _check_open(arrays, state)
-    return arrays
+    return tensors
 
 
 def _check_records(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:

@@ -1,0 +1,109 @@
+// Whole numbers by position, and the position in which a rank falls when all lie end to end. No Python here.
+//
+// Eight children to a node, side by side: one step down reads one cache line. Levels grow by chunks that
+// never move, so no write stalls on a copy of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace ostinato {
+
+/// An array that grows by chunks, zero at first; what it holds never moves.
+template <typename T>
+class Chunks {
+public:
+    T& operator[](std::int64_t i) { return chunks_[chunk_of(i)][i & kMask]; }
+    const T& operator[](std::int64_t i) const { return chunks_[chunk_of(i)][i & kMask]; }
+
+    void require(std::int64_t count) {
+        while (static_cast<std::int64_t>(chunks_.size()) << kBits < count) {
+            chunks_.push_back(std::make_unique<T[]>(std::size_t{1} << kBits));
+        }
+    }
+
+    void clear() { chunks_.clear(); }
+    std::size_t nbytes() const { return chunks_.size() * (sizeof(T) << kBits); }
+
+private:
+    static constexpr int kBits = 9;
+    static constexpr std::int64_t kMask = (std::int64_t{1} << kBits) - 1;
+
+    static std::size_t chunk_of(std::int64_t i) { return static_cast<std::size_t>(i >> kBits); }
+
+    std::vector<std::unique_ptr<T[]>> chunks_;
+};
+
+class CountTree {
+public:
+    struct Found {
+        std::int64_t position;
+        std::int64_t rest;  // of the rank, within the position
+    };
+
+    std::int64_t total() const { return total_; }
+
+    /// The number at a position, which was set before.
+    std::int64_t get(std::int64_t position) const { return levels_.front()[position]; }
+
+    void set(std::int64_t position, std::int64_t number) {
+        if (position >= size_) grow(position + 1);
+        const std::int64_t more = number - levels_.front()[position];
+        if (more == 0) return;
+        for (Chunks<std::int64_t>& level : levels_) {
+            level[position] += more;
+            position /= kFan;
+        }
+        total_ += more;
+    }
+
+    /// Where a rank in [0, total) falls.
+    Found find(std::int64_t rank) const {
+        std::int64_t node = 0;
+        for (std::size_t level = levels_.size(); level-- > 0;) {
+            const std::int64_t* line = &levels_[level][node * kFan];
+            std::int64_t before = 0, passed = 0, child = 0;
+            for (std::int64_t c = 0; c + 1 < kFan; ++c) {
+                before += line[c];
+                child += before <= rank ? 1 : 0;
+                passed = before <= rank ? before : passed;
+            }
+            node = node * kFan + child;
+            rank -= passed;
+        }
+        return {node, rank};
+    }
+
+    void clear() { *this = CountTree(); }
+
+    std::size_t nbytes() const {
+        std::size_t bytes = 0;
+        for (const Chunks<std::int64_t>& level : levels_) bytes += level.nbytes();
+        return bytes;
+    }
+
+private:
+    static constexpr std::int64_t kFan = 8;
+
+    void grow(std::int64_t count) {
+        size_ = (count + kFan - 1) / kFan * kFan;
+        std::int64_t nodes = size_;
+        for (std::size_t level = 0; level == 0 || nodes > 1; ++level) {
+            if (level == levels_.size()) {
+                levels_.emplace_back();
+                levels_.back().require(kFan);
+                if (level > 0) levels_.back()[0] = total_;  // all that there is lies below its first node
+            }
+            levels_[level].require((nodes + kFan - 1) / kFan * kFan);
+            nodes = (nodes + kFan - 1) / kFan;
+        }
+    }
+
+    std::int64_t size_ = 0;
+    std::int64_t total_ = 0;
+    std::vector<Chunks<std::int64_t>> levels_;
+};
+
+}  // namespace ostinato

@@ -1,0 +1,141 @@
+"""Slices that begin at rows drawn by priority."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from ostinato.core.draw import Draw
+from ostinato.samplers.prioritized import PrioritizedSampler
+from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, constant, episodes_of, slice_episodes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ostinato.core.boundaries import Key
+    from ostinato.core.draw import View
+    from ostinato.core.episodes import Starts
+    from ostinato.core.plan import Plan
+    from ostinato.core.rows import Path
+
+__all__ = ["PrioritizedSliceSampler"]
+
+
+@final
+class PrioritizedSliceSampler(PrioritizedSampler):
+    """Draws slices of episodes that begin at rows drawn in proportion to their priority.
+
+    The law of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their episode; others
+    keep their priority, but are not drawn until they have. Weights, and the stamps that come with them, are those of the
+    first row, repeated for all rows of its slice; `update_priority` with the index of a sample gives priorities to all of
+    its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
+
+    With `num_slices` the length of a slice follows from the batch size; a new one costs one pass over the rows.
+
+    Args:
+        max_capacity: see `PrioritizedSampler`, also for `alpha` to `reduction` and `max_priority_within_buffer`.
+        num_slices: see `SliceSampler`, also for the arguments that follow.
+        span: lets slices end early at the end of their episode; the left side has no effect, and warns.
+
+    Raises:
+        UsageError: if not exactly one of `num_slices` and `slice_len` is given.
+        OptionError: if options exclude each other.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, PrioritizedSliceSampler, ReplayBuffer
+        >>> sampler = PrioritizedSliceSampler(100, alpha=0.7, beta=0.5, slice_len=3, traj_key="episode")
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=6)
+        >>> index = rb.extend({"episode": torch.arange(12) // 4})
+        >>> batch, info = rb.sample(return_info=True)
+        >>> info["priority_weight"].shape
+        torch.Size([6])
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        reduction: str = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
+        span: bool | int | tuple[bool | int, bool | int] = False,
+        max_priority_within_buffer: bool = False,
+    ) -> None:
+        super().__init__(max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
+        check_ignored(compiled=compile, use_gpu=False)
+        left, right = span if isinstance(span, tuple) else (span, span)
+        if left:
+            warnings.warn(
+                "PrioritizedSliceSampler draws the first row of a slice: span has no effect on its left side",
+                UserWarning,
+                stacklevel=2,
+            )
+        options = SliceOptions(num_slices, slice_len, truncated_key, init_key, strict_length, False, (False, right))  # noqa: FBT003
+        self._slicing = Slicing(options)
+        self.episodes = slice_episodes(end_key, end_keys, traj_key, ends, trajectories, cache_values=cache_values)
+        self._length = slice_len
+        self.span = slice_len or 1
+
+    def __repr__(self) -> str:
+        """Options and rows."""
+        options = self._slicing.options
+        return (
+            f"PrioritizedSliceSampler(num_slices={options.num_slices}, slice_len={options.slice_len}, {self.episodes!r}, "
+            f"{PrioritizedSampler.__repr__(self).partition('(')[2]}"
+        )
+
+    def _starts(self, view: View) -> Starts | None:
+        table = episodes_of(view)
+        need = 1 if self._length is None else self._slicing.least(self._length)
+        return None if need == 1 and not table.masked else table.starts(need)
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """Draw slices: their first rows with weights and stamps, and their lengths.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+            OptionError: if the batch size is no multiple.
+        """
+        number, length = self._slicing.split(batch_size)
+        if length != self._length:
+            self._length = length
+            self.begin(view)
+        table, starts = episodes_of(view), self._starts(view)
+        if starts is not None:
+            self._slicing.require(starts.rows, starts.need, table)
+        drawn = super().draw(view, number, generator)
+        if self._slicing.plain:
+            return drawn._replace(lengths=constant(length, number, drawn.slots))
+        return drawn._replace(lengths=(table.ahead(drawn.slots) + 1).clamp_(max=length))
+
+    def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
+        """Return the flags of the slices; see `SliceSampler`."""
+        return self._slicing.marks(plan, data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of priorities, and the length that rows were last drawn for."""
+        return {**super().state_dict(), "length": self._length}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; see `PrioritizedSampler`."""
+        super().load_state_dict(state)
+        self._length = state["length"]
