@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ostinato.buffers import ReplayBuffer
 from ostinato.core.kinds import show_path
 from ostinato.errors import CapacityError, KindError, OptionError
+from ostinato.storages import ListStorage
 
 if TYPE_CHECKING:
     from ostinato.collect.layout import Layout
@@ -29,11 +30,14 @@ def check_arguments(rb: Any, num_envs: Any) -> None:
 
     Raises:
         KindError: for another kind of buffer.
-        OptionError: for a number below 1.
+        OptionError: for a storage of objects, or a number below 1.
     """
     if not isinstance(rb, ReplayBuffer):
         msg = f"rb must be a ReplayBuffer, got {type(rb).__name__}"
         raise KindError(msg)
+    if isinstance(rb.storage, ListStorage):
+        msg = "a step is rows of fields, which ListStorage does not take: use LazyTensorStorage or LazyMemmapStorage"
+        raise OptionError(msg)
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         msg = f"num_envs must be an integer of at least 1, got {num_envs!r}"
         raise OptionError(msg)
@@ -65,9 +69,9 @@ def match(rb: ReplayBuffer, envs: int, mode: str, layout: Layout) -> Match:
         return found
     if flat and envs > 1 and not found.env:
         msg = (
-            f"rows of {envs} environments follow each other in a storage with ndim=1, and this buffer would take them for "
-            f"one episode: make it with {_advice(layout, 'env', mask=False)} (and name no keys in unit and sampler), "
-            "or use ndim=2"
+            f"rows of {envs} environments follow each other in a storage with ndim=1, and this buffer would take them "
+            f"for one episode: make it with {_advice(layout, 'env', mask=False)} (and name no keys in unit and "
+            "sampler), or use ndim=2"
         )
         raise OptionError(msg)
     _check_ends(episodes, layout, found)

@@ -216,8 +216,8 @@ class VectorSteps:
         """Refuse results that an environment of the mode does not give."""
         if self._mode == "DISABLED" and bool(self._idle.any()):
             msg = (
-                f"environment(s) {_names(self._idle)} ended and have not been reset: with autoreset_mode 'DISABLED' reset "
-                "them and call reset(obs, mask) before the next add_step()"
+                f"environment(s) {_names(self._idle)} ended and have not been reset: with autoreset_mode 'DISABLED' "
+                "reset them and call reset(obs, mask) before the next add_step()"
             )
             raise UsageError(msg)
         if self._mode != "NEXT_STEP":

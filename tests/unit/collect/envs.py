@@ -32,7 +32,7 @@ class Transition(NamedTuple):
     truncated: bool
 
 
-class Known(gym.Env[Any, Any]):  # type: ignore[misc]
+class Known(gym.Env):  # type: ignore[name-defined, misc, unused-ignore]
     """Observations are (environment, episode, step); episodes have the lengths and ends of a list."""
 
     def __init__(self, number: int, *, nested: bool = False) -> None:
