@@ -16,7 +16,7 @@ FLOORS = (
     ("durable",),
     ("storages", "samplers", "writers", "units", "transforms"),
     ("buffers", "trajectories"),
-    ("compat", "distributed", "testing", "tools", "viz", "demo"),
+    ("collect", "compat", "distributed", "testing", "tools", "viz", "demo"),
     ("cli",),
 )
 """From the ground up. A part imports lower floors only; parts on one floor are strangers."""

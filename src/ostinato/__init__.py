@@ -7,6 +7,7 @@ from ostinato.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
 from ostinato.samplers import (
     PrioritizedSampler,
@@ -64,5 +65,6 @@ __all__ = [
     "TensorStorage",
     "ToDevice",
     "Transition",
+    "VectorSteps",
     "Writer",
 ]

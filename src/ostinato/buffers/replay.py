@@ -274,6 +274,12 @@ class ReplayBuffer:
         """What a drawn row becomes; None if it stays a row."""
         return self._engine.unit
 
+    @property
+    def episodes(self) -> Episodes | None:
+        """Where episodes end, as this buffer, its unit and its sampler say together; None if it keeps no account."""
+        chronicle = self._engine.chronicle
+        return None if chronicle is None else chronicle.wanted
+
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
         self._feed.drop()
