@@ -229,15 +229,24 @@ class Engine:
         with self.lock:
             if self.pending:
                 return self.pending.popleft()
+            rng = self.generator.get_state() if ahead and self.generator is not None else None
+            return self.fresh(batch_size, self.generator)._replace(rng=rng)
+
+    def fresh(self, batch_size: int, generator: torch.Generator | None) -> Ticket:
+        """Draw slots with the randomness given, whatever draws a checkpoint brought along: for `draw` and ensembles.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+        """
+        with self.lock:
             view = self.view()
             if view.rows == 0:
                 msg = "Cannot sample from an empty storage: add rows first"
                 raise EmptyBufferError(msg)
-            rng = self.generator.get_state() if ahead and self.generator is not None else None
-            draw = self.sampler.draw(view, batch_size, self.generator)
+            draw = self.sampler.draw(view, batch_size, generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, rng)
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps)
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from ostinato.storages import Storage
 
 __all__ = [
+    "Change",
+    "apply",
     "as_sampler",
     "check_sampler",
     "from_batch",
     "from_rows",
     "generation",
     "in_storage_order",
+    "prepare",
     "unpack",
     "update",
 ]
@@ -92,30 +95,53 @@ def generation(engine: Engine, stamps: Tensor) -> Tensor:
     return stamps + engine.era * _ERA if engine.era else stamps
 
 
+class Change(NamedTuple):
+    """New priorities of a buffer, read and not yet written."""
+
+    slots: Tensor
+    values: Tensor
+    keep: Tensor | None
+    """bool `[n]`, False where nothing is to change; None where nothing was left out, or is left out already."""
+    stale: int | Tensor
+    """How many were left out because their rows had been replaced."""
+
+
 def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
-        storage, sampler = engine.storage, as_sampler(engine.sampler)
-        slots, batch = _slots(index, storage)
-        values = _values(priority, batch, slots.shape[0], storage, sampler)
-        if slots.numel() == 0:
-            return
-        if given is None:
-            if slots.is_cpu:
-                slots, values = _present(slots, values, len(storage))
-                sampler.assign(slots, values, engine.view())
-            else:
-                sampler.assign(slots, values, engine.view(), slots != -1)
-            return
-        fresh = _fresh(engine, slots, _stamps_given(given, slots))
-        if slots.device.type != "cpu":
-            engine.stale_updates = engine.stale_updates + (~fresh).sum()
-            sampler.assign(slots, values, engine.view(), fresh)
-            return
-        if not fresh.numpy().all():
-            engine.stale_updates += int((~fresh).sum())
-            slots, values = slots[fresh], values[fresh]
-        sampler.assign(slots, values, engine.view())
+        apply(engine, prepare(engine, index, priority, given))
+
+
+def prepare(engine: Engine, index: Any, priority: Any, given: Any) -> Change:
+    """Read indices, priorities and stamps; the caller holds the lock until it has applied them, or leaves it.
+
+    Raises:
+        KindError, SchemaError, SlotError: for what cannot be read; the numbers are checked when they are assigned.
+    """
+    storage, sampler = engine.storage, as_sampler(engine.sampler)
+    slots, batch = _slots(index, storage)
+    values = _values(priority, batch, slots.shape[0], storage, sampler)
+    if slots.numel() == 0:
+        return Change(slots, values, None, 0)
+    if given is None:
+        if not slots.is_cpu:
+            return Change(slots, values, slots != -1, 0)
+        slots, values = _present(slots, values, len(storage))
+        return Change(slots, values, None, 0)
+    fresh = _fresh(engine, slots, _stamps_given(given, slots))
+    if not slots.is_cpu:
+        return Change(slots, values, fresh, (~fresh).sum())
+    if fresh.numpy().all():
+        return Change(slots, values, None, 0)
+    return Change(slots[fresh], values[fresh], None, int((~fresh).sum()))
+
+
+def apply(engine: Engine, change: Change) -> None:
+    """Write what `prepare` read; the sampler refuses bad numbers before it changes anything."""
+    if change.slots.numel():
+        as_sampler(engine.sampler).assign(change.slots, change.values, engine.view(), change.keep)
+    if isinstance(change.stale, Tensor) or change.stale:
+        engine.stale_updates = engine.stale_updates + change.stale
 
 
 def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ostinato.core.stamps import Stamps
     from ostinato.storages import Storage
 
-__all__ = ["Rows", "Source", "Ticket"]
+__all__ = ["Mix", "Rows", "Source", "Ticket"]
 
 
 class Ticket(NamedTuple):
@@ -28,6 +28,17 @@ class Ticket(NamedTuple):
     """The stamps that `serial` counts in; a load or another storage brings new ones."""
     rng: Tensor | None = None
     """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
+
+
+class Mix(NamedTuple):
+    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
+
+    members: list[int]
+    tickets: list[Ticket]
+    rng: Tensor | None = None
+    """As in `Ticket`."""
+    last: bool = False
+    """Ensembles have no epochs."""
 
 
 class Source(NamedTuple):

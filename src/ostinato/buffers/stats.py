@@ -48,7 +48,7 @@ class BufferStats:
     """Times `sample` had to wait for a prefetched batch."""
 
 
-def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
+def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:

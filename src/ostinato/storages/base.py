@@ -125,6 +125,13 @@ class Storage(ABC):
         objects) are written to files of their own; the rest must be plain values and small tensors.
         """
 
+    def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Refuse a state that `load_state_dict` would refuse; buffers that load several storages ask all of them first.
+
+        Raises:
+            CheckpointError: naming what does not fit.
+        """
+
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
