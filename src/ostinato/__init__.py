@@ -4,11 +4,12 @@ from ostinato.buffers import (
     BufferStats,
     PrioritizedReplayBuffer,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
-from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerEnsemble, SamplerWithoutReplacement
+from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.writers import (
     ImmutableDatasetWriter,
@@ -16,6 +17,7 @@ from ostinato.writers import (
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
     Writer,
+    WriterEnsemble,
 )
 
 __all__ = [
@@ -32,12 +34,15 @@ __all__ = [
     "RandomSampler",
     "Rename",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "RewardScale",
     "RoundRobinWriter",
     "Sampler",
+    "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "Select",
     "Storage",
+    "StorageEnsemble",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
@@ -45,4 +50,5 @@ __all__ = [
     "TensorStorage",
     "ToDevice",
     "Writer",
+    "WriterEnsemble",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "load_engine_state",
     "load_engine_states",
     "own_copy",
+    "own_tensors",
     "read_generator",
     "read_ticket",
     "save",
@@ -73,14 +74,18 @@ class Target(NamedTuple):
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a state, so that later draws and writes do not change it, and `torch.save` finds plain dense tensors."""
-    copy = partial(torch.clone, memory_format=torch.contiguous_format)
     storage = state["storage"]
     items = storage["state"].get("items")
     if items is not None:  # objects are owned by the storage and never edited in place
         storage = {**storage, "state": {**storage["state"], "items": list(items)}}
         state = {**state, "storage": None}
-    copied = tree_map_only(torch.Tensor, copy, state)
+    copied: dict[str, Any] = own_tensors(state)
     return copied if items is None else {**copied, "storage": storage}
+
+
+def own_tensors(state: Any) -> Any:
+    """Copy all tensors of a state, densely."""
+    return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
 def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
@@ -188,7 +193,7 @@ def _check_form(engine: Engine, state: dict[str, Any]) -> None:
 def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
     """Load the parts, the storages last: they check schema and capacity before they copy. A refusal undoes the rest."""
     parts: list[tuple[Any, ...]] = [(t.engine.sampler, t.engine.writer, t.transform) for t in targets]
-    before = [[tree_map_only(torch.Tensor, torch.clone, part.state_dict()) for part in mine] for mine in parts]
+    before = [[own_tensors(part.state_dict()) for part in mine] for mine in parts]
     stamps = [target.engine.begin_load() for target in targets]
     try:
         for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
@@ -202,8 +207,8 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
         for mine, old in zip(parts, before, strict=True):
             for part, saved in zip(mine, old, strict=True):
                 part.load_state_dict(saved)
-        for target, mine in zip(targets, stamps, strict=True):
-            target.engine.stamps = mine
+        for target, were in zip(targets, stamps, strict=True):
+            target.engine.stamps = were
         raise
 
 

@@ -1,7 +1,15 @@
 """Samplers: which rows come next. They see a `View` (counts and stamps), never data."""
 
 from ostinato.samplers.base import PrioritySampler, Sampler
+from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
-__all__ = ["PrioritizedSampler", "PrioritySampler", "RandomSampler", "Sampler", "SamplerWithoutReplacement"]
+__all__ = [
+    "PrioritizedSampler",
+    "PrioritySampler",
+    "RandomSampler",
+    "Sampler",
+    "SamplerEnsemble",
+    "SamplerWithoutReplacement",
+]

@@ -62,7 +62,7 @@ class SamplerEnsemble(Group[Sampler]):
             msg = "sample_from_all=True takes equal parts from all members and excludes p: leave one of them out"
             raise OptionError(msg)
         self.sample_from_all = bool(sample_from_all)
-        self.given_parts = None if num_buffer_sampled is None else self._check_parts(num_buffer_sampled)
+        self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None else self._check_parts(num_buffer_sampled)
         self.p = p
 
     def __repr__(self) -> str:
@@ -85,11 +85,6 @@ class SamplerEnsemble(Group[Sampler]):
         if isinstance(value, str) and value != _SAMPLEABLE:
             msg = f'p must be numbers, None or "sampleable", got {value!r}'
             raise OptionError(msg)
-
-    @property
-    def num_buffer_sampled(self) -> int:
-        """Parts of a batch."""
-        return len(self.members) if self.given_parts is None else self.given_parts
 
     def choose(self, rows: Sequence[int], generator: torch.Generator | None) -> list[int]:
         """Draw which members the parts of the next batch come from.
@@ -128,12 +123,12 @@ class SamplerEnsemble(Group[Sampler]):
         return [count / total for count in rows]
 
     def subset(self, chosen: list[int]) -> Self:
-        """Return an ensemble of some of the samplers; their shares keep their ratio."""
+        """Return an ensemble of some of the samplers; their shares keep their ratio, batches their number of parts."""
         return type(self)(
             *(self.members[i] for i in chosen),
             p=self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p,
             sample_from_all=self.sample_from_all,
-            num_buffer_sampled=None if self.sample_from_all else self.given_parts,
+            num_buffer_sampled=None if self.sample_from_all else self.num_buffer_sampled,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -205,7 +200,7 @@ def _shares(value: Any, members: int) -> Tensor:
 
 
 def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator | None) -> list[int]:
-    """Draw `parts` members: the line [0, parts) is cut into stretches of `parts * share`, and one point drawn in each unit.
+    """Draw `parts` members: [0, parts) is cut into stretches of `parts * share`, and one point drawn in each unit.
 
     All points have the same fraction, so a stretch of length `l` holds `floor(l)` or `ceil(l)` of them. Members lie on
     the line in a random order, so that no two of them exclude each other for good.

@@ -1,6 +1,7 @@
 """Writers: where rows go. They see counts and scores, never bytes."""
 
 from ostinato.writers.base import Writer
+from ostinato.writers.ensemble import WriterEnsemble
 from ostinato.writers.fixed import ImmutableDatasetWriter
 from ostinato.writers.ranked import TensorDictMaxValueWriter
 from ostinato.writers.ring import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -11,4 +12,5 @@ __all__ = [
     "TensorDictMaxValueWriter",
     "TensorDictRoundRobinWriter",
     "Writer",
+    "WriterEnsemble",
 ]
