@@ -13,6 +13,7 @@ from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage,
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.writers import (
     ImmutableDatasetWriter,
+    ReservoirWriter,
     RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
@@ -35,6 +36,7 @@ __all__ = [
     "Rename",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
+    "ReservoirWriter",
     "RewardScale",
     "RoundRobinWriter",
     "Sampler",

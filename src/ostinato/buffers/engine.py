@@ -151,6 +151,7 @@ class Engine:
             given = priorities.from_rows(self, data, slots.shape[0]) if prioritized and slots.numel() else None
             self.stamps.touch(slots)
             change()
+            self._rerank(slots)
             if prioritized:
                 as_sampler(self.sampler).assign(slots, given, self.view())
 
@@ -165,6 +166,13 @@ class Engine:
             self.stamps.touch(slots)
             for change in changes:
                 change()
+            self._rerank(slots)
+
+    def _rerank(self, slots: Tensor) -> None:
+        """Tell a writer that ranks rows what their ranks are after an edit."""
+        path = self.writer.rank_path
+        if path is not None and slots.numel():
+            self.writer.rerank(slots, self.storage.scores_at(slots, path))
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)
@@ -349,11 +357,11 @@ def check_pair(storage: Storage, writer: Writer) -> None:
     """Refuse a writer that cannot place rows of two dimensions.
 
     Raises:
-        OptionError: for a ranking writer over a storage with `ndim=2`.
+        OptionError: for a writer of single rows over a storage with `ndim=2`.
     """
-    if storage.ndim > 1 and writer.rank_path is not None:
+    if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
         msg = (
-            f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
+            f"{type(writer).__name__} places single rows and is not compatible with storages of "
             f"ndim={storage.ndim}: use ndim=1"
         )
         raise OptionError(msg)

@@ -143,6 +143,10 @@ class Storage(ABC):
         """Return the field at `path` of a payload, for writers that rank rows; None where it has none."""
         return None
 
+    def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return the field at `path` of the rows at `slots` (int64 `[n]`); None where some row has none."""
+        return self.scores(self.get(slots), path)
+
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return presented rows at a user's index: int, slice, tensor, mask or tuple.

@@ -225,6 +225,12 @@ class TensorStorage(Storage):
                 return value.reshape((math.prod(flat.batch), *leaf.shape))
         return payload.late.get(path)
 
+    def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return a field of some rows; the others are not read. Copy."""
+        table = self._require()
+        paths = [leaf.path for leaf in table.schema.leaves]
+        return table.columns[paths.index(path)].index_select(0, slots) if path in paths else None
+
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
         table = self._require()

@@ -25,6 +25,8 @@ class Writer(ABC):
     """Path of the field whose values `place` gets as `scores`; None if it needs none."""
     mutable: bool = True
     """Whether rows may be written and emptied at all."""
+    single_rows: bool = False
+    """Whether rows are placed one by one, apart from their neighbours; storages with `ndim=2` then do not fit."""
     collections_only: bool = False
     """Whether rows must be TensorDicts or tensorclasses."""
 
@@ -42,6 +44,14 @@ class Writer(ABC):
     def cursor(self) -> int:
         """Slot that the next row will take, as far as it is known."""
         return 0
+
+    def rerank(self, slots: Tensor, scores: Tensor | None) -> None:  # noqa: B027
+        """Take note that rows were edited in place; called only where there is a `rank_path`.
+
+        Args:
+            slots: int64 `[n]`; of equal slots the scores are equal too.
+            scores: `[n, *shape]`, the field at `rank_path` as it is now; None if rows have none any more.
+        """
 
     def resume(self, rows: int, cursor: int) -> None:  # noqa: B027
         """Go on after rows that a storage brought along."""
