@@ -168,12 +168,14 @@ class Mixer:
         """Return what names the rows of a batch, `[parts, rows]`; where parts differ in length, flat."""
         pairs = [(self.members[i], ticket) for i, ticket in zip(chosen, tickets, strict=True)]
         index = _together([member.index(ticket) for member, ticket in pairs])
-        sizes = torch.tensor([ticket.draw.slots.shape[0] for ticket in tickets])
-        ids = torch.tensor(chosen).repeat_interleave(sizes).to(index.device)
-        names: dict[Any, Tensor] = {
-            ("index", "index"): index,
-            ("index", "buffer_ids"): ids.reshape(len(chosen), -1) if bool((sizes == sizes[0]).all()) else ids,
-        }
+        # repeat_interleave would open a region of threads for it, whatever its size
+        ids = _together(
+            [
+                torch.full((t.draw.slots.shape[0],), i, device=index.device)
+                for i, (_, t) in zip(chosen, pairs, strict=True)
+            ]
+        )
+        names: dict[Any, Tensor] = {("index", "index"): index, ("index", "buffer_ids"): ids}
         if self.ranked and all(ticket.draw.weights is not None for ticket in tickets):
             names["priority_weight"] = _together([ticket.draw.weights for ticket in tickets])  # type: ignore[misc]
             names["index_generation"] = _together([member.generation(ticket) for member, ticket in pairs])

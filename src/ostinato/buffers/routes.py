@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["update", "update_from_batch"]
 
-_NAMES = "an ensemble's rows are named by an index and the number of their member: pass the sample, or its info"
+_NAMES = "an ensemble's rows are named by index and buffer_ids: pass the sample, or its info"
 
 
 def update(members: Sequence[Member], index: Any, priority: Any, generation: Any) -> None:
