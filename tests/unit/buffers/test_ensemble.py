@@ -584,7 +584,8 @@ def test_pickles_are_copies_that_go_on() -> None:
 
 # -- refusals ------------------------------------------------------------------------------------------------
 
-A, B = plain(0), plain(100)
+A, B = 0, 100
+"""Stand for members whose rows begin with these ids; made in each test, since native memory must not outlive it."""
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((), {}, OptionError, "storages= is missing"),
     ((A, B), {"samplers": SamplerEnsemble(RandomSampler())}, OptionError, "not of both"),
@@ -634,6 +635,8 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("members", "options", "error", "words"), REFUSED)
 def test_refused_constructions(members: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    made = {0: plain(0), 100: plain(100)}
+    members = [made.get(member, member) if isinstance(member, int) else member for member in members]
     with pytest.raises(error, match=words):
         ReplayBufferEnsemble(*members, **options)
 
@@ -654,3 +657,33 @@ def test_groups_refuse_other_things() -> None:
         StorageEnsemble(LazyTensorStorage(3), transforms=[None, None])
     with pytest.raises(OptionError, match="cannot be set"):
         SamplerEnsemble(RandomSampler(), sample_from_all=True).p = [1.0]
+
+
+def test_priorities_of_batches_that_lie_side_by_side() -> None:
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0))
+    other.extend(TensorDict({"id": torch.zeros(5, 3)}, [5]))
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), other, sample_from_all=True)
+    batch = rb.sample(4)
+    assert batch["priority_weight"].tolist() == [[1, 1], [1, 1]]
+    rb.update_priority(batch, torch.tensor([[3.0, 3.0], [4.0, 4.0]]))
+    assert [priorities(member).max() for member in rb.members] == [3, 4]
+    batch["td_error"] = torch.full((2, 2), 8.0)
+    rb.update_tensordict_priority(batch)
+    assert [priorities(member).max() for member in rb.members] == [8, 8]
+
+
+def test_items_that_are_trajectories_have_one_priority() -> None:
+    members = []
+    for base in (0, 100):
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0, reduction="max")
+        )
+        rb.extend(TensorDict({"id": torch.arange(base, base + 4)[:, None].expand(4, 3)}, [4, 3]))
+        members.append(rb)
+    both = ReplayBufferEnsemble(*members, sample_from_all=True)
+    batch = both.sample(4)
+    assert batch["index", "index"].shape == (2, 2, 3)
+    batch["td_error"] = torch.tensor([2.0, 9.0, 4.0]).expand(2, 2, 3)
+    both.update_tensordict_priority(batch)
+    for member, slots in zip(members, batch["index", "index"][..., 0], strict=True):
+        assert set(priorities(member)[slots].tolist()) == {9}
