@@ -84,9 +84,9 @@ class ReplayBuffer:
     def sample(self, n: int) -> dict[str, Tensor]:
         """Draw rows: each row stored comes once in a pass, and the next pass is shuffled anew.
 
-        A pass that ends in the middle of a call is followed by the next one; rows stored during a pass join those not yet
-        drawn. On CUDA the host does not wait, and all calls but the first can be captured in a CUDA graph, whose replays
-        draw on.
+        A pass that ends in the middle of a call is followed by the next one; rows stored during a pass join those not
+        yet drawn. On CUDA the host does not wait, and all calls but the first can be captured in a CUDA graph, whose
+        replays draw on.
 
         Args:
             n: rows, at least 1; may exceed the rows stored, which then come several times.
@@ -121,10 +121,10 @@ class ReplayBuffer:
                 msg = f"field {key!r} must be a tensor, got {type(value).__name__}"
                 raise KindError(msg)
             if value.device != device:
-                msg = f"field {key!r} lies on {value.device}, this buffer on {device}: move it with .to({str(device)!r})"
+                msg = f"field {key!r} lies on {value.device}, this buffer on {device}: move it there first"
                 raise OptionError(msg)
             if value.ndim == 0:
-                msg = f"field {key!r} must hold rows [B, *shape], got a tensor without dimensions: give it as value[None]"
+                msg = f"field {key!r} must hold rows [B, *shape], got a tensor without dimensions"
                 raise SchemaError(msg)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             msg = "store() cannot be captured in a CUDA graph: its replays would write the same rows; capture sample()"

@@ -68,9 +68,10 @@ class SamplerWithoutReplacement(RandomSampler):
     one drawn already waits for the next pass. The last batch of a pass holds what is left, unless `drop_last`.
     An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
-    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with the
-    next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then never wait
-    for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last draw ended.
+    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with
+    the next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then
+    never wait for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last
+    draw ended.
 
     Args:
         drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
