@@ -37,7 +37,7 @@ def ids(batch: dict[str, torch.Tensor]) -> list[int]:
 
 def captured(buffer: ReplayBuffer, n: int) -> tuple[torch.cuda.CUDAGraph, dict[str, torch.Tensor]]:
     """Capture `sample(n)`, after the first draw that it needs."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         buffer.sample(n)

@@ -131,7 +131,11 @@ def test_draws_follow_torchs_generator() -> None:
         ({"amp_obs": torch.zeros(3, 3), "id": torch.zeros(3)}, SchemaError, "field 'id' must be int64"),
         ({"amp_obs": torch.zeros(3, 3), "id": torch.tensor(3)}, SchemaError, "field 'id' must hold rows"),
         ({"amp_obs": torch.zeros(0, 3), "id": torch.arange(0)}, SchemaError, "at least one row"),
-        ({**rows(0, 3), "id": torch.zeros(3, dtype=torch.int64, device="meta")}, OptionError, "field 'id' lies on meta"),
+        (
+            {**rows(0, 3), "id": torch.zeros(3, dtype=torch.int64, device="meta")},
+            OptionError,
+            "field 'id' lies on meta",
+        ),
         ({**rows(0, 3), "id": [1, 2, 3]}, KindError, "field 'id' must be a tensor, got list"),
         (torch.zeros(3), KindError, "a dict of named tensors, got Tensor"),
     ],
@@ -174,7 +178,7 @@ def test_sizes_and_devices_that_make_no_sense() -> None:
         buffer.sample(1.5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="buffer_size must be at least 1, got 0"):
         ReplayBuffer(0, CPU)
-    with pytest.raises(OptionError, match="device must be a torch.device or its name, got 'auto'"):
+    with pytest.raises(OptionError, match=r"device must be a torch\.device or its name, got 'auto'"):
         ReplayBuffer(10, "auto")
     assert repr(buffer) == "ReplayBuffer(buffer_size=10, device=cpu, rows=3, total_count=3)"
 
