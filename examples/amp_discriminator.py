@@ -243,7 +243,8 @@ def draw(path: Path, motion: Tensor, results: list[Result]) -> None:
     for result in results:
         axes[1, 1].plot(*zip(*result.gaps, strict=True), marker=".", label=result.title)
         axes[1, 2].plot(range(1, len(result.accuracy) + 1), result.accuracy, label=result.title)
-    axes[1, 1].set(title="distance from the demonstrations", xlabel="iteration", ylabel="difference in energy", ylim=(0, None))
+    axes[1, 1].set(title="distance from the demonstrations", xlabel="iteration", ylabel="difference in energy")
+    axes[1, 1].set(ylim=(0, None))
     axes[1, 2].set(title="discriminator", xlabel="iteration", ylabel="share told right", ylim=(0.4, 1))
     axes[1, 2].axhline(0.5, color="grey", linewidth=0.8)
     for axis in axes[1, 1:]:
