@@ -25,6 +25,8 @@ _CPU = torch.device("cpu")
 _advise = getattr(native, "advise_huge_pages", None)
 _LARGE_BYTES = 4 << 20
 """An order of this size asks for huge pages: steps of a shuffle go all over it."""
+_ROOMY = 1 << 23
+"""Up to so many slots the order has room for all at once: growing it would copy it in the middle of a draw."""
 
 
 class RandomSampler(Sampler):
@@ -214,7 +216,8 @@ class SamplerWithoutReplacement(RandomSampler):
         if not self.shuffle:
             return
         if self._order.shape[0] < view.rows or self._order.device != view.device:
-            order = torch.empty(min(view.capacity, max(2 * view.rows, 1024)), dtype=torch.int64, device=view.device)
+            room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
+            order = torch.empty(room, dtype=torch.int64, device=view.device)
             if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
                 _advise(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]

@@ -132,7 +132,7 @@ def find_experience(path: str, metadata: Metadata, name: str | None, *, told: bo
         raise CheckpointError(msg)
     missing = f" {_metadata_file(path).with_name(name)} is missing" if name is not None else ""
     msg = f"{_metadata_file(path)} comes without experience: only metadata is restored.{missing}"
-    warnings.warn(msg, UserWarning, stacklevel=4)
+    warnings.warn(msg, UserWarning, stacklevel=3)
     return None
 
 
