@@ -272,10 +272,8 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     finally:
         torch.set_num_threads(threads)
     for result in results:
-        (_, first), (_, last) = result.gaps[0], result.gaps[-1]
-        print(
-            f"{result.title}: gap to the demonstrations {first:.2f} -> {last:.2f}, accuracy {result.accuracy[-1]:.2f}"
-        )
+        first, last, told = result.gaps[0][1], result.gaps[-1][1], result.accuracy[-1]
+        print(f"{result.title}: gap to the demonstrations {first:.2f} -> {last:.2f}, discriminator accuracy {told:.2f}")
     draw(options.picture, motion, results)
     print(f"{options.picture} written, {time.perf_counter() - start:.0f} s")
     return results
