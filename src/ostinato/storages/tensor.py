@@ -238,9 +238,8 @@ class TensorStorage(Storage):
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return a field of some rows; the others are not read. Copy."""
-        table = self._require()
-        paths = [leaf.path for leaf in table.schema.leaves]
-        return table.columns[paths.index(path)].index_select(0, slots) if path in paths else None
+        paths = [leaf.path for leaf in self._require().schema.leaves]
+        return self.fetch([Request(paths.index(path), slots)])[0] if path in paths else None
 
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
