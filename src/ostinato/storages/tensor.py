@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks
+from ostinato.core.draw import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
@@ -25,7 +25,7 @@ from ostinato.storages.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ostinato.core.draw import Placement, Request
+    from ostinato.core.draw import Placement
     from ostinato.core.rows import Path
     from ostinato.storages.sides import Links
 
