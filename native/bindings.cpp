@@ -173,10 +173,6 @@ std::int64_t mirror_compare(const Mirror& mirror, std::int64_t cursor, std::int6
     });
 }
 
-std::int64_t mirror_detach(Mirror& mirror, std::int64_t start, std::int64_t n) {
-    return mirror.detach_run(start, n);
-}
-
 void mirror_link(Mirror& mirror, std::int64_t start, std::int64_t n, std::int64_t skip, const nb::list& nexts,
                  Address agree, Address relink) {
     const auto from = to_addresses(nexts);
@@ -187,7 +183,8 @@ void mirror_link(Mirror& mirror, std::int64_t start, std::int64_t n, std::int64_
 
 void mirror_put(Mirror& mirror, Address slots, std::int64_t n, const nb::list& nexts) {
     const auto from = to_addresses(nexts);
-    run_bytes(mirror.row_bytes(), n, [&] { mirror.put_rows(at_address<const std::int64_t>(slots), n, from); });
+    run_bytes(mirror.row_bytes(), n,
+              [&] { mirror.put_rows(at_address<const std::int64_t>(slots), n, from); });
 }
 
 void mirror_drop(Mirror& mirror, Address slots, std::int64_t n) {
@@ -325,8 +322,9 @@ NB_MODULE(_native, m) {
         .def("add_chunk", &ostinato::mirror_chunk, "bases"_a)
         .def("guard", &ostinato::Mirror::guard, "base"_a, "nbytes"_a)
         .def("clear", &ostinato::Mirror::clear)
-        .def("compare", &ostinato::mirror_compare, "cursor"_a, "n"_a, "obs"_a, "nexts"_a, "agree"_a, "relink"_a)
-        .def("detach_run", &ostinato::mirror_detach, "start"_a, "n"_a)
+        .def("compare", &ostinato::mirror_compare, "cursor"_a, "n"_a, "obs"_a, "nexts"_a, "agree"_a,
+             "relink"_a)
+        .def("detach_run", &ostinato::Mirror::detach_run, "start"_a, "n"_a, "spare"_a)
         .def("link_run", &ostinato::mirror_link, "start"_a, "n"_a, "skip"_a, "nexts"_a, "agree"_a, "relink"_a)
         .def("put_rows", &ostinato::mirror_put, "slots"_a, "n"_a, "nexts"_a)
         .def("drop_rows", &ostinato::mirror_drop, "slots"_a, "n"_a)

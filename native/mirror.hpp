@@ -29,14 +29,17 @@ namespace ostinato {
 
 class Mirror {
 public:
-    static constexpr std::int32_t kFollows = -1;   // the next observation is the observation that follows
-    static constexpr std::int32_t kNothing = -2;   // no row
-    static constexpr std::int64_t kLacking = -1;   // compare: a source lies in guarded memory
+    static constexpr std::int32_t kFollows = -1;  // the next observation is the observation that follows
+    static constexpr std::int32_t kNothing = -2;  // no row
+    static constexpr std::int64_t kLacking = -1;  // compare: a source lies in guarded memory
 
     Mirror(std::int64_t capacity, std::int64_t lanes, std::int64_t chunk_rows, Address apart)
-        : capacity_(capacity), lanes_(lanes), chunk_rows_(chunk_rows), apart_(at_address<std::int32_t>(apart)) {
-        const bool fits = capacity >= 1 && capacity <= std::numeric_limits<std::int32_t>::max() && lanes >= 1 &&
-                          lanes <= capacity && chunk_rows >= 1 && apart != 0;
+        : capacity_(capacity),
+          lanes_(lanes),
+          chunk_rows_(chunk_rows),
+          apart_(at_address<std::int32_t>(apart)) {
+        const bool fits = capacity >= 1 && capacity <= std::numeric_limits<std::int32_t>::max() &&
+                          lanes >= 1 && lanes <= capacity && chunk_rows >= 1 && apart != 0;
         if (!fits) {
             throw std::invalid_argument(
                 "capacity must be in [1, 2**31), lanes in [1, capacity], chunk_rows at least 1 and apart an "
@@ -50,7 +53,8 @@ public:
         if (base == 0 || bytes < 1 || stride < bytes) {
             throw std::invalid_argument("a group needs an address, bytes and a stride of at least these");
         }
-        Group group{at_address<Byte>(base), static_cast<std::size_t>(stride), static_cast<std::size_t>(bytes), {}};
+        Group group{
+            at_address<Byte>(base), static_cast<std::size_t>(stride), static_cast<std::size_t>(bytes), {}};
         group.chunks.resize(versions_.size());
         groups_.push_back(std::move(group));
         return groups_.size() - 1;
@@ -71,11 +75,13 @@ public:
 
     /// Add `chunk_rows` side rows: memory for each group.
     void add_chunk(const std::vector<Address>& bases) {
-        if (bases.size() != groups_.size() || std::find(bases.begin(), bases.end(), Address{0}) != bases.end()) {
+        if (bases.size() != groups_.size() ||
+            std::find(bases.begin(), bases.end(), Address{0}) != bases.end()) {
             throw std::invalid_argument("a chunk needs an address for each group");
         }
         const auto chunk = static_cast<std::size_t>(room() / chunk_rows_);
-        if (chunk >= versions_.size()) throw std::invalid_argument("there is a side row for every slot already");
+        if (chunk >= versions_.size())
+            throw std::invalid_argument("there is a side row for every slot already");
         free_.reserve(static_cast<std::size_t>(room() + chunk_rows_));  // giving back a row then never fails
         versions_[chunk] = std::make_unique<std::uint32_t[]>(static_cast<std::size_t>(chunk_rows_));
         for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -83,7 +89,8 @@ public:
             guarded_.add(span_of(bases[g], static_cast<std::uint64_t>(chunk_rows_), groups_[g].bytes));
         }
         const std::int64_t first = room();
-        for (std::int64_t row = first + chunk_rows_; row-- > first;) free_.push_back(static_cast<std::int32_t>(row));
+        for (std::int64_t row = first + chunk_rows_; row-- > first;)
+            free_.push_back(static_cast<std::int32_t>(row));
         room_.store(first + chunk_rows_, std::memory_order_release);
     }
 
@@ -107,9 +114,10 @@ public:
         for (std::int64_t row = room(); row-- > 0;) free_.push_back(static_cast<std::int32_t>(row));
     }
 
-    /// Before rows are written from slot `cursor` on: `agree[i]` says whether the next observation of row i of
-    /// the batch is the observation of the row that follows it in the batch, `relink[j]` whether observation j
-    /// is what lies apart for the row before it. Returns the side rows that the batch will take, or kLacking.
+    /// Before rows are written from slot `cursor` on: `agree[i]` says whether the next observation of row i
+    /// of the batch is the observation of the row that follows it in the batch, `relink[j]` whether
+    /// observation j is what lies apart for the row before it. Returns the side rows that the batch will
+    /// take, or kLacking.
     std::int64_t compare(std::int64_t cursor, std::int64_t total, const std::vector<Address>& obs,
                          const std::vector<Address>& nexts, Byte* agree, Byte* relink) const {
         check_leaves(obs);
@@ -127,20 +135,25 @@ public:
         for (std::int64_t j = 0; j < std::min(lanes_, total); ++j) {
             const std::int32_t row = apart_[before(wrap(cursor + j))];
             relink[j] = row >= 0 && same_as_side(row, obs, j);
+            need += row == kFollows;  // to be detached first
         }
         return need;
     }
 
     /// Before the slots `(start + i) % capacity` get other observations: the rows before them that are not
-    /// written themselves get side rows. Returns how many side rows lack for that; nothing has changed then.
-    std::int64_t detach_run(std::int64_t start, std::int64_t n) {
+    /// written themselves get side rows, and `spare` more stay free. Returns how many side rows lack for
+    /// that; nothing has changed then. One for each slot is always enough.
+    std::int64_t detach_run(std::int64_t start, std::int64_t n, std::int64_t spare) {
         check_run(start, n);
         std::vector<std::int64_t> rows;
         for (std::int64_t j = 0; j < std::min(lanes_, n); ++j) {
             const std::int64_t row = before(wrap(start + j));
             if (apart_[row] == kFollows && wrap(row - start + capacity_) >= n) rows.push_back(row);
         }
-        const auto lacking = static_cast<std::int64_t>(rows.size()) - static_cast<std::int64_t>(free_.size());
+        if (rows.empty()) return 0;
+        const auto free = static_cast<std::int64_t>(free_.size());
+        const auto lacking =
+            std::min(static_cast<std::int64_t>(rows.size()) + spare - free, capacity_ - room());
         if (lacking > 0) return lacking;
         for (const std::int64_t row : rows) {
             fill(row, [&](const Leaf& leaf, std::size_t) { return main_row(leaf, after(row)); });
@@ -148,7 +161,8 @@ public:
         return 0;
     }
 
-    /// After rows `skip + i` were written to the slots `(start + i) % capacity`. There must be side rows enough.
+    /// After rows `skip + i` were written to the slots `(start + i) % capacity`. There must be side rows
+    /// enough.
     void link_run(std::int64_t start, std::int64_t n, std::int64_t skip, const std::vector<Address>& nexts,
                   const Byte* agree, const Byte* relink) {
         check_leaves(nexts);
@@ -181,13 +195,14 @@ public:
     }
 
     /// Copy next observations of the rows at `slots`; where `pick` (if given) is 0, observations.
-    void read(const std::vector<std::size_t>& leaves, const std::int64_t* slots, const Byte* pick, std::int64_t n,
-              const std::vector<Address>& outs) const {
+    void read(const std::vector<std::size_t>& leaves, const std::int64_t* slots, const Byte* pick,
+              std::int64_t n, const std::vector<Address>& outs) const {
         require_in_range(slots, n, capacity_);
         for (const std::size_t leaf : leaves) {
             if (leaf >= leaves_.size()) throw std::invalid_argument("there is no such field");
         }
-        if (outs.size() != leaves.size()) throw std::invalid_argument("outs must hold an address for each field");
+        if (outs.size() != leaves.size())
+            throw std::invalid_argument("outs must hold an address for each field");
         std::vector<Seen> seen(static_cast<std::size_t>(n));
         ask_for(slots, n);
         for (std::int64_t i = 0; i < n; ++i) {
@@ -221,11 +236,15 @@ private:
 
     static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
     std::int64_t wrap(std::int64_t slot) const { return slot >= capacity_ ? slot % capacity_ : slot; }
-    std::int64_t before(std::int64_t slot) const { return slot >= lanes_ ? slot - lanes_ : slot - lanes_ + capacity_; }
+    std::int64_t before(std::int64_t slot) const {
+        return slot >= lanes_ ? slot - lanes_ : slot - lanes_ + capacity_;
+    }
     std::int64_t after(std::int64_t slot) const { return wrap(slot + lanes_); }
 
     // Readers look at these while the writer writes them: one load each, not kept in a register.
-    std::int32_t apart_of(std::int64_t slot) const { return *const_cast<const volatile std::int32_t*>(apart_ + slot); }
+    std::int32_t apart_of(std::int64_t slot) const {
+        return *const_cast<const volatile std::int32_t*>(apart_ + slot);
+    }
     std::uint32_t version_of(std::int32_t row) const {
         const volatile std::uint32_t* versions = versions_[at(row / chunk_rows_)].get();
         return versions[row % chunk_rows_];
@@ -260,7 +279,8 @@ private:
         }
     }
 
-    bool same(const std::vector<Address>& a, std::int64_t i, const std::vector<Address>& b, std::int64_t j) const {
+    bool same(const std::vector<Address>& a, std::int64_t i, const std::vector<Address>& b,
+              std::int64_t j) const {
         for (std::size_t f = 0; f < leaves_.size(); ++f) {
             const Leaf& leaf = leaves_[f];
             if (std::memcmp(source(a[f], i, leaf), source(b[f], j, leaf), leaf.bytes) != 0) return false;
@@ -315,7 +335,8 @@ private:
     Seen look(std::int64_t slot) const {
         const std::int32_t row = apart_of(slot);
         if (row == kFollows) return {row, 0};
-        if (row < 0 || row >= room()) throw std::out_of_range("slot " + std::to_string(slot) + " holds no row");
+        if (row < 0 || row >= room())
+            throw std::out_of_range("slot " + std::to_string(slot) + " holds no row");
         return {row, version_of(row)};
     }
 
@@ -324,8 +345,8 @@ private:
         return group.base + at(seen.apart == kFollows ? after(slot) : slot) * group.stride;
     }
 
-    void copy_all(const std::vector<std::size_t>& leaves, const std::int64_t* slots, const std::vector<Seen>& seen,
-                  std::int64_t n, const std::vector<Address>& outs) const {
+    void copy_all(const std::vector<std::size_t>& leaves, const std::int64_t* slots,
+                  const std::vector<Seen>& seen, std::int64_t n, const std::vector<Address>& outs) const {
         Plan plan;
         std::vector<std::vector<Byte*>> rows(groups_.size());
         for (std::size_t g = 0; g < groups_.size(); ++g) {

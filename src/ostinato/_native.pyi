@@ -216,7 +216,7 @@ class Mirror:
                 row before.
 
         Returns:
-            How many side rows the batch will take; -1, with nothing compared, if a next observation lies in
+            How many side rows the write will take; -1, with nothing compared, if a next observation lies in
             guarded memory: copy the sources, and call again.
 
         Raises:
@@ -224,8 +224,13 @@ class Mirror:
             ValueError: A wrong number of addresses, a null address, or a negative `n`.
         """
 
-    def detach_run(self, start: int, n: int) -> int:
+    def detach_run(self, start: int, n: int, spare: int) -> int:
         """Before the slots `(start + i) % capacity` are written: give the rows before them side rows.
+
+        Args:
+            start: First slot.
+            n: Rows to be written.
+            spare: Side rows that must be free afterwards.
 
         Returns:
             How many side rows lack for that; nothing has changed then: add chunks, and call again.

@@ -213,7 +213,7 @@ class MirroredTable:
         if is_dynamo_compiling():
             torch.compiler.disable(MirroredTable.write_run)(self, run, flat, lanes, links)  # type: ignore[no-untyped-call]
             return
-        self.sides.detach_run(run)
+        self.sides.detach_run(run, links)
         self.inner.write(run, self._kept(flat), lanes)
         self.sides.link_run(run, flat, links)
         self._rows = min(max(self._rows, run.start + run.rows), self.capacity)

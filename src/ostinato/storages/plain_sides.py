@@ -80,7 +80,7 @@ class PlainSides:
             relink = torch.zeros(count, dtype=torch.bool, device=self._device)
         found = torch.cat([agree, relink]).cpu()
         found[rows:] &= before >= 0
-        need = int((~found[max(0, rows - self._capacity) : rows]).sum())
+        need = int((~found[max(0, rows - self._capacity) : rows]).sum() + (before == FOLLOWS).sum())
         return Links(found.view(torch.uint8), rows, need, cursor)
 
     def _sources(self, flat: Flat, rows: int, side: int) -> list[Tensor]:
@@ -105,12 +105,12 @@ class PlainSides:
             self._rows = larger
             self._free += range(size - 1, room - 1, -1)
 
-    def detach_run(self, run: Run) -> None:
+    def detach_run(self, run: Run, links: Links) -> None:
         """Detach the rows before a run."""
         before, outside = self._before(run)
         before = before[outside & (self.apart[before] == FOLLOWS)]
         if before.numel():
-            self.reserve(before.shape[0])
+            self.reserve(before.shape[0] + links.need)
             after = ((before + self._lanes) % self._capacity).to(self._device)
             self.put(before, [x.index_select(0, after) for x in self._obs])
 

@@ -42,7 +42,7 @@ class Links(NamedTuple):
     rows: int
     """Rows of the batch."""
     need: int
-    """Side rows that the batch takes."""
+    """Side rows that the write takes, if it goes where it was expected."""
     cursor: int
     """Slot of row 0 that was expected."""
 
@@ -71,7 +71,7 @@ class Sides(Protocol):
             StorageMemoryError: if there is none; nothing has changed.
         """
 
-    def detach_run(self, run: Run) -> None:
+    def detach_run(self, run: Run, links: Links) -> None:
         """Before a run is written: rows before it, whose next observations would be overwritten, get side rows."""
 
     def link_run(self, run: Run, flat: Flat, links: Links) -> None:
@@ -181,12 +181,12 @@ class NativeSides:
             self._mirror.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)
 
-    def detach_run(self, run: Run) -> None:
-        """Detach the rows before a run; there are some only where writing does not go on after the newest row."""
-        lacking = self._mirror.detach_run(run.start, run.rows)
+    def detach_run(self, run: Run, links: Links) -> None:
+        """Detach the rows before a run; there are some only where edits made them follow, or writing jumps."""
+        lacking = self._mirror.detach_run(run.start, run.rows, links.need)
         if lacking:
             self.reserve(self._mirror.room - self._mirror.used + lacking)
-            self._mirror.detach_run(run.start, run.rows)
+            self._mirror.detach_run(run.start, run.rows, links.need)
 
     def link_run(self, run: Run, flat: Flat, links: Links) -> None:
         """Link a run."""

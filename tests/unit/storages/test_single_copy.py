@@ -213,7 +213,7 @@ def test_writers_that_pick_slots_are_refused() -> None:
 
 def test_a_writer_of_your_own_that_picks_is_refused_before_anything_is_written() -> None:
     class Backwards(RoundRobinWriter):
-        def place(self, rows: int, capacity: int, scores: Tensor | None = None) -> Placement:
+        def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:  # type: ignore[override]
             super().place(rows, capacity, scores)
             slots = torch.arange(rows).flip(0)
             return Picks(slots, torch.arange(rows), slots)
@@ -268,7 +268,7 @@ def test_what_is_read_is_a_copy() -> None:
     for read in (rb[:], rb.storage[1:3], rb.storage[2]):
         read["obs"].fill_(-5)
         read["next"]["obs"].fill_(-5)
-    rb.storage["obs"].fill_(-5)  # type: ignore[union-attr]
+    rb.storage["obs"].fill_(-5)
     for column in rb.storage.columns.values():  # type: ignore[attr-defined]
         column.fill_(0)
     assert nexts(rb) == [2, 3, 4, 5, 6, 7]

@@ -41,7 +41,7 @@ class Trial:
     def fresh(self, capacity: int, *, single: bool = True) -> ReplayBuffer:
         make = LazyMemmapStorage if self.mapped else LazyTensorStorage
         named = {("next", key): key for key in ("obs", "image", "goal")}
-        option = self.rng.choice([True, named]) if single else False
+        option: Any = self.rng.choice([True, named]) if single else False
         storage = make(capacity, ndim=self.ndim, packed=self.packed, single_copy=option)
         return ReplayBuffer(storage=storage, batch_size=5, dim_extend=0)
 
