@@ -28,7 +28,11 @@ def rows(stream: int, first: int, count: int) -> dict[str, Any]:
         "stream": torch.full((count,), stream),
         "step": step,
         "obs": code[:, None].repeat(1, 40),
-        "next": {"obs": (code + 1)[:, None].repeat(1, 40), "reward": torch.ones(count, dtype=torch.float64), "done": done},
+        "next": {
+            "obs": (code + 1)[:, None].repeat(1, 40),
+            "reward": torch.ones(count, dtype=torch.float64),
+            "done": done,
+        },
     }
 
 

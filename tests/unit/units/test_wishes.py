@@ -124,7 +124,9 @@ def test_flags_in_slices_are_those_stored() -> None:
 
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize(("size", "longest", "period"), [(1, 3, 2), (3, 7, 4), (7, 3, 5), (11, 20, 3), (23, 5, 4)])
-def test_overwritten_episodes_are_never_taken_for_whole(size: int, longest: int, period: int, prioritized: bool) -> None:
+def test_overwritten_episodes_are_never_taken_for_whole(
+    size: int, longest: int, period: int, prioritized: bool
+) -> None:
     log = Log(11, longest=longest, seed=size)
     sampler = PrioritizedSampler(11, 0.7, 0.5) if prioritized else None
     rb = buffer(11, 5, sample_unit=Sequence(period, burn_in=1), sampler=sampler)
@@ -372,7 +374,7 @@ def test_passes_over_episodes_stay_whole_with_prefetch() -> None:
             assert sorted(drawn) == want
 
 
-# -- what this draft was caught at --------------------------------------------------------------------------------------
+# -- what a draft was caught at ---------------------------------------------------------------------------------------
 
 
 def test_a_refused_first_write_leaves_no_trace() -> None:
