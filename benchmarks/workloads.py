@@ -192,7 +192,7 @@ WORKLOADS: tuple[Workload, ...] = (
         MILLION,
         4096,
         min_calls=260,
-        targets=(AtMost(400 * US), WorstWithin(5)),
+        targets=(WithinLimit(1.6), WorstWithin(5)),
     ),
     Workload(
         "start.import",

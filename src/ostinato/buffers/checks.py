@@ -34,7 +34,7 @@ def check_pair(storage: Storage, writer: Writer) -> None:
     """Refuse a writer that cannot place rows of two dimensions, or not in the order that the storage needs.
 
     Raises:
-        OptionError: for a ranking writer over a storage with `ndim=2`, or one that needs ring order.
+        OptionError: for a writer of single rows over a storage with `ndim=2`, or over one that needs ring order.
     """
     if storage.ring_only and not writer.in_order:
         msg = (
@@ -42,9 +42,9 @@ def check_pair(storage: Storage, writer: Writer) -> None:
             "the row that follows is the next one: use RoundRobinWriter, or leave single_copy out"
         )
         raise OptionError(msg)
-    if storage.ndim > 1 and writer.rank_path is not None:
+    if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
         msg = (
-            f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
+            f"{type(writer).__name__} places single rows and is not compatible with storages of "
             f"ndim={storage.ndim}: use ndim=1"
         )
         raise OptionError(msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from ostinato.storages import Storage
 
 __all__ = [
+    "Change",
+    "apply",
     "as_sampler",
+    "check",
     "check_sampler",
     "from_batch",
     "from_rows",
     "generation",
     "in_storage_order",
+    "prepare",
     "unpack",
     "update",
 ]
@@ -95,20 +99,59 @@ def generation(engine: Engine, stamps: Tensor) -> Tensor:
     return stamps + engine.era * _ERA if engine.era else stamps
 
 
+class Change(NamedTuple):
+    """New priorities of a buffer, in the form that samplers take, and not yet written."""
+
+    slots: Tensor
+    values: Tensor
+    stamps: Tensor | None
+
+
 def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
-        storage, sampler = engine.storage, as_sampler(engine.sampler)
-        if not _is_plain(index, priority, given, storage):
-            index, batch = _slots(index, storage)
-            if given is not None:
-                given = _stamps_given(given, index)
-            priority = _values(priority, batch, index.shape[0], storage, sampler)
-        if given is not None and engine.era:
-            given = given - engine.era * _ERA
-        if index.shape[0]:
-            stale = sampler.learn(index, priority, given, engine.view())
-            engine.stale_updates = engine.stale_updates + stale
+        apply(engine, prepare(engine, index, priority, given))
+
+
+def prepare(engine: Engine, index: Any, priority: Any, given: Any) -> Change:
+    """Bring indices, priorities and stamps to the form that samplers take; the caller holds the lock.
+
+    Raises:
+        KindError, SchemaError, SlotError: for what cannot be read; numbers are checked by `check`, or when written.
+    """
+    storage, sampler = engine.storage, as_sampler(engine.sampler)
+    if not _is_plain(index, priority, given, storage):
+        index, batch = _slots(index, storage)
+        if given is not None:
+            given = _stamps_given(given, index)
+        priority = _values(priority, batch, index.shape[0], storage, sampler)
+    if given is not None and engine.era:
+        given = given - engine.era * _ERA
+    return Change(index, priority, given)
+
+
+def check(engine: Engine, change: Change) -> None:
+    """Refuse a change that could not be made, on the CPU: for several buffers that change together.
+
+    Raises:
+        PriorityError: for priorities that cannot be kept.
+        SlotError: without stamps, if an index is beyond the rows.
+    """
+    slots, values, stamps = change
+    if not slots.is_cpu or not slots.numel():
+        return
+    as_sampler(engine.sampler).check(values)
+    low, high, rows = int(slots.min()), int(slots.max()), len(engine.storage)
+    if stamps is None and (low < -1 or high >= rows):
+        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
+        raise SlotError(msg)
+
+
+def apply(engine: Engine, change: Change) -> None:
+    """Write what `prepare` read, but for rows replaced meanwhile; bad numbers are refused before anything changes."""
+    if change.slots.shape[0]:
+        stale = as_sampler(engine.sampler).learn(*change, engine.view())
+        engine.stale_updates = engine.stale_updates + stale
 
 
 def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:

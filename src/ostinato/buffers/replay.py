@@ -513,7 +513,7 @@ class ReplayBuffer:
             DamagedFileError: if a file is damaged, naming it.
         """
         with self._engine.lock:
-            checkpoint.load(path, self.load_state_dict, self.storage)
+            checkpoint.load(path, self.load_state_dict, [self.storage])
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""

@@ -26,6 +26,8 @@ _CPU = torch.device("cpu")
 _advise = getattr(native, "advise_huge_pages", None)
 _LARGE_BYTES = 4 << 20
 """An order of this size asks for huge pages: steps of a shuffle go all over it."""
+_ROOMY = 1 << 23
+"""Up to so many slots the order has room for all at once: growing it would copy it in the middle of a draw."""
 
 
 class RandomSampler(Sampler):
@@ -72,9 +74,10 @@ class SamplerWithoutReplacement(RandomSampler):
     windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
     An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
-    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with the
-    next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then never wait
-    for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last draw ended.
+    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with
+    the next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then
+    never wait for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last
+    draw ended.
 
     Args:
         drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
@@ -249,7 +252,8 @@ class SamplerWithoutReplacement(RandomSampler):
         if not self.shuffle:
             return
         if self._order.shape[0] < view.rows or self._order.device != view.device:
-            order = torch.empty(min(view.capacity, max(2 * view.rows, 1024)), dtype=torch.int64, device=view.device)
+            room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
+            order = torch.empty(room, dtype=torch.int64, device=view.device)
             if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
                 _advise(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]

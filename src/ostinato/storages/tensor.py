@@ -236,6 +236,12 @@ class TensorStorage(Storage):
                 return value.reshape((math.prod(flat.batch), *leaf.shape))
         return payload.late.get(path)
 
+    def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return a field of some rows; the others are not read. Copy."""
+        table = self._require()
+        paths = [leaf.path for leaf in table.schema.leaves]
+        return table.columns[paths.index(path)].index_select(0, slots) if path in paths else None
+
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
         table = self._require()
@@ -403,6 +409,21 @@ class TensorStorage(Storage):
             "late": late,
         }
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse rows of another form, or more than fit.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        if state["schema"] is None:
+            return
+        lanes = max(1, int(state["lanes"]))
+        if self._table is None:
+            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
+            return
+        check_room(state, self.ndim, self._table.capacity)
+        check_form(self._table.schema, self._lanes, decode_schema(state["schema"]), lanes)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, laying out the memory if that was not done.
 
@@ -412,14 +433,12 @@ class TensorStorage(Storage):
         if state["schema"] is None:
             self.clear()
             return
+        self.check_state(state)
         schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
         fresh = self._table is None
         if fresh:
-            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
             self._lay_out(schema, (rows // lanes, lanes) if self.ndim > 1 else (rows,), self.device)
         table = self._require()
-        check_room(state, self.ndim, table.capacity)
-        check_form(table.schema, self._lanes, schema, lanes)
         self._about_to_change()
         try:
             late = fill_columns(table, state)
