@@ -164,7 +164,13 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload("n-step.dict", "256 transitions over 3 steps, 1,000,000 rows", _PLAIN, MILLION, 256, targets=_UNIT),
     Workload(
-        "frame-stack.dict", "32 stacks of 4 frames 84x84, 10,000 rows", _PLAIN, IMAGE_ROWS, 32, min_calls=100, targets=_UNIT
+        "frame-stack.dict",
+        "32 stacks of 4 frames 84x84, 10,000 rows",
+        _PLAIN,
+        IMAGE_ROWS,
+        32,
+        min_calls=100,
+        targets=_UNIT,
     ),
     Workload("single-copy.dict", "256 transitions of rows stored once, 1,000,000", _PLAIN, MILLION, 256, targets=_UNIT),
     Workload(

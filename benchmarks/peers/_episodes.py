@@ -42,7 +42,8 @@ def slices(module: str) -> dict[str, Callable[[Setup], Call]]:
 
         return call
 
-    table = {f"slices.{kind}": static for kind in KINDS} | {f"slices-writing.{kind}": writing for kind in KINDS}
+    table: dict[str, Callable[[Setup], Call]] = {f"slices.{kind}": static for kind in KINDS}
+    table |= {f"slices-writing.{kind}": writing for kind in KINDS}
     return table | {f"slices-rows.{rows}": static for rows in ("1e5", "1e7")}
 
 
@@ -128,9 +129,8 @@ def single_copy_plain(setup: Setup) -> Call:
 def linked(count: int) -> Rows:
     """Return transitions that follow each other."""
     rows = episodes(count)
-    inside = ~rows["done"]
-    inside[-1] = False
-    rows["next_obs"][inside] = rows["obs"][1:][inside[:-1]]
+    inside = rows["done"][:-1] == 0
+    rows["next_obs"][:-1][inside] = rows["obs"][1:][inside]
     return rows
 
 

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from benchmarks.adapter import Call, Setup
     from benchmarks.data import Rows
 
-_IN_C = ("slices", "slices-writing", "slices-rows", "mmap", "add", "prioritized", "prioritized-rows", "prioritized-threads", "priority-update")
+_IN_C = (
+    "slices",
+    "slices-writing",
+    "slices-rows",
+    "mmap",
+    "add",
+    "prioritized",
+    "prioritized-rows",
+    "prioritized-threads",
+    "priority-update",
+)
 LACKS = dict.fromkeys(_IN_C, "see the limits in C") | {"start.import": "it adds nothing to torch"}
 
 

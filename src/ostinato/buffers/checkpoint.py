@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.expansion import expand_again
+from ostinato.buffers.loading import begin_load, end_load
 from ostinato.buffers.objects import pack, unpack
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.records import Ticket
@@ -117,7 +118,7 @@ def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any
     for target, state, was_used, (pending, generator) in zip(targets, states, used, checked, strict=True):
         engine = target.engine
         engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
-        engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
+        end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
         engine.pending.clear()
         for ticket in pending:
             again = revive(engine, ticket)
@@ -198,7 +199,7 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
     """Load the parts, the storages last: they check schema and capacity before they copy. A refusal undoes the rest."""
     parts: list[tuple[Any, ...]] = [(t.engine.sampler, t.engine.writer, t.transform) for t in targets]
     before = [[own_tensors(part.state_dict()) for part in mine] for mine in parts]
-    stamps = [target.engine.begin_load() for target in targets]
+    stamps = [begin_load(target.engine) for target in targets]
     try:
         for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
             sampler.load_state_dict(state["sampler"]["state"])

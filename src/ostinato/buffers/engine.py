@@ -73,7 +73,7 @@ class Engine:
         self.episodes = episodes
         self.chronicle = self._begin_chronicle(sampler)
         self.stamps = Stamps(storage.capacity, storage.device)
-        self._settled = False
+        self.settled = False
         check_pair(storage, writer)
         check_sampler(storage, sampler)
         if len(storage):
@@ -140,7 +140,7 @@ class Engine:
             except Exception:
                 if not laid_out:
                     storage.forget_form()
-                    self._settled = False
+                    self.settled = False
                 raise
             self.stamps.note(placement)
             storage.set(placement, payload)
@@ -160,14 +160,12 @@ class Engine:
         if rows == 0:
             msg = "the batch is empty: expected at least one row"
             raise SchemaError(msg)
-        if not self._settled:
+        if not self.settled:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
         if isinstance(placement, Run):
             return placement
-        if storage.ring_only:
-            raise OptionError(_needs_ring(writer))
         return checked_picks(placement, len(storage), storage.capacity)
 
     def _settle(self) -> None:
@@ -182,7 +180,7 @@ class Engine:
             raise OptionError(msg)
         if (self.stamps.capacity, self.stamps.device) != (storage.capacity, storage.device):
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
-        self._settled = True
+        self.settled = True
 
     def edit(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows at a user's index."""
@@ -228,36 +226,10 @@ class Engine:
             return picked.slots, picked.batch
         return torch.arange(len(self.storage), device=self.storage.device)[picked.span].contiguous(), picked.batch
 
-    def begin_load(self) -> Stamps:
-        """Put new stamps in place before rows change, so that gathers in flight notice; return the old ones."""
-        old, self.stamps = self.stamps, Stamps(self.storage.capacity, self.storage.device)
-        return old
-
     def begin_priorities(self) -> None:
         """Let a prioritized sampler take in the rows that are there."""
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
-
-    def end_load(self, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
-        """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots."""
-        storage = self.storage
-        rows = len(storage)
-        self.stamps = Stamps(storage.capacity, storage.device)
-        self._settled = storage.laid_out
-        if self.chronicle is not None:
-            self.chronicle.load_state_dict(storage, episodes)
-        if storage.capacity == capacity:
-            self.stamps.load_state_dict(state)
-            self.begin_priorities()
-            return
-        saved = Stamps(capacity, storage.device)
-        saved.load_state_dict(state)
-        wrapped = rows == capacity or saved.cursor != rows % capacity
-        array = saved.of(torch.arange(rows, device=storage.device)) if wrapped else state["array"]
-        self.stamps.load_state_dict({**state, "array": array})
-        if self.writer.cursor < rows:
-            self.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
-        self.begin_priorities()
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""
@@ -308,7 +280,9 @@ class Engine:
                 raise EmptyBufferError(msg)
             if view.starts is not None and view.starts.rows == 0:
                 need = view.starts.need
-                msg = f"no row has {need} rows of its episode from itself on: add longer episodes, or shorten the window"
+                msg = (
+                    f"no row has {need} rows of its episode from itself on: add longer episodes, or shorten the window"
+                )
                 raise EmptyBufferError(msg)
             draw = self.sampler.draw(view, batch_size, generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
@@ -413,7 +387,7 @@ class Engine:
             old, self.source = self.storage, source
             if self.chronicle is not None:
                 self.chronicle.forget()
-            self._settled = False
+            self.settled = False
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
                 self.begin_priorities()

@@ -88,7 +88,8 @@ class Feed:
         rows = engine.gather(ticket)
         if rows is None:
             return None
-        data, notes = rows.present(), {}
+        notes: dict[Any, Tensor] = {}
+        data = rows.present()
         if rows.ticket.plan is not None:
             data, notes = finish(data, rows.ticket.plan, engine.unit, engine.sampler)
         data = rows.collate(data) if collate is None else collate(data)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import priorities
-from ostinato.buffers.expansion import expand
 from ostinato.buffers.checkpoint import Target
+from ostinato.buffers.expansion import expand
 from ostinato.core.draw import Draw
 from ostinato.errors import OptionError
 

@@ -139,14 +139,13 @@ class PlainEpisodes:
         if skip:
             self._pass_over((start - skip + np.arange(skip)) % self.capacity, said.part(0, skip))
         self._enter(slots, said.part(skip, skip + rows))
-        for record in touched:
-            if not self._table["length"][record]:
-                self._drop(record)
+        for record in touched[self._table["length"][touched] == 0].tolist():
+            self._drop(record)
         self.cursor = (start + rows) % self.capacity
         self.present = min(self.capacity, self.present + rows)
         self._ranks.clear()
 
-    def _leave(self, slots: Ints) -> list[int]:
+    def _leave(self, slots: Ints) -> Ints:
         """Take the rows in these slots, oldest first, from their episodes; return the episodes in that order."""
         old = self._episode[slots]
         records, firsts, counts = np.unique(old[old >= 0], return_index=True, return_counts=True)
@@ -162,7 +161,7 @@ class PlainEpisodes:
                 row["first"] = self._trim(record, int(row["begin"]))
             else:
                 row["first"] = (row["first"] + count * row["stride"]) % self.capacity
-        return [int(record) for record in records[np.argsort(firsts)]]
+        return np.asarray(records[np.argsort(firsts)], dtype=np.int64)
 
     def _trim(self, record: int, begin: int) -> int:
         """Forget slots that were overwritten once they are the larger part; return the first one left."""

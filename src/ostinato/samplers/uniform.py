@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -59,7 +59,9 @@ class RandomSampler(Sampler):
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
         if view.starts is not None:
-            return Draw(view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)))
+            return Draw(
+                view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
+            )
         if view.device == _CPU:
             return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
@@ -70,8 +72,8 @@ class SamplerWithoutReplacement(RandomSampler):
 
     The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
     no call stalls to shuffle everything. Slots that fill during a pass join those not yet drawn; a row that replaces
-    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by (strict
-    windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
+    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by
+    (strict windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
     An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
     With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with
@@ -160,8 +162,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """Draw the next slots of the pass, beginning a new one where the last ended.
 
         Raises:
-            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with `drop_last` or
-                `endless`, if only some rows may be drawn.
+            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with
+                `drop_last` or `endless`, if only some rows may be drawn.
         """
         if view.starts is not None:
             return Draw(self._draw_among(view, view.starts, batch_size, generator))
@@ -171,8 +173,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """Draw the next slots of the pass that may be drawn; the others are passed over."""
         if self.drop_last or self.endless:
             msg = (
-                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked rows): "
-                "leave them out"
+                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
+                "rows): leave them out"
             )
             raise OptionError(msg)
         parts: list[Tensor] = []

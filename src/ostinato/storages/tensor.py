@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks
+from ostinato.core.draw import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
@@ -25,7 +25,7 @@ from ostinato.storages.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ostinato.core.draw import Placement, Request
+    from ostinato.core.draw import Placement
     from ostinato.core.rows import Path
     from ostinato.storages.sides import Links
 
@@ -238,9 +238,8 @@ class TensorStorage(Storage):
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return a field of some rows; the others are not read. Copy."""
-        table = self._require()
-        paths = [leaf.path for leaf in table.schema.leaves]
-        return table.columns[paths.index(path)].index_select(0, slots) if path in paths else None
+        paths = [leaf.path for leaf in self._require().schema.leaves]
+        return self.fetch([Request(paths.index(path), slots)])[0] if path in paths else None
 
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""

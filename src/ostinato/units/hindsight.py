@@ -170,4 +170,4 @@ class Hindsight(SampleUnit):
             msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
             raise SchemaError(msg)
         relabelled = plan.fields["relabelled"].view(-1, *[1] * (old.ndim - 1))
-        return kinds.with_fields(data, {path: torch.where(relabelled, new.reshape(old.shape).to(old.dtype), old)})  # type: ignore[dict-item]
+        return kinds.with_fields(data, {path: torch.where(relabelled, new.reshape(old.shape).to(old.dtype), old)})

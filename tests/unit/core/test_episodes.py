@@ -311,6 +311,19 @@ def test_records_and_streams_that_are_over_take_no_memory(kind: str) -> None:
 
 
 @kinds
+def test_rows_that_lie_evenly_are_not_listed_and_lists_are_no_longer_than_the_ring(kind: str) -> None:
+    at_once, by_row, uneven = make(kind, 400, 4), make(kind, 400, 4), make(kind, 400, 4)
+    at_once.note(Run(0, 400, 400), None)
+    random = torch.Generator().manual_seed(0)
+    for row in range(2000):
+        by_row.note(Run(row % 400, 1, 400), None)
+    for i in range(60):
+        uneven.note(Run(100 * i % 400, 100, 400), None, torch.randint(0, 4, (100,), generator=random))
+    assert by_row.nbytes == at_once.nbytes
+    assert 400 < uneven.nbytes - at_once.nbytes < 400 * 32
+
+
+@kinds
 @pytest.mark.parametrize("by_episode", [False, True])
 def test_draws_follow_their_law(kind: str, by_episode: bool) -> None:
     """Chi-square: every start alike, or every episode alike and the starts within one."""
