@@ -66,7 +66,7 @@ def test_only_rows_that_may_be_drawn_are_drawn(case: Case, sampler: str, tmp_pat
     run()
 
 
-SLICES = {
+SLICES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "strict": ({"slice_len": 3}, {"length": 3}, 3),
     "number": ({"num_slices": 3}, {"length": 2}, 2),
     "short": ({"slice_len": 3, "strict_length": False}, {"length": 3, "strict": False, "span": (False, True)}, 1),

@@ -62,7 +62,7 @@ UNITS = {
     ),
     **{
         f"hindsight-{strategy}{'-late' if late else ''}": Case(
-            lambda strategy=strategy, ratio=ratio: Hindsight(reward_of, her_ratio=ratio, strategy=strategy),
+            partial(Hindsight, reward_of, her_ratio=ratio, strategy=strategy),
             partial(check_hindsight, strategy=strategy, ratio=ratio, late=late),
             form={"next_goals": not late},
         )
