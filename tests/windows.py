@@ -133,7 +133,8 @@ def check_sequence(
 
 def reward_of(batch: Any) -> torch.Tensor:
     """The reward of goals: tells goal and row apart from any other."""
-    return batch["desired_goal"] * 2 + batch["id"].to(torch.float32) % 16
+    goals: torch.Tensor = batch["desired_goal"]
+    return goals * 2 + batch["id"].to(torch.float32) % 16
 
 
 def check_hindsight(

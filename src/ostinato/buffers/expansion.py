@@ -34,6 +34,8 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
         plan = Plan(schema, draw.slots, draw.slots)
     else:
         plan = slices(schema, view.episodes, draw.slots, draw.lengths, draw.pad)
+        if draw.stamps is not None:
+            plan = plan._replace(stamps=view.stamps.of_present(plan.records))
     if unit is not None:
         dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
         plan = unit.expand(plan, view, dice)

@@ -374,7 +374,9 @@ class ReplayBuffer:
             return {}
         ranks = {"priority_weight": ticket.per_record(draw.weights)}
         if draw.stamps is not None:
-            ranks["index_generation"] = ticket.per_record(priorities.generation(self._engine, draw.stamps))
+            own = None if ticket.plan is None else ticket.plan.stamps
+            stamps = ticket.per_record(draw.stamps) if own is None else own
+            ranks["index_generation"] = priorities.generation(self._engine, stamps)
         return ranks
 
     def __len__(self) -> int:

@@ -53,6 +53,8 @@ class Plan(NamedTuple):
     """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
     last: Tensor | None = None
     """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
+    stamps: Tensor | None = None
+    """Stamps of the records, int64 `[R]`, where priorities may come back for each; else those of the anchors do."""
     notes: dict[Any, Tensor] = {}  # noqa: RUF012
     """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012

@@ -41,7 +41,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         span: lets slices end early at the end of their episode; the left side has no effect, and warns.
 
     Raises:
-        UsageError: if not exactly one of `num_slices` and `slice_len` is given.
+        KindError: if not exactly one of `num_slices` and `slice_len` is given.
         OptionError: if options exclude each other.
 
     Example:
@@ -113,7 +113,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
         Raises:
             EmptyBufferError: if no episode is long enough.
-            OptionError: if the batch size is no multiple.
+            UsageError: if the batch size is no multiple.
         """
         number, length = self._slicing.split(batch_size)
         if length != self._length:

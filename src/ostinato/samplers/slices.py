@@ -53,6 +53,8 @@ class SliceSampler(Sampler):
             taken where rows have them, and with them or alone the usual flags (see `Episodes`).
         end_keys: several of them: any one ends an episode; those that rows lack are left out.
         traj_key: field with the id of a row's episode.
+        step_key: no effect: the order of writing is the order of steps.
+        fragmented: must be False: `traj_key` tells interleaved episodes apart.
         ends: bool `[rows]` for rows that stay as they are; needs `cache_values=True`.
         trajectories: ids `[rows]`, likewise.
         cache_values: no effect but to allow these two: boundaries are noted when rows are written, never searched for.
@@ -67,8 +69,9 @@ class SliceSampler(Sampler):
         replacement: False makes a `SliceSamplerWithoutReplacement` instead.
 
     Raises:
-        UsageError: if not exactly one of `num_slices` and `slice_len` is given.
-        OptionError: if options exclude each other.
+        KindError: if not exactly one of `num_slices` and `slice_len` is given.
+        UsageError: if ways to tell the episodes exclude each other.
+        OptionError: for other options that exclude each other, or are out of range.
 
     Example:
         >>> import torch
@@ -96,6 +99,8 @@ class SliceSampler(Sampler):
         end_key: Key | None = None,
         end_keys: Sequence[Key] | None = None,
         traj_key: Key | None = None,
+        step_key: Key | None = "step_count",  # noqa: ARG002
+        fragmented: bool = False,
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
         cache_values: bool = False,
@@ -109,7 +114,7 @@ class SliceSampler(Sampler):
         replacement: bool = True,
     ) -> None:
         del replacement  # read by __new__
-        check_ignored(compiled=compile, use_gpu=use_gpu)
+        check_ignored(compiled=compile, use_gpu=use_gpu, fragmented=fragmented)
         self._slicing = Slicing(
             SliceOptions(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span)
         )
@@ -139,7 +144,7 @@ class SliceSampler(Sampler):
 
         Raises:
             EmptyBufferError: if no episode is long enough.
-            OptionError: if the batch size is no multiple.
+            UsageError: if the batch size is no multiple.
         """
         slicing = self._slicing
         number, length = slicing.split(batch_size)

@@ -105,7 +105,7 @@ def test_writing_goes_on_as_well(name: str, tmp_path: Path) -> None:
 
 def test_interleaved_and_masked_rows_come_back() -> None:
     log = Log(40, "mixed", envs=3, masked=0.1, seed=3)
-    options = {"episodes": Episodes(ENDS, "env", "mask")}
+    options: dict[str, Any] = {"episodes": Episodes(ENDS, "env", "mask")}
     rb = make("nstep", **options)
     log.extend(rb, 90)
     other = make("nstep", **options)

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 
 from ostinato import (
-    Episodes,
     FrameStack,
     Hindsight,
-    LazyTensorStorage,
     NStep,
     PrioritizedSampler,
     RandomSampler,
-    ReplayBuffer,
     Sequence,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from ostinato.errors import EmptyBufferError
 
-from ...episodes import Log
+from ...histories import Case, buffer_for, few, histories, replay
 from ...windows import check_frames, check_hindsight, check_nstep, check_rows, check_sequence, check_slices, reward_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FAST = settings(max_examples=max(1, settings.default.max_examples // 8))
-"""A share of the profile: there are many cases."""
+    from ostinato import Sampler
 
-
-class Case(NamedTuple):
-    """A unit or a sampler, and what its batches must be."""
-
-    make: Callable[[], Any]
-    check: Callable[[Log, Any, dict[Any, Any]], Any]
-    size: int = 6
-    form: dict[str, bool] = {}  # noqa: RUF012
+    from ...episodes import Log
 
 
 def _frames_and_steps(log: Log, batch: Any, info: dict[Any, Any]) -> None:
@@ -76,7 +62,7 @@ UNITS = {
     ),
     **{
         f"hindsight-{strategy}{'-late' if late else ''}": Case(
-            lambda strategy=strategy, ratio=ratio: Hindsight(reward_of, her_ratio=ratio, strategy=strategy),
+            partial(Hindsight, reward_of, her_ratio=ratio, strategy=strategy),
             partial(check_hindsight, strategy=strategy, ratio=ratio, late=late),
             form={"next_goals": not late},
         )
@@ -118,87 +104,10 @@ SLICES = {
 }
 
 
-@st.composite
-def histories(draw: st.DrawFn) -> dict[str, Any]:
-    """A buffer's size, the environments, and what happens to them."""
-    layout = draw(st.sampled_from(["line", "lanes", "lanes", "mixed"]))
-    envs = 1 if layout == "line" else draw(st.integers(1, 4))
-    lanes = envs if layout == "lanes" else 1
-    steps = draw(st.integers(6, 14))
-    sizes = st.one_of(st.integers(1, 2 * steps), st.sampled_from([steps - 1, steps, steps + 1]))
-    does = st.one_of(
-        st.tuples(st.just("extend"), sizes),
-        st.tuples(st.just("add"), st.integers(1, 3)),
-        st.tuples(st.sampled_from(["edit", "flags", "empty", "reload"]), st.just(0)),
-    )
-    return {
-        "capacity": steps * lanes,
-        "layout": layout,
-        "envs": envs,
-        "seed": draw(st.integers(0, 2**20)),
-        "masked": draw(st.sampled_from([0.0, 0.0, 0.2])),
-        "deeds": [("extend", draw(sizes)), *draw(st.lists(does, max_size=8))],
-    }
-
-
-def buffer_for(log: Log, case: Case, *, sampler: Any = None, unit: Any = None, seed: int = 0) -> ReplayBuffer:
-    """A buffer that knows the episodes of a log."""
-    flags: list[Any] = ["terminated", "truncated"]
-    ends = flags if case.form.get("flat") else [("next", flag) for flag in flags]
-    plain = log.layout != "mixed" and not log.masked and sampler is None
-    return ReplayBuffer(
-        storage=LazyTensorStorage(log.capacity, ndim=2 if log.layout == "lanes" else 1),
-        sampler=sampler,
-        sample_unit=unit,
-        batch_size=case.size,
-        generator=torch.Generator().manual_seed(seed),
-        episodes=None
-        if plain
-        else Episodes(ends, "env" if log.layout == "mixed" else None, "mask" if log.masked else None),
-    )
-
-
-def check_samples(rb: ReplayBuffer, log: Log, case: Case, *, need: int = 1) -> None:
-    """Sample, and hold every batch against the log; without a row to draw there is an error."""
-    for _ in range(2):
-        try:
-            batch, info = rb.sample(return_info=True)
-        except EmptyBufferError:
-            assert all(len(slots) < need for slots, _ in log.episodes())
-            return
-        case.check(log, batch, info)
-        if rb.sampler.prioritized:
-            rb.update_priority(
-                info, torch.rand(case.size, generator=torch.Generator().manual_seed(len(log.rows))) + 0.1
-            )
-
-
-def replay(history: dict[str, Any], case: Case, make: Callable[[Log], ReplayBuffer], path: Path, need: int = 1) -> None:
-    """Do all that a history says, and check samples after each deed."""
-    deeds = history["deeds"]
-    log = Log(**{key: value for key, value in history.items() if key != "deeds"})
-    rb = make(log)
-    for number, (deed, rows) in enumerate(deeds):
-        if deed == "extend":
-            log.extend(rb, rows, **case.form)
-        elif deed == "add":
-            for _ in range(rows):
-                log.add(rb, **case.form)
-        elif deed == "empty":
-            log.empty(rb)
-            continue
-        elif deed == "reload":
-            rb.dumps(path)
-            rb = make(log)
-            rb.loads(path)
-        elif log.rows:
-            log.edit(rb, flags=deed == "flags", **case.form)
-        if log.rows:
-            check_samples(rb, log, case, need=need)
-        assert len(rb) == len(log.present()), number
-
-
-SAMPLERS = {"random": lambda _: RandomSampler(), "prioritized": lambda log: PrioritizedSampler(log.capacity, 0.7, 0.5)}
+SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
+    "random": lambda _: RandomSampler(),
+    "prioritized": lambda log: PrioritizedSampler(log.capacity, 0.7, 0.5),
+}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -206,7 +115,7 @@ SAMPLERS = {"random": lambda _: RandomSampler(), "prioritized": lambda log: Prio
 def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Path) -> None:
     case = UNITS[name]
 
-    @FAST
+    @few()
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(
@@ -218,7 +127,7 @@ def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Pa
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_windows_over_resets_stay_in_their_lane(sampler: str, tmp_path: Path) -> None:
-    @FAST
+    @few()
     @given(histories().filter(lambda history: history["layout"] != "mixed" and not history["masked"]))
     def run(history: dict[str, Any]) -> None:
         replay(
@@ -237,7 +146,7 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     options = case.make()._slicing
     need = options.need(options.split(case.size)[1])
 
-    @FAST
+    @few()
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(history, case, lambda log: buffer_for(log, case, sampler=case.make()), tmp_path, need)

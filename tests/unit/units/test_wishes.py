@@ -358,7 +358,7 @@ def test_every_option_of_a_slice_changes_something_or_raises() -> None:
         assert sample(**change) != plain, change
     for refused in ({"compile": True}, {"use_gpu": True}, {"end_key": "done"}, {"ends": torch.zeros(40)}):
         with pytest.raises((ValueError, TypeError, RuntimeError)):
-            SliceSampler(slice_len=3, end_keys=ENDS, **refused)  # type: ignore[arg-type]
+            SliceSampler(slice_len=3, end_keys=ENDS, **refused)
 
 
 def test_passes_over_episodes_stay_whole_with_prefetch() -> None:
@@ -374,7 +374,7 @@ def test_passes_over_episodes_stay_whole_with_prefetch() -> None:
             assert sorted(drawn) == want
 
 
-# -- what this draft was caught at --------------------------------------------------------------------------------------
+# -- what a draft was caught at ---------------------------------------------------------------------------------------
 
 
 def test_a_refused_first_write_leaves_no_trace() -> None:
