@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ostinato import PrioritizedSampler
+from ostinato import NStep, PrioritizedSampler
 from ostinato.demo import DqnConfig, Progress, Report, picture, save_and_reopen, train
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
@@ -160,6 +160,49 @@ def test_the_picture_of_a_prioritized_run_shows_every_priority(prioritized: Repo
     assert sum(sum(stack.counts) for stack in panel.stacks) == 250
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["uniform", "prioritized"])
+def several(request: pytest.FixtureRequest) -> Report:
+    """A short run that learns from returns over three steps."""
+    config = DqnConfig(prioritized=request.param, n_step=3).over(400)
+    return train(replace(config, capacity=250, patience=0, evaluation_episodes=2))
+
+
+def test_returns_over_three_steps_come_from_single_rows(several: Report) -> None:
+    buffer = several.buffer
+    assert isinstance(buffer.sample_unit, NStep)
+    rows, (batch, info) = buffer.read_all_in_order(), buffer.sample(return_info=True)
+    assert set(batch) == {*rows, "gamma", "steps_to_next_obs"}
+    steps = batch["steps_to_next_obs"]
+    assert set(steps.tolist()) <= {1, 2, 3}
+    assert (steps == 3).float().mean() > 0.7, "most rows have three steps of their episode ahead"
+    gamma = several.config.gamma
+    assert torch.allclose(batch["gamma"], gamma**steps)
+    assert torch.allclose(batch["reward"], (1 - gamma**steps) / (1 - gamma)), "one point for each step"
+    last = {int(step): i for i, step in enumerate(rows["step"])}
+    ends = torch.tensor([last[int(step)] for step in batch["step"] + steps - 1])
+    for name in ("next_observation", "terminated", "truncated", "episode"):
+        assert torch.equal(batch[name], rows[name][ends])
+    short = steps < 3
+    newest = batch["step"] + steps == several.steps
+    assert (batch["terminated"] | batch["truncated"] | newest)[short].all()
+    assert ("priority_weight" in info) == several.config.prioritized
+
+
+def test_a_run_with_three_steps_reopens_and_is_drawn(several: Report, tmp_path: Path) -> None:
+    reopened = save_and_reopen(several, tmp_path / "checkpoint")
+    assert (reopened.rows, reopened.batches) == (250, 5)
+    scene = picture(several)
+    assert "updates of 128 3-step returns" in scene.subtitle
+    states, ages, last = scene.rows[1]
+    assert isinstance(states, Points)
+    assert isinstance(ages, Bars)
+    assert isinstance(last, Bars)
+    assert len(states.x) == sum(sum(stack.counts) for stack in ages.stacks) == 250
+    if several.config.prioritized:
+        assert sum(sum(stack.counts) for stack in last.stacks) == 250
+        assert several.buffer.stats().stale_updates == 0
+
+
 def ostinato(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-c", "from ostinato.cli.main import main; main()", *arguments]
@@ -190,11 +233,21 @@ def test_the_command_runs_prioritized(tmp_path: Path) -> None:
     assert "priorities of 100 rows: min " in shown.stdout
 
 
+def test_the_command_runs_with_three_steps(tmp_path: Path) -> None:
+    done = ostinato("demo", "--n-step", "3", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "report.json").read_text())["config"]
+    assert (config["n_step"], config["prioritized"]) == (3, True)
+    assert "batches of both buffers are equal" in done.stdout
+    assert ostinato("demo", "--n-step", "0").returncode == 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("by_error", [False, True])
-def test_full_runs_learn(by_error: bool) -> None:
+def test_full_runs_learn(by_error: bool, n_step: int) -> None:
     """The promise: 400 or more within 3 minutes on two CPU cores, for at least 4 of 5 seeds."""
-    reports = [train(DqnConfig(seed=seed, prioritized=by_error)) for seed in range(5)]
+    reports = [train(DqnConfig(seed=seed, prioritized=by_error, n_step=n_step)) for seed in range(5)]
     learned = [report.mean_return >= 400 and report.seconds < 180 for report in reports]
     assert sum(learned) >= 4, [(report.mean_return, report.seconds) for report in reports]

@@ -71,6 +71,9 @@ def demo(
     prioritized: Annotated[
         bool, typer.Option("--prioritized", help="Draw rows by their temporal-difference errors, not uniformly.")
     ] = False,
+    n_step: Annotated[
+        int, typer.Option(min=1, help="Steps whose rewards are added up before the target bootstraps.")
+    ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
 ) -> None:
     """Train a small agent on CartPole, and save, reopen and draw its buffer.
@@ -84,7 +87,7 @@ def demo(
     from ostinato.viz import draw
 
     output_dir.mkdir(parents=True, exist_ok=True)
-    config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized).over(steps)
+    config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
     with show.training(config) as on_progress:
         report = train(config, on_progress)
     show.result(report)

@@ -80,7 +80,8 @@ class Agent:
         """Take one gradient step.
 
         Args:
-            batch: Rows as `Collector.collect` makes them.
+            batch: Rows as `Collector.collect` makes them, or transitions over several steps, as `NStep` makes them of
+                these.
             step: Environment steps so far; the step size falls with them.
             weights: Importance weights of the rows, float32 `[B]`; None for rows drawn uniformly.
 
@@ -106,6 +107,9 @@ class Agent:
     def goals(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return what the values should have been: r + gamma * Q_target(s', argmax_a Q(s', a)), float32 `[B]`.
 
+        In a batch of transitions over `k` steps, which has a field `gamma`, r is the sum of their discounted rewards,
+        s' the last state, and gamma that field, gamma^k.
+
         A terminated episode has no future. A truncated one has: only the clock stopped it, so its last state is
         valued like any other.
         """
@@ -114,7 +118,7 @@ class Agent:
         values: Tensor = self.target(following)
         future = values.gather(1, choice).squeeze(1)
         reward = batch["reward"] * self.config.reward_scale
-        return reward + self.config.gamma * future.masked_fill(batch["terminated"], 0.0)
+        return reward + batch.get("gamma", self.config.gamma) * future.masked_fill(batch["terminated"], 0.0)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return a copy of the target network's weights: the moving average of those learned."""

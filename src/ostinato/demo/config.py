@@ -29,6 +29,7 @@ _AT_LEAST_ONE = (
     "validation_episodes",
     "evaluation_episodes",
     "threads",
+    "n_step",
 )
 _AT_LEAST_ZERO = ("seed", "warmup_steps", "patience", "epsilon_end", "alpha", "beta_start")
 _ABOVE_ZERO = ("gamma", "tau", "learning_rate", "reward_scale")
@@ -79,6 +80,8 @@ class DqnConfig:
     """Stop after this many validations in a row of `SOLVED_RETURN` or more; 0 never stops early."""
     evaluation_episodes: int = 20
     """Episodes of the final evaluation."""
+    n_step: int = 1
+    """Steps whose rewards are added up before the target bootstraps (Sutton, 1988); rows stay single steps."""
     prioritized: bool = False
     """Draw rows by their temporal-difference errors (Schaul et al., 2016) instead of uniformly."""
     alpha: float = 0.6

@@ -35,7 +35,7 @@ def picture(report: Report) -> Scene:
         title=f"Double DQN on {ENV_ID}: mean return {report.mean_return:.1f} over {evaluated} new episodes",
         subtitle=(
             f"seed {report.config.seed} · {report.steps:,} environment steps · {report.updates:,} updates of "
-            f"{report.config.batch_size} rows · {report.seconds:.0f} s · "
+            f"{report.config.batch_size} {_drawn(report.config.n_step)} · {report.seconds:.0f} s · "
             f"buffer {len(report.buffer):,} of {report.config.capacity:,} rows"
         ),
         rows=(
@@ -43,6 +43,10 @@ def picture(report: Report) -> Scene:
             (_places(rows, report.steps), _ages(rows, report.steps), _last_panel(report, rows)),
         ),
     )
+
+
+def _drawn(n_step: int) -> str:
+    return "rows" if n_step == 1 else f"{n_step}-step returns"
 
 
 def _learning(report: Report) -> Curves:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer, Sampler
+from ostinato import LazyTensorStorage, NStep, PrioritizedSampler, RandomSampler, ReplayBuffer, Sampler
 from ostinato.demo.agent import Agent
 from ostinato.demo.config import SOLVED_RETURN, DqnConfig, Progress, Report
 from ostinato.demo.simulate import Collector, evaluate
@@ -27,13 +27,17 @@ _EVALUATION_SEEDS = 2_000_000
 
 
 def make_buffer(config: DqnConfig) -> ReplayBuffer:
-    """Make the buffer of a run: rows in memory, drawn uniformly or by priority, from a generator of its own."""
+    """Make the buffer of a run: rows in memory, drawn uniformly or by priority, from a generator of its own.
+
+    Rows are single steps; with `n_step` above 1 those drawn become transitions over several.
+    """
     sampler: Sampler = RandomSampler()
     if config.prioritized:
         sampler = PrioritizedSampler(config.capacity, config.alpha, config.beta_start, eps=1e-3)
     return ReplayBuffer(
         storage=LazyTensorStorage(config.capacity),
         sampler=sampler,
+        sample_unit=NStep(config.n_step, config.gamma) if config.n_step > 1 else None,
         batch_size=config.batch_size,
         generator=torch.Generator().manual_seed(config.seed),
     )
@@ -43,7 +47,8 @@ def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = No
     """Train from nothing and evaluate on episodes of unseen seeds.
 
     The weights evaluated are those of the best validation, as averaged by the target network; validation and
-    evaluation play episodes of different seeds. Runs with the same settings on the same machine give the same numbers.
+    evaluation play episodes of different seeds. Runs with the same settings on the same machine give the same
+    numbers.
 
     Args:
         config: Settings.

@@ -48,7 +48,7 @@ def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> No
     assert "Example" in done.stdout
     for word in {
         (): ("demo", "inspect"),
-        ("demo",): ("--seed", "--steps", "--prioritized"),
+        ("demo",): ("--seed", "--steps", "--prioritized", "--n-step"),
         ("inspect",): ("--json", "--quick"),
     }[command]:
         assert word in done.stdout

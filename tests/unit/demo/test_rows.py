@@ -76,6 +76,9 @@ def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
     assert torch.allclose(goals[:2], 0.5 + 0.9 * future[:2])
     assert goals[2] == 0.5
     before = learner.snapshot()
+    several = {**batch, "gamma": torch.tensor([0.9, 0.81, 0.729])}
+    assert torch.allclose(learner.goals(several)[:2], 0.5 + torch.tensor([0.9, 0.81]) * future[:2])
+    assert learner.goals(several)[2] == 0.5
     error = learner.learn(batch, step=0)
     assert error.shape == (3,)
     moved = [name for name, value in learner.snapshot().items() if not torch.equal(value, before[name])]
@@ -92,6 +95,7 @@ def test_building_networks_leaves_the_global_generator_alone() -> None:
     ("settings", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"n_step": 0}, "n_step must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"tau": 0.0}, "tau must be above 0"),
         ({"gamma": 1.5}, "gamma must be at most 1"),
