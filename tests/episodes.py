@@ -93,8 +93,9 @@ def batch_of(rows: list[Row], *, flat: bool = False, next_goals: bool = True) ->
 def row_of(batch: Any, i: int, *, flat: bool = False) -> Row:
     """Return row `i` of a batch."""
     then = batch if flat else batch["next"]
-    numbers = [int(batch[key][i]) for key in ("env", "episode", "t", "id")]
-    return Row(*numbers, bool(then["terminated"][i]), bool(then["truncated"][i]), bool(batch["mask"][i]))
+    env, episode, t, number = (int(batch[key][i]) for key in ("env", "episode", "t", "id"))
+    ends = bool(then["terminated"][i]), bool(then["truncated"][i])
+    return Row(env, episode, t, number, *ends, mask=bool(batch["mask"][i]))
 
 
 @dataclass
