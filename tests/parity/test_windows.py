@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +37,10 @@ def plain(info: dict[Any, Any]) -> dict[Any, Any]:
     return {**info, "index": index[0] if isinstance(index, tuple) else index}
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 WINDOWS: list[dict[str, Any]] = [
@@ -58,17 +63,23 @@ def test_windows_are_the_same_digit_for_digit(both: Both, options: dict[str, Any
     def script(lib: Any, note: Note) -> None:
         for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
             rb = filled(lib, episodes(*rows), 6, buffer, sample_unit=lib.Sequence(**options))
-            note(f"{buffer} sample", lambda rb=rb: rb.sample(return_info=True))
+            note(f"{buffer} sample", partial(rb.sample, return_info=True))
             rb.extend(episodes(3, 4))
-            note(f"{buffer} later", lambda rb=rb: rb.sample(return_info=True))
+            note(f"{buffer} later", partial(rb.sample, return_info=True))
 
     both(script)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"length": 0}, {"length": -1}, {"length": 2, "burn_in": -1}, {"length": 2, "bootstrap": -1}]
-    + [{"length": 2, "dilation": 0}, {"length": 2, "episode_boundary": "reflect"}],
+    [
+        {"length": 0},
+        {"length": -1},
+        {"length": 2, "burn_in": -1},
+        {"length": 2, "bootstrap": -1},
+        {"length": 2, "dilation": 0},
+        {"length": 2, "episode_boundary": "reflect"},
+    ],
     ids=str,
 )
 def test_bad_windows_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
@@ -118,12 +129,13 @@ def test_slices_have_the_same_rows_keys_flags_and_shapes(both: Both, case: Any, 
     _, rows, size, options = case
 
     def script(lib: Any, note: Note) -> None:
-        for extra in ({}, {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)}):
+        extras: list[dict[str, Any]] = [{}, {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)}]
+        for extra in extras:
             data = episodes(*rows, **extra)
             rb = filled(lib, data, size, buffer, sampler=lib.SliceSampler(**options))
             batch, info = rb.sample(return_info=True)
-            note.rows("batch", lambda batch=batch: batch)
-            note("info", lambda info=info: plain(info))
+            note.rows("batch", partial(_same, batch))
+            note("info", partial(plain, info))
 
     both(script)
 
@@ -196,7 +208,7 @@ def test_passes_over_episodes_are_alike(both: Both) -> None:
             rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
             for turn in (1, 2):
                 sizes = [len(batch["obs"]) for batch in rb]
-                note(f"sizes {drop_last} {turn}", lambda sizes=sizes: sizes)
+                note(f"sizes {drop_last} {turn}", partial(_same, sizes))
         sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
         rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
         note("in order", lambda: [batch["obs"] for batch in rb])
@@ -205,7 +217,7 @@ def test_passes_over_episodes_are_alike(both: Both) -> None:
         made = lib.SliceSampler(slice_len=2, replacement=False)
         note("dispatch", lambda: [type(made).__name__, isinstance(made, lib.SamplerWithoutReplacement)])
         for name in ("span", "pad_output", "cache_values"):
-            note(name, lambda name=name: lib.SliceSamplerWithoutReplacement(slice_len=2, **{name: True}))
+            note(name, partial(lib.SliceSamplerWithoutReplacement, slice_len=2, **{name: True}))
 
     both(script)
 
