@@ -184,7 +184,7 @@ class Log:
                 new = replace(new, terminated=not new.done, truncated=False)
             self.written += 1
             self._replace(slot, new)
-            index: Any = slot if self.lanes == 1 else (slot % self.lanes, slot // self.lanes)
+            index: Any = (slot % self.lanes, slot // self.lanes) if self.layout == "lanes" else slot
             rb[index] = _map(batch_of([new], **form), lambda x: x[0])
         self.tagged = self.tagged and not flags
 
