@@ -93,8 +93,9 @@ def batch_of(rows: list[Row], *, flat: bool = False, next_goals: bool = True) ->
 def row_of(batch: Any, i: int, *, flat: bool = False) -> Row:
     """Return row `i` of a batch."""
     then = batch if flat else batch["next"]
-    numbers = [int(batch[key][i]) for key in ("env", "episode", "t", "id")]
-    return Row(*numbers, bool(then["terminated"][i]), bool(then["truncated"][i]), bool(batch["mask"][i]))
+    env, episode, t, number = (int(batch[key][i]) for key in ("env", "episode", "t", "id"))
+    ends = bool(then["terminated"][i]), bool(then["truncated"][i])
+    return Row(env, episode, t, number, *ends, mask=bool(batch["mask"][i]))
 
 
 @dataclass
@@ -183,7 +184,7 @@ class Log:
                 new = replace(new, terminated=not new.done, truncated=False)
             self.written += 1
             self._replace(slot, new)
-            index: Any = slot if self.lanes == 1 else (slot % self.lanes, slot // self.lanes)
+            index: Any = (slot % self.lanes, slot // self.lanes) if self.layout == "lanes" else slot
             rb[index] = _map(batch_of([new], **form), lambda x: x[0])
         self.tagged = self.tagged and not flags
 

@@ -23,7 +23,7 @@ __all__ = ["Case", "buffer_for", "check_samples", "few", "histories", "replay"]
 def few() -> settings:
     """A share of the profile's examples: there are many cases."""
     profile = settings.default
-    return settings(max_examples=max(1, (40 if profile is None else profile.max_examples) // 8))
+    return settings(max_examples=max(1, (40 if profile is None else profile.max_examples) // 4))
 
 
 class Case(NamedTuple):

@@ -134,7 +134,8 @@ def check_sequence(
 def reward_of(batch: Any) -> torch.Tensor:
     """The reward of goals: tells goal and row apart from any other."""
     goals: torch.Tensor = batch["desired_goal"]
-    return goals * 2 + batch["id"].to(torch.float32) % 16
+    numbers: torch.Tensor = batch["id"]
+    return goals * 2 + numbers.to(torch.float32) % 16
 
 
 def check_hindsight(

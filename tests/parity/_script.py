@@ -31,6 +31,10 @@ _NAMES = (
     "RandomSampler",
     "SamplerWithoutReplacement",
     "PrioritizedSampler",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "PrioritizedSliceSampler",
+    "Sequence",
     "SamplerEnsemble",
     "Writer",
     "RoundRobinWriter",
@@ -45,6 +49,7 @@ _HOMES = {
         "torchrl.data.replay_buffers.storages",
         "torchrl.data.replay_buffers.samplers",
         "torchrl.data.replay_buffers.writers",
+        "torchrl.data.replay_buffers",
     ),
     "ostinato": ("ostinato",),
 }

@@ -15,6 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "compat" / "torchrl.md"
 _ROW = re.compile(r"^\| `(\w+)` \| (honoured|no effect|refused) \| (.+) \|$", re.MULTILINE)
 _HIDDEN = {"RandomSampler": {"replacement": True}}
 """Arguments that TorchRL takes without showing them in the signature."""
+_TAKEN = {"shared", "compile", "use_gpu", "fragmented"}
+"""Arguments that are taken, so that they can be refused with a reason."""
 
 
 def _tables() -> dict[str, dict[str, str]]:
@@ -48,7 +50,7 @@ def test_page_tells_the_truth(name: str) -> None:
     for argument, word in TABLES[name].items():
         if argument == "kwargs":
             continue
-        if argument != "shared":  # taken, so that it can be refused with a reason
+        if argument not in _TAKEN:
             assert (argument in ours) == (word != "refused"), f"{name}({argument}=): the page says {word}"
 
 

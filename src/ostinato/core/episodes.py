@@ -94,6 +94,18 @@ class EpisodeTable:
         else:
             self._rows = PlainEpisodes(capacity, lanes)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the state, which both kinds of bookkeeping can take over; `Starts` of a copy are its own."""
+        return {"state": self.state_dict(), "needs": list(self._starts)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state over."""
+        saved = state["state"]
+        EpisodeTable.__init__(self, saved["capacity"], saved["lanes"])
+        self.load_state_dict(saved)
+        for need in state["needs"]:
+            self.starts(need)
+
     def __repr__(self) -> str:
         """Sizes and counts."""
         return (

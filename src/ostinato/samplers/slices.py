@@ -172,9 +172,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     left, unless `drop_last`. An instance of both classes, as TorchRL's is.
 
     Args:
+        num_slices: see `SliceSampler`, also for the arguments not listed here; slices neither span nor are padded.
         drop_last: leave out the last batch of a pass where it has fewer slices.
         shuffle: False goes through the episodes by age.
-        **options: see `SliceSampler`; `span` and `pad_output` are not available.
 
     Example:
         >>> import torch
@@ -186,15 +186,44 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         [4, 2]
     """
 
-    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **options: Any) -> None:
-        for name in ("span", "pad_output"):
-            if options.get(name):
-                msg = f"{name} is not available without replacement: leave it out, or use SliceSampler"
-                raise OptionError(msg)
-        if options.pop("replacement", False):
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        drop_last: bool = False,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        ends: Tensor | None = None,
+        trajectories: Tensor | None = None,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        shuffle: bool = True,
+        compile: bool | dict[str, Any] = False,  # noqa: A002 (TorchRL's name)
+        use_gpu: bool | torch.device = False,
+        replacement: bool = False,
+    ) -> None:
+        if replacement:
             msg = "SliceSamplerWithoutReplacement draws without replacement, got replacement=True: use SliceSampler"
             raise OptionError(msg)
-        SliceSampler.__init__(self, **{**options, "cache_values": True})
+        SliceSampler.__init__(
+            self,
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=True,
+            truncated_key=truncated_key,
+            init_key=init_key,
+            strict_length=strict_length,
+            compile=compile,
+            use_gpu=use_gpu,
+        )
         SamplerWithoutReplacement.__init__(self, drop_last=drop_last, shuffle=shuffle)
         self._firsts = torch.empty(0, dtype=torch.int64)
         self._seen, self._length = -1, 0

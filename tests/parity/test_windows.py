@@ -1,0 +1,332 @@
+"""Sequence, SliceSampler and SliceSamplerWithoutReplacement beside TorchRL's: contents, infos, flags and refusals."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ._differences import Difference, Fails, check
+
+if TYPE_CHECKING:
+    from ._script import Both, Note
+
+
+def episodes(*lengths: int, shape: tuple[int, ...] = (1,), **fields: Any) -> TensorDict:
+    """Rows of episodes of these lengths, ended by `("next", "done")`."""
+    count = sum(lengths)
+    done = torch.zeros(count, *shape, dtype=torch.bool)
+    done[torch.tensor(lengths).cumsum(0) - 1] = True
+    steps = torch.arange(count, dtype=torch.float32)
+    then = {"obs": steps + 1, "done": done, "terminated": done.clone()}
+    return TensorDict({"obs": steps, "next": then, **fields}, [count])
+
+
+def filled(lib: Any, data: Any, size: int, buffer: str = "ReplayBuffer", capacity: int = 20, **options: Any) -> Any:
+    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(capacity), batch_size=size, **options)
+    rb.extend(data)
+    return rb
+
+
+def plain(info: dict[Any, Any]) -> dict[Any, Any]:
+    """An info whose index is a tensor in both: TorchRL's slices give a tuple of one."""
+    index = info["index"]
+    return {**info, "index": index[0] if isinstance(index, tuple) else index}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+WINDOWS: list[dict[str, Any]] = [
+    {"length": 3},
+    {"length": 3, "burn_in": 2},
+    {"length": 2, "bootstrap": 2},
+    {"length": 3, "dilation": 2, "burn_in": 1},
+    {"length": 3, "episode_boundary": "stop"},
+    {"length": 2, "episode_boundary": "stop", "burn_in": 1, "bootstrap": 1, "dilation": 2},
+    {"length": 4, "episode_boundary": "include_reset"},
+    {"length": 2, "episode_boundary": "include_reset", "burn_in": 3, "dilation": 2},
+    {"length": 3, "done_key": None, "burn_in": 1},
+    {"length": 3, "done_key": ("next", "terminated")},
+]
+
+
+@pytest.mark.parametrize("rows", [[5, 2, 1, 4], [7, 6, 5], [1, 2] * 8, [9, 30]])
+@pytest.mark.parametrize("options", WINDOWS, ids=str)
+def test_windows_are_the_same_digit_for_digit(both: Both, options: dict[str, Any], rows: list[int]) -> None:
+    def script(lib: Any, note: Note) -> None:
+        for buffer in ("ReplayBuffer", "TensorDictReplayBuffer"):
+            rb = filled(lib, episodes(*rows), 6, buffer, sample_unit=lib.Sequence(**options))
+            note(f"{buffer} sample", partial(rb.sample, return_info=True))
+            rb.extend(episodes(3, 4))
+            note(f"{buffer} later", partial(rb.sample, return_info=True))
+
+    both(script)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length": 0},
+        {"length": -1},
+        {"length": 2, "burn_in": -1},
+        {"length": 2, "bootstrap": -1},
+        {"length": 2, "dilation": 0},
+        {"length": 2, "episode_boundary": "reflect"},
+    ],
+    ids=str,
+)
+def test_bad_windows_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
+    both(lambda lib, note: note("made", lambda: lib.Sequence(**options)))
+
+
+def test_windows_need_fields_and_episodes_in_both(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        def listed() -> Any:
+            rb = lib.ReplayBuffer(sample_unit=lib.Sequence(2), batch_size=2)
+            rb.extend(list(range(5)))
+            return rb.sample()
+
+        def tensors() -> Any:
+            return filled(lib, torch.arange(5), 2, sample_unit=lib.Sequence(2)).sample()
+
+        def nameless() -> Any:
+            return filled(lib, episodes(5), 2, sample_unit=lib.Sequence(2, done_key="nope")).sample()
+
+        note.refusal("rows in a list", listed)
+        note.refusal("rows without fields", tensors)
+        note.refusal("a field that is not there", nameless)
+
+    both(script)
+
+
+# -- slices: where there is only one to draw --------------------------------------------------------------------------
+
+SLICES: list[tuple[str, list[int], int, dict[str, Any]]] = [
+    ("strict", [4], 8, {"slice_len": 4}),
+    ("one", [4], 4, {"num_slices": 1}),
+    ("number", [4], 12, {"num_slices": 3}),
+    ("short ones left out", [4, 1, 2], 8, {"slice_len": 4}),
+    ("end_key", [4], 4, {"slice_len": 4, "end_key": ("next", "terminated")}),
+    ("end_keys", [4], 4, {"slice_len": 4, "end_keys": [("next", "done"), ("next", "zip")]}),
+    ("no flags", [4], 4, {"slice_len": 4, "truncated_key": None}),
+    ("flags at the root", [4], 4, {"slice_len": 4, "truncated_key": "truncated"}),
+    ("whole episode", [4], 8, {"num_slices": 1, "strict_length": False}),
+    ("padded", [4], 8, {"num_slices": 1, "strict_length": False, "pad_output": True}),
+    ("padded twice", [2], 12, {"num_slices": 2, "strict_length": False, "pad_output": True}),
+]
+
+
+@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
+@pytest.mark.parametrize("case", SLICES, ids=[case[0] for case in SLICES])
+def test_slices_have_the_same_rows_keys_flags_and_shapes(both: Both, case: Any, buffer: str) -> None:
+    _, rows, size, options = case
+
+    def script(lib: Any, note: Note) -> None:
+        extras: list[dict[str, Any]] = [{}, {"is_init": torch.zeros(sum(rows), 1, dtype=torch.bool)}]
+        for extra in extras:
+            data = episodes(*rows, **extra)
+            rb = filled(lib, data, size, buffer, sampler=lib.SliceSampler(**options))
+            batch, info = rb.sample(return_info=True)
+            note.rows("batch", partial(_same, batch))
+            note("info", partial(plain, info))
+
+    both(script)
+
+
+@pytest.mark.parametrize("options", [{"slice_len": 3}, {"slice_len": 3, "strict_length": False}], ids=str)
+def test_slices_are_the_same_set(both: Both, options: dict[str, Any]) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = filled(lib, episodes(5, 2, 3, 7), 3, sampler=lib.SliceSampler(**options))
+        note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(400)}))
+
+    both(script)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"slice_len": 2, "num_slices": 2},
+        {"slice_len": 2, "end_key": "a", "end_keys": ["b"]},
+        {"slice_len": 2, "pad_output": True},
+        {"slice_len": 2, "ends": torch.zeros(3, dtype=torch.bool)},
+        {"slice_len": 2, "trajectories": torch.zeros(3, dtype=torch.int64)},
+        {"slice_len": 2, "ends": torch.zeros(3), "trajectories": torch.zeros(3), "cache_values": True},
+        {"slice_len": 2, "ends": torch.zeros(3, dtype=torch.bool), "end_key": "a", "cache_values": True},
+        {"slice_len": 2, "trajectories": torch.zeros(3), "traj_key": "a", "cache_values": True},
+    ],
+    ids=str,
+)
+def test_bad_slices_are_refused_alike(both: Both, options: dict[str, Any]) -> None:
+    both(lambda lib, note: note("made", lambda: lib.SliceSampler(**options)))
+
+
+def test_slices_that_cannot_be_drawn_raise_alike(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        def sample(size: int, **options: Any) -> Any:
+            return filled(lib, episodes(4, 3), size, sampler=lib.SliceSampler(**options)).sample()
+
+        note("no episode is long enough", lambda: sample(8, slice_len=8))
+        note("no multiple of slice_len", lambda: sample(8, slice_len=3))
+        note("no multiple of num_slices", lambda: sample(8, num_slices=3))
+        note("a span as long as the slice", lambda: sample(8, slice_len=4, span=4))
+        note.refusal("a field that is not there", lambda: sample(8, slice_len=2, end_key="zip"))
+        rb = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), sampler=lib.SliceSampler(slice_len=2), batch_size=4)
+        note("no rows", rb.sample)
+
+    both(script)
+
+
+def test_lanes_are_kept_apart_in_both(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        done = torch.zeros(2, 4, 1, dtype=torch.bool)
+        done[:, -1] = True
+        steps = torch.arange(8).view(2, 4)
+        storage = lib.LazyTensorStorage(12, ndim=2)
+        rb = lib.ReplayBuffer(storage=storage, batch_size=4, sampler=lib.SliceSampler(slice_len=4))
+        rb.extend(TensorDict({"obs": steps, "next": {"done": done}}, [2, 4]))
+        note("slices", lambda: sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(40)}))
+        note("kinds", lambda: [(str(part.dtype), part.shape) for part in rb.sample(return_info=True)[1]["index"]])
+
+    both(script)
+
+
+# -- without replacement ----------------------------------------------------------------------------------------------
+
+
+def test_passes_over_episodes_are_alike(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        for drop_last in (False, True):
+            sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, drop_last=drop_last)
+            rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
+            for turn in (1, 2):
+                sizes = [len(batch["obs"]) for batch in rb]
+                note(f"sizes {drop_last} {turn}", partial(_same, sizes))
+        sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
+        rb = filled(lib, episodes(2, 2, 2), 4, sampler=sampler)
+        note("in order", lambda: [batch["obs"] for batch in rb])
+        rb = filled(lib, episodes(2, 2, 2), 20, sampler=lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False))
+        note("more than there are", lambda: plain(rb.sample(return_info=True)[1]))
+        made = lib.SliceSampler(slice_len=2, replacement=False)
+        note("dispatch", lambda: [type(made).__name__, isinstance(made, lib.SamplerWithoutReplacement)])
+        for name in ("span", "pad_output", "cache_values"):
+            note(name, partial(lib.SliceSamplerWithoutReplacement, slice_len=2, **{name: True}))
+
+    both(script)
+
+
+# -- deliberate differences -------------------------------------------------------------------------------------------
+
+
+def _only_truncated(lib: Any) -> list[tuple[float, ...]]:
+    data = episodes(2, 2)
+    data["next", "truncated"] = data["next", "done"].clone()
+    data["next", "done"] = torch.zeros_like(data["next", "done"])
+    rb = filled(lib, data, 2, sampler=lib.SliceSampler(slice_len=2))
+    return sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(60)})
+
+
+def _reused_ids(lib: Any) -> list[int]:
+    data = TensorDict({"episode": torch.tensor([0, 0, 1, 1, 0, 0]), "obs": torch.arange(6)}, [6])
+    rb = filled(lib, data, 4, sampler=lib.SliceSampler(slice_len=4, traj_key="episode"))
+    found: list[int] = rb.sample()["obs"].tolist()
+    return found
+
+
+def _flat_flags(lib: Any) -> tuple[int, ...]:
+    rb = filled(lib, episodes(4, shape=()), 4, sampler=lib.SliceSampler(slice_len=4))
+    return tuple(rb.sample(return_info=True)[1]["next", "done"].shape)
+
+
+def _around_the_corner(lib: Any) -> list[tuple[int, ...]]:
+    ends = torch.tensor([False, True, False, True, False, False])
+    sampler = lib.SliceSampler(slice_len=2, ends=ends, cache_values=True)
+    storage = lib.TensorStorage(TensorDict({"obs": torch.arange(6)}, [6]))
+    rb = lib.ReplayBuffer(storage=storage, sampler=sampler, batch_size=2, writer=lib.ImmutableDatasetWriter())
+    return sorted({tuple(rb.sample()["obs"].tolist()) for _ in range(80)})
+
+
+def _span(lib: Any) -> list[list[int]]:
+    found = []
+    for length, right in ((3, 2), (4, 1)):
+        rb = filled(lib, episodes(5), length, sampler=lib.SliceSampler(slice_len=length, span=(False, right)))
+        found.append(sorted({len(rb.sample()["obs"]) for _ in range(200)}))
+    return found
+
+
+def _passes(lib: Any) -> list[int]:
+    sampler = lib.SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
+    return [len(batch["obs"]) for batch in filled(lib, episodes(1, 2, 2), 4, sampler=sampler)]
+
+
+def _mask(lib: Any) -> bool:
+    sampler = lib.SliceSampler(slice_len=2, strict_length=False, pad_output=True)
+    return ("collector", "mask") in filled(lib, episodes(2, 2), 4, sampler=sampler).sample(return_info=True)[1]
+
+
+def _missing_id(lib: Any) -> tuple[int, ...]:
+    return tuple(
+        filled(lib, episodes(4), 4, sampler=lib.SliceSampler(slice_len=4, traj_key="zip")).sample()["obs"].shape
+    )
+
+
+def _index(lib: Any) -> tuple[int, ...]:
+    sampler = lib.SliceSampler(slice_len=4)
+    return tuple(filled(lib, episodes(4), 4, "TensorDictReplayBuffer", sampler=sampler).sample()["index"].shape)
+
+
+def _small(lib: Any) -> int:
+    return len(filled(lib, episodes(3), 1, capacity=3, sample_unit=lib.Sequence(5)).sample()["obs"])
+
+
+DIFFERENCES = [
+    Difference(
+        "an episode that was only truncated ends",
+        _only_truncated,
+        [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)],
+        [(0.0, 1.0), (2.0, 3.0)],
+    ),
+    Difference("rows of one id are one episode", _reused_ids, Fails("RuntimeError"), [0, 1, 4, 5]),
+    Difference("flags keep their shape", _flat_flags, (4, 4), (4,)),
+    Difference(
+        "the last row is not followed by the first",
+        _around_the_corner,
+        [(0, 1), (2, 3), (4, 5), (5, 0)],
+        [(0, 1), (2, 3), (4, 5)],
+    ),
+    Difference(
+        "a span of i rows on the right leaves slice_len - i rows or more",
+        _span,
+        [[3], [2, 3, 4]],
+        [[1, 2, 3], [3, 4]],
+    ),
+    Difference("batches are full until the pass ends", _passes, [2, 2], [4]),
+    Difference("padding comes with its mask always", _mask, False, True),
+    Difference("a field that was named must be there", _missing_id, (4,), Fails("KeyMissingError")),
+    Difference("the index of a slice is one number a row", _index, (4, 1), (4,)),
+    Difference("a ring has room for a window", _small, 5, Fails("CapacityError")),
+    Difference(
+        "options that would be ignored are refused",
+        lambda lib: isinstance(lib.SliceSampler(slice_len=2, use_gpu=False, fragmented=True, traj_key="a"), object),
+        True,
+        Fails("OptionError"),
+    ),
+    Difference(
+        "a slice has rows",
+        lambda lib: isinstance(lib.SliceSampler(slice_len=0), object),
+        True,
+        Fails("OptionError"),
+    ),
+]
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES, ids=[difference.reason for difference in DIFFERENCES])
+def test_deliberate_difference(difference: Difference) -> None:
+    check(difference)

@@ -1,0 +1,284 @@
+"""Units by themselves: options, refusals, chains, units of one's own."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import (
+    Episodes,
+    FrameStack,
+    Hindsight,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    ReplayBuffer,
+    SampleUnit,
+    Sequence,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+    Transition,
+)
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    OstinatoError,
+    SchemaError,
+    UsageError,
+)
+
+from ...episodes import Log, batch_of
+from ...windows import reward_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.core.draw import View
+    from ostinato.core.plan import Plan
+
+
+def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(40), sample_unit=unit, batch_size=size, **options)
+    data = batch_of(Log(40, longest=6).play(rows))
+    rb.extend(data if change is None else change(data))
+    return rb
+
+
+BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
+    (lambda: NStep(0, 0.9), OptionError, "n must be an integer of at least 1, got 0"),
+    (lambda: NStep(2.5, 0.9), OptionError, "n must be an integer"),  # type: ignore[arg-type]
+    (lambda: NStep(True, 0.9), OptionError, "n must be an integer"),
+    (lambda: NStep(2, 1.1), OptionError, r"gamma must be in \[0, 1\], got 1.1"),
+    (lambda: NStep(2, float("nan")), OptionError, "gamma must be in"),
+    (lambda: FrameStack(0, ["obs"]), OptionError, "k must be an integer of at least 1"),
+    (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
+    (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
+    (lambda: FrameStack(2, [3]), OptionError, "a key is a text, or a tuple of texts"),  # type: ignore[list-item]
+    (lambda: Sequence(2, "never"), OptionError, "episode_boundary must be one of"),
+    (lambda: Sequence(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
+    (lambda: Hindsight(3), KindError, "reward_fn must be a callable"),  # type: ignore[arg-type]
+    (lambda: Hindsight(len, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
+    (lambda: Hindsight(len, strategy="past"), OptionError, "strategy must be one of"),
+    (lambda: ReplayBuffer(sample_unit=[]), OptionError, "empty list"),
+    (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit or a list of them, got int"),  # type: ignore[list-item]
+    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "do different things"),
+    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(len)]), OptionError, "exclude each other"),
+    (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "exclude each other"),
+    (lambda: SliceSampler(slice_len=2, span=2), OptionError, "span is True, False or a number of rows below"),
+    (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
+    (lambda: SliceSampler(slice_len=2, fragmented=True), OptionError, "fragmented"),
+    (lambda: SliceSampler(num_slices=True), OptionError, "num_slices must be an integer"),
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=[words for _, _, words in BAD])
+def test_bad_options_are_refused_when_given(case: tuple[Callable[[], object], type[OstinatoError], str]) -> None:
+    make, error, words = case
+    with pytest.raises(error, match=words):
+        make()
+
+
+def without(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(data: dict[str, Any]) -> dict[str, Any]:
+        then = {key: value for key, value in data["next"].items() if key not in keys}
+        return {**{key: value for key, value in data.items() if key not in keys}, "next": then}
+
+    return change
+
+
+def with_next(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda data: {**data, "next": {**data["next"], **fields}}
+
+
+def with_field(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda data: {**data, name: torch.zeros(20)}
+
+
+UNFIT: list[tuple[Any, Any, type[OstinatoError], str]] = [
+    (NStep(2, 0.9), without("done", "terminated", "truncated"), KeyMissingError, "no field done, terminated"),
+    (NStep(2, 0.9, done_key="over"), None, KeyMissingError, "no field 'over'"),
+    (NStep(2, 0.9), without("reward"), KeyMissingError, "'reward'.*name the right one"),
+    (NStep(2, 0.9, next_keys=["zip"]), None, KeyMissingError, "'zip'"),
+    (NStep(2, 0.9), with_next(reward=torch.zeros(20, dtype=torch.int32)), SchemaError, "must be floating"),
+    (NStep(2, 0.9), with_field("gamma"), SchemaError, "a field 'gamma', which the unit adds"),
+    (NStep(2, 0.9), with_field("steps_to_next_obs"), SchemaError, "which the unit adds"),
+    (Hindsight(reward_of), with_field("relabelled"), SchemaError, "which the unit adds"),
+    (Hindsight(reward_of, goal_key="zip"), None, KeyMissingError, "'zip' .the goal."),
+    (Hindsight(reward_of, achieved_goal_key="zip"), None, KeyMissingError, "'zip' .what was achieved."),
+    (Hindsight(reward_of, goal_key="obs"), None, SchemaError, "one dtype and shape"),
+    (Hindsight(lambda batch: torch.zeros(3)), None, SchemaError, "one reward per row"),
+    (FrameStack(2, ["zip"]), None, KeyMissingError, "'zip' .frames to stack."),
+    (FrameStack(2, ["t"], merge=True), None, SchemaError, "merge=True needs frames with a first dimension"),
+    (
+        FrameStack(2, ["obs"]),
+        with_next(obs=torch.zeros(20, 3, dtype=torch.float64)),
+        SchemaError,
+        "one dtype and shape",
+    ),
+    ([NStep(2, 0.9), FrameStack(2, [("next", "reward")])], None, OptionError, "made by another unit already"),
+    ([Hindsight(reward_of), FrameStack(2, ["desired_goal"])], None, OptionError, "made by another unit already"),
+]
+
+
+@pytest.mark.parametrize("case", UNFIT, ids=[f"{case[0]}-{case[3]}" for case in UNFIT])
+def test_rows_that_do_not_fit_a_unit_are_refused_in_words(case: tuple[Any, Any, type[OstinatoError], str]) -> None:
+    unit, change, error, words = case
+    with pytest.raises(error, match=words):
+        filled(unit, change=change).sample()
+
+
+def test_buffers_without_fields_or_order_are_refused() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), sample_unit=NStep(2, 0.9), batch_size=2)
+    with pytest.raises(OptionError, match="ListStorage has no fields"):
+        rb.extend([{"done": torch.tensor(False)}])
+    with pytest.raises(OptionError, match="does not keep rows in the order"):
+        ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=NStep(2, 0.9), writer=TensorDictMaxValueWriter())
+    rb = filled(NStep(2, 0.9))
+    with pytest.raises(OptionError, match="does not keep rows in the order"):
+        rb.set_writer(TensorDictMaxValueWriter())
+    rb.sample()
+    with pytest.raises(OptionError, match="one kind of episodes"):
+        rb = ReplayBuffer(
+            storage=LazyTensorStorage(9), sample_unit=NStep(2, 0.9, done_key="a"), episodes=Episodes(end_key="b")
+        )
+
+
+def test_the_order_of_keys_is_no_contradiction() -> None:
+    sampler = SliceSampler(slice_len=2, end_keys=[("next", "done"), ("next", "truncated")])
+    rb = filled(sampler=sampler, episodes=Episodes(end_key=[("next", "truncated"), ("next", "done")]))
+    assert len(rb.sample()["id"]) == 4
+
+
+def test_windows_of_slices_are_refused() -> None:
+    with pytest.raises(OptionError, match="slice samplers draw slices already"):
+        filled(Sequence(2), sampler=SliceSampler(slice_len=2)).sample()
+
+
+def test_a_sample_of_nothing_says_so() -> None:
+    for rb in (
+        ReplayBuffer(storage=LazyTensorStorage(9), sample_unit=NStep(2, 0.9), batch_size=2),
+        ReplayBuffer(storage=LazyTensorStorage(9), sampler=SliceSampler(slice_len=2), batch_size=2),
+    ):
+        with pytest.raises(EmptyBufferError, match="empty storage"):
+            rb.sample()
+
+
+def test_rows_that_stay_as_they_are_cannot_be_written() -> None:
+    ends = torch.zeros(20, dtype=torch.bool)
+    ends[9] = True
+    rb = filled()
+    rb.set_sampler(SliceSampler(slice_len=4, ends=ends, cache_values=True))
+    assert {tuple(s) for s in rb.sample(40)["id"].view(-1, 4).tolist()} <= {
+        tuple(range(first, first + 4)) for first in [*range(7), *range(10, 17)]
+    }
+    with pytest.raises(UsageError, match="rows that stay as they are"):
+        rb.extend(batch_of(Log(40).play(1)))
+    assert len(rb) == 20
+    rb.set_sampler(SliceSampler(slice_len=4, ends=ends[:5], cache_values=True))
+    with pytest.raises(SchemaError, match="one value for each of the 20 rows"):
+        rb.sample()
+
+
+def test_ids_that_are_no_integers_are_refused() -> None:
+    for bad in (0.5, float("nan"), float("inf")):
+        rb = ReplayBuffer(storage=LazyTensorStorage(9), sampler=SliceSampler(slice_len=2, traj_key="episode"))
+        with pytest.raises(SchemaError, match="must hold integers"):
+            rb.extend({"episode": torch.tensor([0.0, bad])})
+        rb.extend({"episode": torch.tensor([0.0, 0.0])})
+        assert rb.sample(2)["episode"].tolist() == [0.0, 0.0]
+
+
+def test_n_and_gamma_hold_from_the_next_draw_on() -> None:
+    unit = NStep(1, 0.5)
+    rb = filled(unit, size=64)
+    assert (rb.sample()["steps_to_next_obs"] == 1).all()
+    unit.n, unit.gamma = 3, 0.25
+    batch = rb.sample()
+    assert int(batch["steps_to_next_obs"].max()) == 3
+    assert torch.equal(batch["gamma"], 0.25 ** batch["steps_to_next_obs"].float())
+    with pytest.raises(OptionError):
+        unit.n = 0
+    with pytest.raises(OptionError):
+        unit.gamma = -0.1
+    assert (unit.n, unit.gamma) == (3, 0.25)
+
+
+def test_named_next_fields_alone_belong_to_the_end() -> None:
+    rb = filled(NStep(3, 0.9, next_keys=[("next", "obs")]), size=64)
+    batch = rb.sample()
+    several = batch["steps_to_next_obs"] > 1
+    assert several.any()
+    assert not batch["next"]["done"][several].any()  # that of the first step, as it was asked for
+    assert torch.equal(batch["next"]["obs"][:, 2], (batch["t"] + batch["steps_to_next_obs"]).float())
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        [Sequence(3), NStep(2, 0.9)],
+        [Sequence(2), FrameStack(2, ["obs"])],
+        [Sequence(2), Hindsight(reward_of)],
+        [Hindsight(reward_of), FrameStack(2, ["obs"])],
+        [FrameStack(2, ["obs"]), NStep(2, 0.9), Sequence(2, burn_in=1)],
+    ],
+    ids=str,
+)
+def test_units_combine_in_any_order(units: list[SampleUnit]) -> None:
+    one, other = (filled(order, generator=torch.Generator().manual_seed(1)) for order in (units, units[::-1]))
+    first, second = one.sample(return_info=True), other.sample(return_info=True)
+    assert torch.equal(first[0]["obs"], second[0]["obs"])
+    assert list(first[1]) == list(second[1])
+    rows = next((unit.rows for unit in units if isinstance(unit, Sequence)), 1)
+    assert all(value.shape[0] == 4 * rows for value in first[1].values())
+
+
+def test_slices_of_returns_and_stacks_fit_together() -> None:
+    rb = filled([NStep(2, 0.9), FrameStack(2, ["obs"])], size=6, sampler=SliceSampler(slice_len=3))
+    batch, info = rb.sample(return_info=True)
+    assert batch["obs"].shape == (6, 2, 3)
+    assert torch.equal(batch["obs"][:, -1, 2], batch["t"].float())
+    assert info["next", "truncated"].view(2, 3)[:, -1].all()
+
+
+def test_a_transition_is_a_row() -> None:
+    one = filled(Transition(), generator=torch.Generator().manual_seed(1))
+    other = filled(generator=torch.Generator().manual_seed(1))
+    assert torch.equal(one.sample()["id"], other.sample()["id"])
+
+
+class Later(SampleUnit):
+    """Of one's own: the row after the one drawn, with what the dice say of it."""
+
+    rank = 5
+    episodes = Episodes()
+
+    def roll(self, records: int, view: View, generator: torch.Generator | None) -> torch.Tensor:
+        return torch.rand(records, generator=generator)
+
+    def expand(self, plan: Plan, view: View, dice: torch.Tensor | None) -> Plan:
+        assert view.episodes is not None
+        assert dice is not None
+        moved = plan._replace(records=view.episodes.shift(plan.records, 1))
+        return moved._replace(fields={"dice": dice})
+
+
+def test_a_unit_of_ones_own() -> None:
+    rb = filled(Later(), size=30)
+    batch = rb.sample()
+    assert batch["dice"].shape == (30,)
+    assert (batch["t"] > 0).any()
+    with pytest.raises(OptionError, match="only one unit of several may need random numbers"):
+        filled([Later(), Hindsight(reward_of)]).sample()
+
+
+def test_buffers_with_units_pickle() -> None:
+    for options in ({"unit": [NStep(2, 0.9), FrameStack(2, ["obs"])]}, {"sampler": SliceSampler(slice_len=2)}):
+        rb = filled(generator=torch.Generator().manual_seed(0), **options)  # type: ignore[arg-type]
+        rb.sample()
+        again = pickle.loads(pickle.dumps(rb))
+        assert torch.equal(rb.sample()["obs"], again.sample()["obs"])
