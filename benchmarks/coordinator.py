@@ -53,6 +53,7 @@ SEATS: Final = (
     Seat("limit-packed", "limit: C, packed rows", "limit_packed"),
     Seat("limit-fields", "limit: C, by field", "limit_fields"),
     Seat("limit-torch", "limit: torch, by field", "limit_torch"),
+    Seat("limit-plain", "limit: plain sample", "limit_plain"),
     Seat("torchrl", "TorchRL", "torchrl", is_peer=True),
     Seat("cpprb", "cpprb", "cpprb", is_peer=True),
     Seat("sb3", "Stable-Baselines3", "sb3", is_peer=True),

@@ -60,6 +60,8 @@ class Workload:
 _GATHER = "draw fresh random rows and copy them into preallocated memory, nothing else"
 _TREE = "draw from a bare sum tree, copy the rows, write 256 new leaves, nothing else"
 _RING = "copy the rows to the ring's cursor, nothing else"
+_SLICES = "copy slices of rows, drawn in advance, to preallocated memory (and 256 rows in), nothing else"
+_PLAIN = "Ostinato's plain sample of rows that hold the same bytes ready-made"
 _START = "a process that imports torch alone"
 
 
@@ -78,6 +80,7 @@ def _kinds(base: Workload, targets: tuple[Target, ...], **more: tuple[Target, ..
 
 
 _CPPRB = TimesPeer("cpprb", 1)
+_UNIT = (WithinLimit(1.5),)
 
 WORKLOADS: tuple[Workload, ...] = (
     *_kinds(
@@ -114,6 +117,62 @@ WORKLOADS: tuple[Workload, ...] = (
         )
         for rows in (10_000, 100_000, 10_000_000)
     ),
+    *(
+        Workload(
+            f"prioritized-threads.{threads}",
+            f"prioritized sample(256) of 1,000,000 rows in {threads} thread{'s' * (threads > 1)}, time per sample",
+            "nothing",
+            MILLION,
+            256,
+            min_calls=10,
+        )
+        for threads in (1, 2)
+    ),
+    *(
+        Workload(
+            f"priority-update.{count:.0e}-of-{rows:.0e}".replace("+0", ""),
+            f"update of {count:,} priorities of {rows:,} rows, time per 1,000",
+            "nothing",
+            rows,
+            count,
+            min_calls=10,
+        )
+        for rows in (MILLION, 10 * MILLION)
+        for count in (1_000, 100_000)
+    ),
+    *_kinds(
+        Workload("slices", "64 slices of 16 of 1,000,000 rows", _SLICES, MILLION, 1024),
+        (TimesPeer("torchrl", 12),),
+        dict=(WithinLimit(2),),
+    ),
+    *_kinds(
+        Workload(
+            "slices-writing", "extend(256) + 64 slices of 16, 1,000,000 rows", _SLICES, MILLION, 1024, min_calls=20
+        ),
+        (TimesPeer("torchrl", 50),),
+    ),
+    *(
+        Workload(
+            f"slices-rows.{rows:.0e}".replace("+0", ""),
+            f"64 slices of 16 of {rows:,} rows, dict",
+            _SLICES,
+            rows,
+            1024,
+            targets=(WithinLimit(2),),
+        )
+        for rows in (100_000, 10_000_000)
+    ),
+    Workload("n-step.dict", "256 transitions over 3 steps, 1,000,000 rows", _PLAIN, MILLION, 256, targets=_UNIT),
+    Workload(
+        "frame-stack.dict",
+        "32 stacks of 4 frames 84x84, 10,000 rows",
+        _PLAIN,
+        IMAGE_ROWS,
+        32,
+        min_calls=100,
+        targets=_UNIT,
+    ),
+    Workload("single-copy.dict", "256 transitions of rows stored once, 1,000,000", _PLAIN, MILLION, 256, targets=_UNIT),
     Workload(
         "images.dict",
         "sample(32) of 10,000 rows of two 84x84x4 uint8",
@@ -139,7 +198,7 @@ WORKLOADS: tuple[Workload, ...] = (
         MILLION,
         4096,
         min_calls=260,
-        targets=(AtMost(400 * US), WorstWithin(5)),
+        targets=(WithinLimit(1.6), WorstWithin(5)),
     ),
     Workload(
         "start.import",

@@ -15,6 +15,7 @@
 #include "fields.hpp"
 #include "gather.hpp"
 #include "leaves.hpp"
+#include "mirror.hpp"
 #include "platform.hpp"
 #include "ranks.hpp"
 #include "shuffle.hpp"
@@ -54,10 +55,16 @@ std::vector<Address> to_addresses(const nb::list& numbers) {
 
 /// Runs `work` without the interpreter lock if it moves enough to be worth it.
 template <typename Work>
-void run(const Plan& plan, std::int64_t n, Work work) {
+auto run_bytes(std::size_t row_bytes, std::int64_t n, Work work) {
+    if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
     std::optional<nb::gil_scoped_release> unlocked;
-    if (plan.row_bytes() * static_cast<std::size_t>(n) >= kReleaseBytes) unlocked.emplace();
-    work();
+    if (row_bytes * static_cast<std::size_t>(n) >= kReleaseBytes) unlocked.emplace();
+    return work();
+}
+
+template <typename Work>
+void run(const Plan& plan, std::int64_t n, Work work) {
+    run_bytes(plan.row_bytes(), n, work);
 }
 
 std::size_t add(Fields& fields, const nb::list& segments, std::int64_t row_bytes, std::int64_t stride) {
@@ -156,6 +163,45 @@ nb::object check_leaves(const nb::list& values, const nb::list& dtypes, const nb
         return nb::none();
     }
 }
+
+// Next observations that are stored once.
+std::int64_t mirror_compare(const Mirror& mirror, std::int64_t cursor, std::int64_t n, const nb::list& obs,
+                            const nb::list& nexts, Address agree, Address relink) {
+    const auto first = to_addresses(obs), second = to_addresses(nexts);
+    return run_bytes(mirror.row_bytes(), n, [&] {
+        return mirror.compare(cursor, n, first, second, at_address<Byte>(agree), at_address<Byte>(relink));
+    });
+}
+
+void mirror_link(Mirror& mirror, std::int64_t start, std::int64_t n, std::int64_t skip, const nb::list& nexts,
+                 Address agree, Address relink) {
+    const auto from = to_addresses(nexts);
+    run_bytes(mirror.row_bytes(), n, [&] {
+        mirror.link_run(start, n, skip, from, at_address<const Byte>(agree), at_address<const Byte>(relink));
+    });
+}
+
+void mirror_put(Mirror& mirror, Address slots, std::int64_t n, const nb::list& nexts) {
+    const auto from = to_addresses(nexts);
+    run_bytes(mirror.row_bytes(), n,
+              [&] { mirror.put_rows(at_address<const std::int64_t>(slots), n, from); });
+}
+
+void mirror_drop(Mirror& mirror, Address slots, std::int64_t n) {
+    mirror.drop_rows(at_address<const std::int64_t>(slots), n);
+}
+
+void mirror_read(const Mirror& mirror, const nb::list& leaves, Address slots, Address pick, std::int64_t n,
+                 const nb::list& outs) {
+    std::vector<std::size_t> which;
+    for (const Address leaf : to_addresses(leaves)) which.push_back(leaf);
+    const auto to = to_addresses(outs);
+    run_bytes(mirror.row_bytes(), n, [&] {
+        mirror.read(which, at_address<const std::int64_t>(slots), at_address<const Byte>(pick), n, to);
+    });
+}
+
+void mirror_chunk(Mirror& mirror, const nb::list& bases) { mirror.add_chunk(to_addresses(bases)); }
 
 // The sum tree. Few leaves are done before the interpreter lock would be back.
 constexpr std::int64_t kReleaseLeaves = 1024;
@@ -268,6 +314,24 @@ NB_MODULE(_native, m) {
     m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
     ostinato::episodes::bind(m);
+    nb::class_<ostinato::Mirror>(m, "Mirror", "Next observations that are stored once.")
+        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, ostinato::Address>(), "capacity"_a, "lanes"_a,
+             "chunk_rows"_a, "apart"_a)
+        .def("add_group", &ostinato::Mirror::add_group, "base"_a, "stride"_a, "nbytes"_a)
+        .def("add_leaf", &ostinato::Mirror::add_leaf, "group"_a, "offset"_a, "nbytes"_a)
+        .def("add_chunk", &ostinato::mirror_chunk, "bases"_a)
+        .def("guard", &ostinato::Mirror::guard, "base"_a, "nbytes"_a)
+        .def("clear", &ostinato::Mirror::clear)
+        .def("compare", &ostinato::mirror_compare, "cursor"_a, "n"_a, "obs"_a, "nexts"_a, "agree"_a,
+             "relink"_a)
+        .def("detach_run", &ostinato::Mirror::detach_run, "start"_a, "n"_a, "spare"_a)
+        .def("link_run", &ostinato::mirror_link, "start"_a, "n"_a, "skip"_a, "nexts"_a, "agree"_a, "relink"_a)
+        .def("put_rows", &ostinato::mirror_put, "slots"_a, "n"_a, "nexts"_a)
+        .def("drop_rows", &ostinato::mirror_drop, "slots"_a, "n"_a)
+        .def("read", &ostinato::mirror_read, "leaves"_a, "slots"_a, "pick"_a, "n"_a, "outs"_a)
+        .def_prop_ro("room", &ostinato::Mirror::room)
+        .def_prop_ro("used", &ostinato::Mirror::used)
+        .def_prop_ro("nbytes", &ostinato::Mirror::nbytes);
     nb::class_<ostinato::SumTree>(m, "SumTree", "Priorities of slots, drawn in proportion.")
         .def(nb::init<std::int64_t>(), "capacity"_a)
         .def("set", &ostinato::tree_set, "slots"_a, "values"_a, "n"_a)

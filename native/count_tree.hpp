@@ -4,10 +4,13 @@
 // never move, so no write stalls on a copy of them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
+
+#include "platform.hpp"
 
 namespace ostinato {
 
@@ -38,15 +41,7 @@ private:
 
 class CountTree {
 public:
-    struct Found {
-        std::int64_t position;
-        std::int64_t rest;  // of the rank, within the position
-    };
-
     std::int64_t total() const { return total_; }
-
-    /// The number at a position, which was set before.
-    std::int64_t get(std::int64_t position) const { return levels_.front()[position]; }
 
     void set(std::int64_t position, std::int64_t number) {
         if (position >= size_) grow(position + 1);
@@ -59,21 +54,19 @@ public:
         total_ += more;
     }
 
-    /// Where a rank in [0, total) falls.
-    Found find(std::int64_t rank) const {
-        std::int64_t node = 0;
+    /// Where ranks in [0, total) fall; `ranks` becomes what is left of each within its position. All go down
+    /// together, and each level asks for the lines of the next.
+    void find(std::int64_t* ranks, std::int64_t n, std::int64_t* positions) const {
+        std::fill_n(positions, n, std::int64_t{0});
         for (std::size_t level = levels_.size(); level-- > 0;) {
-            const std::int64_t* line = &levels_[level][node * kFan];
-            std::int64_t before = 0, passed = 0, child = 0;
-            for (std::int64_t c = 0; c + 1 < kFan; ++c) {
-                before += line[c];
-                child += before <= rank ? 1 : 0;
-                passed = before <= rank ? before : passed;
+            const Chunks<std::int64_t>& from = levels_[level];
+            const Chunks<std::int64_t>& next = levels_[level > 0 ? level - 1 : 0];
+            for (std::int64_t i = 0; i < n; ++i) {
+                const std::int64_t node = positions[i] * kFan;
+                positions[i] = node + descend(&from[node], ranks[i]);
+                if (level > 0) prefetch<false>(&next[positions[i] * kFan]);
             }
-            node = node * kFan + child;
-            rank -= passed;
         }
-        return {node, rank};
     }
 
     void clear() { *this = CountTree(); }
@@ -87,17 +80,31 @@ public:
 private:
     static constexpr std::int64_t kFan = 8;
 
+    static std::int64_t round_up(std::int64_t count) { return (count + kFan - 1) / kFan * kFan; }
+
+    /// The one of eight in which a rank falls; the rank becomes what is left of it there.
+    static std::int64_t descend(const std::int64_t* line, std::int64_t& rank) {
+        std::int64_t before = 0, passed = 0, child = 0;
+        for (std::int64_t c = 0; c + 1 < kFan; ++c) {
+            before += line[c];
+            child += before <= rank ? 1 : 0;
+            passed = before <= rank ? before : passed;
+        }
+        rank -= passed;
+        return child;
+    }
+
     void grow(std::int64_t count) {
-        size_ = (count + kFan - 1) / kFan * kFan;
+        size_ = round_up(count);
         std::int64_t nodes = size_;
         for (std::size_t level = 0; level == 0 || nodes > 1; ++level) {
             if (level == levels_.size()) {
                 levels_.emplace_back();
                 levels_.back().require(kFan);
-                if (level > 0) levels_.back()[0] = total_;  // all that there is lies below its first node
+                levels_.back()[0] = total_;  // all that there is lies below its first node
             }
-            levels_[level].require((nodes + kFan - 1) / kFan * kFan);
-            nodes = (nodes + kFan - 1) / kFan;
+            levels_[level].require(round_up(nodes));
+            nodes = round_up(nodes) / kFan;
         }
     }
 

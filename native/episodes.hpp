@@ -27,7 +27,8 @@ namespace ostinato {
 
 class Episodes {
 public:
-    static constexpr std::int64_t kMaxCapacity = std::numeric_limits<std::int32_t>::max();
+    static constexpr std::int64_t kMaxCapacity = std::int64_t{1}
+                                                 << 30;  // records have numbers below twice that
 
     /// What is known of a batch besides where it goes; null where nothing is said.
     struct Flags {
@@ -48,7 +49,7 @@ public:
 
     Episodes(std::int64_t capacity, std::int64_t lanes) : capacity_(capacity), lanes_(lanes) {
         if (capacity < 1 || capacity > kMaxCapacity) {
-            throw std::invalid_argument("capacity must be in [1, 2**31), got " + std::to_string(capacity));
+            throw std::invalid_argument("capacity must be in [1, 2**30], got " + std::to_string(capacity));
         }
         if (lanes < 1 || capacity % lanes != 0) {
             throw std::invalid_argument("lanes must be at least 1 and divide the capacity, got " +
@@ -79,9 +80,11 @@ public:
 
     /// Forget all rows; serial numbers and registered needs stay.
     void clear() {
-        std::unique_ptr<std::int32_t[], Release> slots(static_cast<std::int32_t*>(std::calloc(
-            static_cast<std::size_t>(capacity_), sizeof(std::int32_t))));  // no memory until written
+        const std::size_t bytes = static_cast<std::size_t>(capacity_) * sizeof(std::int32_t);
+        std::unique_ptr<std::int32_t[], Release> slots(
+            static_cast<std::int32_t*>(std::calloc(bytes, 1)));  // takes no memory until written
         if (slots == nullptr) throw std::bad_alloc();
+        if (bytes >= kHugeBytes) advise_huge_pages(reinterpret_cast<Address>(slots.get()), bytes);
         lane_open_.assign(static_cast<std::size_t>(lanes_), kNone);
         slots_ = std::move(slots);
         table_.clear();
@@ -201,20 +204,18 @@ public:
     /// Rows that can start, by their ranks `randoms * total >> 63`.
     void draw(std::int64_t handle, const std::int64_t* randoms, std::int64_t n, std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
-        for (std::int64_t i = 0; i < n; ++i) {
-            const CountTree::Found found = starts.rows.find(scale(randoms[i], starts.rows.total()));
-            out[i] = slot_at(table_[found.position], found.rest);
-        }
+        draw_chunks(starts.rows, randoms, n, out,
+                    [](const Record&, std::int64_t, std::int64_t rest) { return rest; });
     }
 
     /// Episodes by the first `n` numbers, then rows of them by the other `n`.
     void draw_episodes(std::int64_t handle, const std::int64_t* randoms, std::int64_t n,
                        std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
-        for (std::int64_t i = 0; i < n; ++i) {
-            const std::int64_t r = starts.episodes.find(scale(randoms[i], starts.episodes.total())).position;
-            out[i] = slot_at(table_[r], scale(randoms[n + i], table_[r].length - starts.need + 1));
-        }
+        draw_chunks(starts.episodes, randoms, n, out,
+                    [&](const Record& record, std::int64_t i, std::int64_t) {
+                        return scale(randoms[n + i], record.length - starts.need + 1);
+                    });
     }
 
     void save(const State& state) const {
@@ -266,6 +267,7 @@ private:
     static constexpr std::int32_t kNone = -1;
     static constexpr std::uint8_t kOpen = 0, kEnded = 1, kCut = 2;
     static constexpr std::uint8_t kLane = 0, kId = 1;
+    static constexpr std::size_t kHugeBytes = std::size_t{4} << 20;
     static constexpr std::int64_t kChunk = 64;  // rows whose records are asked for before they are read
 
     struct Release {
@@ -541,26 +543,43 @@ private:
     void place(const Record& record, std::int64_t at, const Span& span, std::int64_t* out,
                std::uint8_t* valid) const {
         const std::int64_t width = span.before + 1 + span.after;
-        const std::int64_t low = span.before - std::min(span.before, at / span.dilation);
+        const std::int64_t low = span.before - std::min(span.before, steps_in(at, span.dilation));
         const std::int64_t high =
-            span.before + 1 + std::min(span.after, (record.length - 1 - at) / span.dilation);
-        const std::int64_t from = at - (span.before - low) * span.dilation;
-        std::fill_n(out, low, std::int64_t{record.first});
-        if (record.list != nullptr) {
-            const std::int32_t* slot = record.list->slots.data() + record.list->gone + from;
-            for (std::int64_t k = low; k < high; ++k) out[k] = slot[(k - low) * span.dilation];
-        } else {
-            const std::int64_t step = record.stride * span.dilation % capacity_;
-            std::int64_t slot = slot_at(record, from);
-            for (std::int64_t k = low; k < high; ++k) {
-                out[k] = slot;
-                slot += step;
-                if (slot >= capacity_) slot -= capacity_;
-            }
+            span.before + 1 + std::min(span.after, steps_in(record.length - 1 - at, span.dilation));
+        place_inside(record, at - (span.before - low) * span.dilation, span.dilation, out + low, high - low);
+        if (high - low == width) {
+            std::fill_n(valid, width, std::uint8_t{1});
+            return;
         }
+        std::fill_n(out, low, std::int64_t{record.first});
         std::fill(out + high, out + width, std::int64_t{record.last});
-        std::fill_n(valid, width, std::uint8_t{0});
-        std::fill(valid + low, valid + high, std::uint8_t{1});
+        for (std::int64_t k = 0; k < width; ++k) valid[k] = low <= k && k < high ? 1 : 0;
+    }
+
+    /// Every `dilation`-th row from a position on, `count` in all.
+    void place_inside(const Record& record, std::int64_t position, std::int64_t dilation, std::int64_t* out,
+                      std::int64_t count) const {
+        if (record.list != nullptr) {
+            const std::int32_t* slots = record.list->slots.data() + record.list->gone + position;
+            for (std::int64_t k = 0; k < count; ++k) out[k] = slots[k * dilation];
+            return;
+        }
+        const std::int64_t step = record.stride * dilation;  // of two entries or more: below the capacity
+        std::int64_t slot = slot_at(record, position);
+        if (slot + step * (count - 1) < capacity_) {  // most windows do not go round the end of the ring
+            for (std::int64_t k = 0; k < count; ++k) out[k] = slot + k * step;
+            return;
+        }
+        for (std::int64_t k = 0; k < count; ++k) {
+            out[k] = slot;
+            slot += step;
+            if (slot >= capacity_) slot -= capacity_;
+        }
+    }
+
+    /// Steps of a window that fit in some rows. In 32 bits, as in `lane_of`.
+    static std::int64_t steps_in(std::int64_t rows, std::int64_t dilation) {
+        return static_cast<std::uint32_t>(rows) / static_cast<std::uint32_t>(dilation);
     }
 
     // -- draws ----------------------------------------------------------------------------------------------
@@ -569,6 +588,28 @@ private:
     static std::int64_t scale(std::int64_t random, std::int64_t total) {
         return static_cast<std::int64_t>(
             multiply_high(static_cast<std::uint64_t>(random) << 1, static_cast<std::uint64_t>(total)));
+    }
+
+    /// Records by their ranks in a tree; `choose(record, i, rest of the rank)` gives a position in each.
+    template <typename Choose>
+    void draw_chunks(const CountTree& tree, const std::int64_t* randoms, std::int64_t n, std::int64_t* out,
+                     Choose choose) const {
+        std::array<std::int64_t, kChunk> ranks, found;
+        for (std::int64_t first = 0; first < n; first += kChunk) {
+            const std::int64_t count = std::min(kChunk, n - first);
+            for (std::int64_t k = 0; k < count; ++k) {
+                ranks[static_cast<std::size_t>(k)] = scale(randoms[first + k], tree.total());
+            }
+            tree.find(ranks.data(), count, found.data());
+            for (std::int64_t k = 0; k < count; ++k)
+                prefetch<false>(&table_[found[static_cast<std::size_t>(k)]]);
+            for (std::int64_t k = 0; k < count; ++k) {
+                const Record& record = table_[found[static_cast<std::size_t>(k)]];
+                out[first + k] =
+                    slot_at(record, choose(record, first + k, ranks[static_cast<std::size_t>(k)]));
+                prefetch<false>(slots_.get() + out[first + k]);  // most draws are followed by a window
+            }
+        }
     }
 
     const Starts& starts_of(std::int64_t handle) const {
@@ -590,7 +631,7 @@ private:
     void require_state(std::int64_t cursor, std::int64_t present, std::int64_t records,
                        std::int64_t free_count, const State& state) const {
         bool good = cursor >= 0 && cursor < capacity_ && present >= 0 && present <= capacity_ &&
-                    records >= 0 && records <= capacity_ && free_count >= 0 && free_count <= records;
+                    records >= 0 && records <= 2 * capacity_ && free_count >= 0 && free_count <= records;
         for (std::int64_t i = 0; good && i < present; ++i) {
             good = state.episode[i] >= -1 && state.episode[i] < records;
         }

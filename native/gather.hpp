@@ -38,6 +38,7 @@ struct Pass {
     std::size_t span = 0;                 // bytes of a row, from its first column to the end of its last one
     std::int64_t rows = 0;                // of the virtual table
     const std::int64_t* slots = nullptr;  // null: the ring run that begins at slot `start`
+    Byte* const* located = nullptr;       // the rows themselves, where the caller knows them better
     std::size_t first_column = 0;         // in Plan::columns
     std::size_t columns_end = 0;
 };
@@ -207,6 +208,7 @@ private:
     static std::size_t ring(std::int64_t step) { return static_cast<std::size_t>(step) % kRing; }
 
     Byte* locate(const Pass& pass, std::int64_t step) const {
+        if (pass.located != nullptr) return pass.located[step];
         std::int64_t slot = start_ + step;
         if (pass.slots != nullptr) {
             slot = pass.slots[step];

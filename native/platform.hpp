@@ -1,4 +1,5 @@
-// What differs between compilers and systems: hints, processors, and the high half of a product. Nothing else lives here.
+// What differs between compilers and systems: hints, processors, and the high half of a product. Nothing else
+// lives here.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +13,12 @@
 #include <unistd.h>
 #endif
 
-/// Before a function whose loops the compiler can make work on more numbers at once where the processor can: it is
-/// compiled for several, and the system takes the best when the module is loaded. All give the same results.
+/// Before a function whose loops the compiler can make work on more numbers at once where the processor can:
+/// it is compiled for several, and the system takes the best when the module is loaded. All give the same
+/// results.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-#define OSTINATO_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define OSTINATO_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define OSTINATO_CLONES
 #endif

@@ -1,8 +1,9 @@
-// x ** y for many x: a loop without branches and calls, so that the compiler makes it work on several numbers at
-// once; within two units in the last place. No Python here.
+// x ** y for many x: a loop without branches and calls, so that the compiler makes it work on several numbers
+// at once; within two units in the last place. No Python here.
 //
-// x = m * 2**e with m around 1; log2(m) from the series of the inverse hyperbolic tangent; y * log2(x) = n + r with
-// a whole n; 2**r from the exponential series. What would leave the range of normal numbers goes to the library.
+// x = m * 2**e with m around 1; log2(m) from the series of the inverse hyperbolic tangent; y * log2(x) = n +
+// r with a whole n; 2**r from the exponential series. What may leave the range of normal numbers goes to the
+// library.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +17,10 @@ namespace ostinato {
 
 namespace power {
 
-constexpr std::uint64_t kOne = std::uint64_t{0x3ff} << 52;     // the bits of 1.0
-constexpr std::uint64_t kRoot = 0x3fe6a09e667f3bcd;            // the bits of sqrt(1/2), where m begins
-constexpr std::uint64_t kWhole = std::uint64_t{0x433} << 52;   // the bits of 2**52: its last ones are whole numbers
+constexpr std::uint64_t kOne = std::uint64_t{0x3ff} << 52;  // the bits of 1.0
+constexpr std::uint64_t kRoot = 0x3fe6a09e667f3bcd;         // the bits of sqrt(1/2), where m begins
+constexpr std::uint64_t kWhole = std::uint64_t{0x433}
+                                 << 52;  // the bits of 2**52: its last ones are whole numbers
 constexpr std::uint64_t kHigh = ~((std::uint64_t{1} << 27) - 1);
 constexpr double kRound = 0x1.8p52;  // added and taken away again, it rounds to a whole number
 constexpr double kLog2 = 0.693147180559945309417;
@@ -33,14 +35,15 @@ inline double log2_of(double f) {
 
 /// exp(r), for |r| up to 0.35.
 inline double exp_of(double r) {
-    constexpr double kInverse[] = {1.0 / 2,     1.0 / 6,      1.0 / 24,      1.0 / 120,      1.0 / 720,       1.0 / 5040,
-                                   1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
+    constexpr double kInverse[] = {1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,
+                                   1.0 / 720,     1.0 / 5040,     1.0 / 40320,     1.0 / 362880,
+                                   1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
     double sum = kInverse[11];
     for (int k = 10; k >= 0; --k) sum = sum * r + kInverse[k];
     return 1 + (r + r * r * sum);
 }
 
-/// x ** y where neither x nor the result is beyond 2**1000 or below 2**-1000.
+/// x ** y where the result is a normal number. `high` and `low` are the upper and lower digits of y.
 inline double of_normal(double x, double y, double high, double low) {
     const auto bits = std::bit_cast<std::uint64_t>(x);
     const std::uint64_t exponent = (bits - kRoot + kOne) >> 52;  // e + 1023
@@ -57,19 +60,22 @@ inline double of_normal(double x, double y, double high, double low) {
 
 /// `x[i]` becomes `x[i] ** y`; x is at least 0. Each result depends on its own number alone.
 OSTINATO_CLONES inline void raise(double* x, std::int64_t n, double y) {
-    if (y == 1) return;
-    const double limit = std::min(1000.0, std::floor(1000 / std::max(std::abs(y), 1.0)) - 1);
-    const double most = limit > 0 ? std::ldexp(1.0, static_cast<int>(limit)) : 1.0;
-    const double least = 1 / most;
-    const auto high = std::bit_cast<double>(std::bit_cast<std::uint64_t>(y) & power::kHigh);
+    constexpr double kMostPower = 4;  // beyond it, the error of the logarithm would show
+    constexpr double kMost = 0x1p249, kLeast = 0x1p-249;
     constexpr std::int64_t kBlock = 64;
+    if (y == 1) return;
+    if (!(std::abs(y) <= kMostPower)) {
+        std::transform(x, x + n, x, [y](double number) { return std::pow(number, y); });
+        return;
+    }
+    const auto high = std::bit_cast<double>(std::bit_cast<std::uint64_t>(y) & power::kHigh);
     double result[kBlock];
     for (std::int64_t first = 0; first < n; first += kBlock) {
         double* const block = x + first;
         const std::int64_t count = std::min(kBlock, n - first);
         for (std::int64_t i = 0; i < count; ++i) result[i] = power::of_normal(block[i], y, high, y - high);
         for (std::int64_t i = 0; i < count; ++i) {
-            if (!(block[i] >= least && block[i] <= most)) result[i] = std::pow(block[i], y);
+            if (!(block[i] >= kLeast && block[i] <= kMost)) result[i] = std::pow(block[i], y);
         }
         std::copy_n(result, count, block);
     }

@@ -1,5 +1,5 @@
-// Priorities around the tree, a whole batch in one pass: draws with weights and stamps, and updates that stamps
-// and checks let through. No Python here.
+// Priorities around the tree, a whole batch in one pass: draws with weights and stamps, and updates that
+// stamps and checks let through. No Python here.
 #pragma once
 
 #include <algorithm>
@@ -51,9 +51,9 @@ void sample(const SumTree& tree, const double* uniforms, std::int64_t n, double 
 
 /// What the rows of a tree have beside their leaf, and how a priority becomes one.
 struct Ranks {
-    double* priorities;            // as they were given, one for each leaf
-    const unsigned char* hidden;   // where not 0 the leaf stays 0; null: nowhere
-    std::int64_t rows;             // slots from here on hold nothing
+    double* priorities;           // as they were given, one for each leaf
+    const unsigned char* hidden;  // where not 0 the leaf stays 0; null: nowhere
+    std::int64_t rows;            // slots from here on hold nothing
     double eps;
     double alpha;
 
@@ -76,8 +76,8 @@ struct Learned {
     double left = 0;         // largest that these rows have now (asked for with `within`)
 };
 
-/// Gives rows priorities, in order: of equal slots the last one wins. With `given` stamps only rows that still have
-/// theirs; without, slots of -1 are left out. Nothing is written if an argument is bad.
+/// Gives rows priorities, in order: of equal slots the last one wins. With `given` stamps only rows that
+/// still have theirs; without, slots of -1 are left out. Nothing is written if an argument is bad.
 template <typename Priority>
 class Update {
 public:

@@ -221,7 +221,8 @@ private:
         prefetch<true>(block->least);
     }
 
-    /// What `update_sum` will read and write. (Near the leaves a large batch has lost its first lines by then.)
+    /// What `update_sum` will read and write. (Near the leaves a large batch has lost its first lines by
+    /// then.)
     void fetch_family(std::size_t level, std::int64_t node) const {
         prefetch<false>(lines_below(level)[node]);
         prefetch<true>(blocks_[level][node / kFan].sum);
@@ -305,7 +306,8 @@ private:
         mosts_[level][static_cast<std::size_t>(node)] = most_of(mosts);
     }
 
-    /// A child of a node of the lowest level has a new smallest value. Most nodes have a smaller one: there it ends.
+    /// A child of a node of the lowest level has a new smallest value. Most nodes have a smaller one: there
+    /// it ends.
     void lower(std::int64_t node, double old, double value) {
         for (std::size_t level = 0; level < nodes_.size() && value != old; ++level, node /= kFan) {
             double& least = blocks_[level][node / kFan].least[node % kFan];

@@ -42,6 +42,7 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pyt
             exec(compile(text, f"{page.name}:block{number}", "exec"), namespace)
         elif language == "pycon":
             test = doctest.DocTestParser().get_doctest(text, namespace, f"block{number}", str(page), 0)
+            test.globs = namespace  # the parser copies them: blocks of one page go on where the last one ended
             runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
             runner.run(test, clear_globs=False)
             assert runner.summarize(verbose=False).failed == 0

@@ -188,6 +188,15 @@ def test_the_rest_of_native_knows_no_python() -> None:
         assert knows == (path.name in NATIVE_WITH_PYTHON), path
 
 
+def test_doors_for_other_libraries_are_strangers() -> None:
+    doors = SOURCE / "compat"
+    for path in doors.rglob("*.py"):
+        mine = path.relative_to(doors).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ostinato.compat"):
+                assert (node.module or "").split(".")[2:3] == [mine], f"{path} imports another door"
+
+
 def test_root_exports_exactly_all() -> None:
     import ostinato
 

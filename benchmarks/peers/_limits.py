@@ -12,7 +12,9 @@ import shutil
 import subprocess
 import weakref
 from ctypes import POINTER, c_int, c_int64, c_void_p
+from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from benchmarks import data
 from benchmarks.adapter import KINDS
+from benchmarks.peers._episodes import SLICE, WRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +36,8 @@ SOURCE: Final = Path(__file__).resolve().parents[1] / "limits.cpp"
 BUILD: Final = SOURCE.parents[1] / "build" / "benchmarks"
 FLAGS: Final = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC")
 _LINE = 64
+_DRAWS = 256
+"""Batches of slices drawn in advance: more rows than the cache holds."""
 
 
 class _Field(ctypes.Structure):
@@ -141,6 +146,14 @@ class Table:
         weakref.finalize(self, lib.limit_tree_free, tree)
         return lambda _keep=self: lib.limit_prioritized(fields, count, tree, batch)  # type: ignore[misc]
 
+    def slices(self, length: int) -> Call:
+        """Return a call that copies `batch` rows out: slices of `length` rows that follow each other."""
+        starts = np.random.default_rng(0).integers(0, self.rows - length, (_DRAWS, self.batch // length, 1))
+        index = (starts + np.arange(length)).reshape(_DRAWS, -1)
+        addresses = cycle([row.ctypes.data for row in index])
+        gather, fields, count, batch = self._lib.limit_gather, self._fields, len(self._fields), self.batch
+        return lambda _keep=(self, index): gather(fields, count, next(addresses), batch)  # type: ignore[misc]
+
     def sample_in_order(self) -> None:
         """Copy the next `batch` rows of a ready permutation out."""
         if self._at + self.batch > self.rows:
@@ -179,7 +192,21 @@ def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
 
         return call
 
+    def slices(setup: Setup) -> Call:
+        return Table(setup, data.transitions, packed=packed).slices(SLICE)
+
+    def slices_writing(setup: Setup) -> Call:
+        read, ring = slices(setup), Table(replace(setup, batch=WRITTEN), data.transitions, packed=packed)
+
+        def call() -> None:
+            ring.write()
+            read()
+
+        return call
+
     families: dict[str, Callable[[Setup], Call]] = {
+        "slices": slices,
+        "slices-writing": slices_writing,
         "uniform": lambda setup: Table(setup, data.transitions, packed=packed).sample,
         "prioritized": lambda setup: Table(setup, data.transitions, packed=packed).by_priority(),
         "extend": lambda setup: Table(setup, data.transitions, packed=packed).write,
@@ -189,4 +216,5 @@ def workloads(*, packed: bool) -> dict[str, Callable[[Setup], Call]]:
     if not packed:  # one field, or fields so wide that their layout does not matter
         families |= {"images": lambda setup: Table(setup, data.frames, packed=False).sample, "amp": amp}
     table = {f"{family}.{kind}": prepare for family, prepare in families.items() for kind in KINDS}
+    table |= {f"slices-rows.{rows}": slices for rows in ("1e5", "1e7")}
     return table | {f"prioritized-rows.{rows}": families["prioritized"] for rows in ("1e4", "1e5", "1e7")}

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
     from benchmarks.adapter import Call, Setup
 
-_OTHERS = ("uniform", "prioritized", "prioritized-rows", "extend", "add", "images", "mmap", "start")
+_OTHERS = (
+    "uniform",
+    "prioritized",
+    "prioritized-rows",
+    "prioritized-threads",
+    "priority-update",
+    "extend",
+    "add",
+    "images",
+    "mmap",
+    "start",
+)
 LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")
 
 

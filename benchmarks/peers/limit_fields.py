@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from benchmarks.peers import _limits
 
-LACKS = {"start": "see the limit in torch"}
+LACKS = {
+    "start": "see the limit in torch",
+    "prioritized-threads": "Ostinato alone",
+    "priority-update": "Ostinato alone",
+}
 WORKLOADS = _limits.workloads(packed=False)
 version = _limits.version

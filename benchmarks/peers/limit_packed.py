@@ -5,6 +5,8 @@ from __future__ import annotations
 from benchmarks.peers import _limits
 
 LACKS = {
+    "prioritized-threads": "Ostinato alone",
+    "priority-update": "Ostinato alone",
     "images": "wide fields: see the limit by field",
     "amp": "one field: see the limit by field",
     "start": "see the limit in torch",

@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from benchmarks.adapter import Call, Setup
     from benchmarks.data import Rows
 
-LACKS = dict.fromkeys(("mmap", "add", "prioritized", "prioritized-rows"), "see the limits in C") | {
-    "start.import": "it adds nothing to torch"
-}
+_IN_C = (
+    "slices",
+    "slices-writing",
+    "slices-rows",
+    "mmap",
+    "add",
+    "prioritized",
+    "prioritized-rows",
+    "prioritized-threads",
+    "priority-update",
+)
+LACKS = dict.fromkeys(_IN_C, "see the limits in C") | {"start.import": "it adds nothing to torch"}
 
 
 def version() -> str:

@@ -1,15 +1,50 @@
-"""Ostinato: `ReplayBuffer` with dict and TensorDict batches; OSTINATO_NATIVE=0 leaves the native part out."""
+"""Ostinato: `ReplayBuffer` with dict and TensorDict batches; OSTINATO_NATIVE=0 leaves the native part out.
+
+The AMP ring goes through the door for IsaacGymEnvs, whose buffer it stands beside.
+"""
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
+from itertools import cycle
+from typing import TYPE_CHECKING
 
+from benchmarks import data
+from benchmarks.peers import _episodes, _prioritized
 from benchmarks.peers._composable import workloads
+from benchmarks.peers._torch import as_kind
+
+if TYPE_CHECKING:
+    from benchmarks.adapter import Call, Setup
+
+
+def amp(setup: Setup) -> Call:
+    """Write AMP observations and samples without replacement."""
+    ring = import_module("ostinato.compat.isaacgymenvs").ReplayBuffer(setup.rows, "cpu")
+    for rows in data.chunks(data.amp, setup.rows, 10_000):
+        ring.store(as_kind(rows, "dict"))
+    batches = cycle([as_kind(rows, "dict") for rows in data.pool(data.amp, setup.batch)])
+
+    def call() -> None:
+        ring.store(next(batches))
+        ring.sample(setup.batch)
+
+    return call
+
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
-LACKS = {"start": "imports the same", "prioritized-rows": "see the compiled way"} if _OFF else {}
-WORKLOADS = {name: call for name, call in workloads("ostinato").items() if not (_OFF and name.split(".")[0] in LACKS)}
+_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows")
+LACKS = {"start": "imports the same", **dict.fromkeys(_OWN, "see the compiled way")} if _OFF else {}
+_ALL = {
+    **workloads("ostinato"),
+    **_episodes.slices("ostinato"),
+    **_episodes.UNITS,
+    "amp.dict": amp,
+    **{f"prioritized-threads.{count}": _prioritized.threads for count in (1, 2)},
+    **{f"priority-update.{some}-of-{all_}": _prioritized.update for some in ("1e3", "1e5") for all_ in ("1e6", "1e7")},
+}
+WORKLOADS = {name: call for name, call in _ALL.items() if name.split(".")[0] not in LACKS}
 
 
 def version() -> str:

@@ -21,6 +21,8 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "mmap": "no memory-mapped storage",
     "prioritized": "no prioritized sampling",
     "prioritized-rows": "no prioritized sampling",
+    "prioritized-threads": "no prioritized sampling",
+    "priority-update": "no prioritized sampling",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
 }

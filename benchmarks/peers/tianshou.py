@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _OWN_KIND = "one kind of batch only, see dict"
 LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | {
     "prioritized-rows": "sizes are compared for Ostinato alone",
+    "prioritized-threads": "threads are compared for Ostinato alone",
+    "priority-update": "sizes are compared for Ostinato alone",
     "mmap": "no memory-mapped storage",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",

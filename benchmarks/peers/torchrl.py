@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from benchmarks.peers import _episodes
 from benchmarks.peers._composable import workloads
 
-LACKS = {"prioritized-rows": "sizes are compared for Ostinato alone"}
-WORKLOADS = {name: call for name, call in workloads("torchrl.data").items() if not name.startswith("prioritized-rows")}
+LACKS = {
+    "prioritized-rows": "sizes are compared for Ostinato alone",
+    "prioritized-threads": "threads are compared for Ostinato alone",
+    "priority-update": "sizes are compared for Ostinato alone",
+    "slices-rows": "sizes are compared for Ostinato alone",
+}
+_ALL = {**workloads("torchrl.data"), **_episodes.slices("torchrl.data")}
+WORKLOADS = {name: call for name, call in _ALL.items() if name.split(".")[0] not in LACKS}
 
 
 def version() -> str:

@@ -4,6 +4,7 @@ from ostinato.buffers import (
     BufferStats,
     PrioritizedReplayBuffer,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -14,19 +15,22 @@ from ostinato.samplers import (
     PrioritizedSliceSampler,
     RandomSampler,
     Sampler,
+    SamplerEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
 from ostinato.writers import (
     ImmutableDatasetWriter,
+    ReservoirWriter,
     RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
     Writer,
+    WriterEnsemble,
 )
 
 __all__ = [
@@ -48,16 +52,20 @@ __all__ = [
     "RandomSampler",
     "Rename",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
+    "ReservoirWriter",
     "RewardScale",
     "RoundRobinWriter",
     "SampleUnit",
     "Sampler",
+    "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "Select",
     "Sequence",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "Storage",
+    "StorageEnsemble",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
@@ -67,4 +75,5 @@ __all__ = [
     "Transition",
     "VectorSteps",
     "Writer",
+    "WriterEnsemble",
 ]

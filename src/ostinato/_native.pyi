@@ -137,6 +137,156 @@ def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: i
         ValueError: `first`, `total` and `k` do not fit together.
     """
 
+class Mirror:
+    """Next observations that are stored once: as the observation `lanes` slots on, or in a side row.
+
+    One writer at a time: the caller's lock orders them. `read` may run beside it, in any number of threads, and
+    gives whole rows wherever the row's own slot is not written meanwhile.
+    """
+
+    def __init__(self, capacity: int, lanes: int, chunk_rows: int, apart: int) -> None:
+        """Make one for the slots [0, capacity).
+
+        Args:
+            capacity: Slots, below 2**31.
+            lanes: Slots from a row to the one that follows it.
+            chunk_rows: Side rows that are added at a time.
+            apart: Address of int32 `[capacity]`, written here only: for each slot the side row, -1 where the
+                observation that follows is the next one, -2 where there is no row.
+
+        Raises:
+            ValueError: Numbers out of range, or a null address.
+        """
+
+    @property
+    def room(self) -> int:
+        """Side rows there are."""
+
+    @property
+    def used(self) -> int:
+        """Side rows in use."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of versions and the list of free side rows; neither `apart` nor the chunks."""
+
+    def add_group(self, base: int, stride: int, nbytes: int) -> int:
+        """Register observations that lie side by side, and return their number.
+
+        Args:
+            base: Address of the first of them in slot 0.
+            stride: Bytes from one slot to the next.
+            nbytes: Bytes of them all, which is the size of a side row.
+
+        Raises:
+            ValueError: A null address, or sizes that do not fit.
+        """
+
+    def add_leaf(self, group: int, offset: int, nbytes: int) -> int:
+        """Register a field of a group, and return its number.
+
+        Raises:
+            ValueError: It does not lie in the group.
+        """
+
+    def add_chunk(self, bases: list[int]) -> None:
+        """Add `chunk_rows` side rows: the address of that many rows for each group. They must never move.
+
+        Raises:
+            ValueError: A null address, or more side rows than slots.
+        """
+
+    def guard(self, base: int, nbytes: int) -> None:
+        """Name memory that next observations to be written must not lie in."""
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def compare(self, cursor: int, n: int, obs: list[int], nexts: list[int], agree: int, relink: int) -> int:
+        """Compare a batch of `n` rows, about to be written from slot `cursor` on, with itself and what is stored.
+
+        Args:
+            cursor: Slot of row 0.
+            n: Rows of the batch.
+            obs: Address of the observations, `[n, nbytes]`, for each field.
+            nexts: Address of the next observations for each field.
+            agree: Address of uint8 `[n]`: whether a next observation equals the observation of the row that
+                follows in the batch, bit by bit.
+            relink: Address of uint8 `[min(lanes, n)]`: whether an observation equals what lies apart for the
+                row before.
+
+        Returns:
+            How many side rows the write will take; -1, with nothing compared, if a next observation lies in
+            guarded memory: copy the sources, and call again.
+
+        Raises:
+            IndexError: `cursor` outside the slots.
+            ValueError: A wrong number of addresses, a null address, or a negative `n`.
+        """
+
+    def detach_run(self, start: int, n: int, spare: int) -> int:
+        """Before the slots `(start + i) % capacity` are written: give the rows before them side rows.
+
+        Args:
+            start: First slot.
+            n: Rows to be written.
+            spare: Side rows that must be free afterwards.
+
+        Returns:
+            How many side rows lack for that; nothing has changed then: add chunks, and call again.
+
+        Raises:
+            IndexError: `start` or `n` outside the slots.
+        """
+
+    def link_run(self, start: int, n: int, skip: int, nexts: list[int], agree: int, relink: int) -> None:
+        """After row `skip + i` was written to the slot `(start + i) % capacity`: note where its next one is.
+
+        Args:
+            start: First slot.
+            n: Rows written.
+            skip: First row of the batch that was.
+            nexts: Address of the next observations of the whole batch for each field.
+            agree: What `compare` said.
+            relink: What `compare` said; 0 if it was asked of another cursor.
+
+        Raises:
+            IndexError: `start` or `n` outside the slots.
+            ValueError: A wrong number of addresses, or a null address.
+            RuntimeError: No side row is left.
+        """
+
+    def put_rows(self, slots: int, n: int, nexts: list[int]) -> None:
+        """Give the rows at int64 `slots` `[n]` side rows with the next observations `nexts`, in order.
+
+        Raises:
+            IndexError: A slot outside the slots.
+            ValueError: A wrong number of addresses, or a null address.
+            RuntimeError: No side row is left.
+        """
+
+    def drop_rows(self, slots: int, n: int) -> None:
+        """Say of the rows at int64 `slots` `[n]` that the observation that follows is their next one.
+
+        Raises:
+            IndexError: A slot outside the slots.
+        """
+
+    def read(self, leaves: list[int], slots: int, pick: int, n: int, outs: list[int]) -> None:
+        """Copy next observations to batches.
+
+        Args:
+            leaves: Numbers of the fields.
+            slots: Address of contiguous int64 `[n]`.
+            pick: Address of bool `[n]`, False where the observation itself is wanted; 0 for next ones throughout.
+            n: Rows.
+            outs: Address of contiguous `[n, nbytes]` for each of the fields.
+
+        Raises:
+            IndexError: A slot out of range, or without a row.
+            ValueError: No such field, a wrong number of addresses, or a negative `n`.
+        """
+
 class SumTree:
     """Priorities of the slots [0, capacity): draws in proportion to them, their sum, smallest and largest.
 
@@ -306,7 +456,7 @@ class Episodes:
         """Make an empty table.
 
         Raises:
-            ValueError: `capacity` outside `[1, 2**31)`, or not a multiple of `lanes`.
+            ValueError: `capacity` outside `[1, 2**30]`, or not a multiple of `lanes`.
         """
 
     @property

@@ -7,6 +7,7 @@ __all__ = [
     "CheckpointError",
     "DamagedFileError",
     "EmptyBufferError",
+    "EpochEndError",
     "KeyMissingError",
     "KindError",
     "MissingExtraError",
@@ -54,6 +55,10 @@ class PriorityError(OstinatoError, ValueError):
 
 class EmptyBufferError(OstinatoError, RuntimeError):
     """Rows were asked of a buffer that has none."""
+
+
+class EpochEndError(OstinatoError, StopIteration):
+    """A batch was asked of an epoch iterator that has given all of its batches."""
 
 
 class UsageError(OstinatoError, RuntimeError):

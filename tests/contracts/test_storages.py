@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
-from ostinato.core.draw import Run
+from ostinato.core.draw import Picks, Run
+from ostinato.errors import OptionError
 from ostinato.testing import StorageContract
 
 if TYPE_CHECKING:
@@ -45,6 +46,56 @@ class TestMappedColumns(StorageContract):
     def make(self, capacity: int) -> Storage:
         self.made += 1
         return LazyMemmapStorage(capacity, packed=False, scratch_dir=self.root / str(self.made))
+
+
+class SingleCopy(StorageContract):
+    """Rows of which each observation is the next one of the row before: what does not follow lies apart."""
+
+    __test__ = False
+
+    def rows(self, ids: Tensor) -> Any:
+        obs = (ids[:, None] * 3 + torch.arange(3)).to(torch.float64)
+        return {**super().rows(ids), "state": obs, "next": {"state": obs + 3, "done": ids % 3 == 0}}
+
+    def ids(self, storage: Storage, presented: Any) -> list[int]:
+        found = super().ids(storage, presented)
+        expected = self.rows(torch.tensor(found))
+        for key in ("state", ("next", "state"), ("next", "done")):
+            got, want = presented, expected
+            for name in (key,) if isinstance(key, str) else key:
+                got, want = got[name], want[name]
+            assert torch.equal(got.reshape(want.shape), want), f"{key} is not that of the rows {found}"
+        return found
+
+    test_picks_choose_rows_and_slots = None  # type: ignore[assignment]  # refused: see below
+
+    def test_picks_are_refused(self) -> None:
+        storage = self.filled(5, 4)
+        payload, _ = storage.admit(self.rows(torch.arange(100, 103)), 1)
+        with pytest.raises(OptionError, match="ring order"):
+            storage.set(Picks(torch.tensor([3, 0]), torch.tensor([0, 2]), torch.tensor([3, -1, 0])), payload)
+        assert self.stored(storage) == [0, 1, 2, 3]
+
+
+class TestSingleCopy(SingleCopy):
+    __test__ = True
+
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, single_copy=True)
+
+
+class TestSingleCopyColumns(SingleCopy):
+    __test__ = True
+
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, single_copy={("next", "state"): "state"}, packed=False)
+
+
+class TestSingleCopyMapped(SingleCopy):
+    __test__ = True
+
+    def make(self, capacity: int) -> Storage:
+        return LazyMemmapStorage(capacity, single_copy=True)
 
 
 class TestTuples(StorageContract):

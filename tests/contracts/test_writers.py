@@ -7,6 +7,7 @@ import torch
 
 from ostinato import (
     ImmutableDatasetWriter,
+    ReservoirWriter,
     RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
@@ -47,6 +48,11 @@ class TestMaxValueOfEqualRanks(WriterContract):
 
     def scores(self, rows: int) -> torch.Tensor:
         return torch.zeros(rows, 2)
+
+
+class TestReservoir(WriterContract):
+    def make(self) -> Writer:
+        return ReservoirWriter(generator=torch.Generator().manual_seed(0))
 
 
 class _NoWrap(RoundRobinWriter):

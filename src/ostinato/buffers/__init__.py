@@ -1,5 +1,6 @@
 """The room where parts meet: sole owner of storage, sampler, writer, lock and generator."""
 
+from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats
@@ -9,6 +10,7 @@ __all__ = [
     "BufferStats",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from ostinato.buffers.expansion import expand_again
+from ostinato.buffers.loading import begin_load, end_load
 from ostinato.buffers.objects import pack, unpack
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.records import Ticket
@@ -24,7 +26,23 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import Engine
     from ostinato.transforms import Compose
 
-__all__ = ["FORMAT", "engine_state", "load", "load_engine_state", "own_copy", "save"]
+__all__ = [
+    "FORMAT",
+    "Target",
+    "engine_state",
+    "load",
+    "load_engine_state",
+    "load_engine_states",
+    "own_copy",
+    "own_tensors",
+    "read_generator",
+    "read_ticket",
+    "revive",
+    "save",
+    "saved_rows",
+    "show_ticket",
+    "with_state",
+]
 
 FORMAT = "ostinato-buffer"
 
@@ -45,21 +63,33 @@ def engine_state(
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
-        "pending": [_show_ticket(ticket) for ticket in (*queued, *engine.pending)],
+        "pending": [show_ticket(ticket) for ticket in (*queued, *engine.pending)],
         **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
 
 
+class Target(NamedTuple):
+    """A buffer that a state is to be loaded into."""
+
+    engine: Engine
+    transform: Compose
+    batch_size: int | None
+
+
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a state, so that later draws and writes do not change it, and `torch.save` finds plain dense tensors."""
-    copy = partial(torch.clone, memory_format=torch.contiguous_format)
     storage = state["storage"]
     items = storage["state"].get("items")
     if items is not None:  # objects are owned by the storage and never edited in place
         storage = {**storage, "state": {**storage["state"], "items": list(items)}}
         state = {**state, "storage": None}
-    copied = tree_map_only(torch.Tensor, copy, state)
+    copied: dict[str, Any] = own_tensors(state)
     return copied if items is None else {**copied, "storage": storage}
+
+
+def own_tensors(state: Any) -> Any:
+    """Copy all tensors of a state, densely."""
+    return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
 def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
@@ -69,24 +99,35 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         CheckpointError: naming the part that differs.
     """
     with engine.lock:
-        try:
-            pending, generator = _check_state(engine, state, batch_size)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            msg = f"this is not the state of a replay buffer ({error!r})"
-            raise CheckpointError(msg) from error
-        used = engine.stamps.written > 0
-        _load_parts(engine, state, transform)
-        engine.era += used  # batches drawn before the load are of other rows, whatever their stamps
-        engine.end_load(state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
+        load_engine_states([Target(engine, transform, batch_size)], [state])
+
+
+def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
+    """Restore the states of several buffers, all or none; the caller holds their locks.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+    """
+    try:
+        checked = [_check_state(t.engine, state, t.batch_size) for t, state in zip(targets, states, strict=True)]
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        msg = f"this is not the state of a replay buffer ({error!r})"
+        raise CheckpointError(msg) from error
+    used = [target.engine.stamps.written > 0 for target in targets]
+    _load_parts(targets, states)
+    for target, state, was_used, (pending, generator) in zip(targets, states, used, checked, strict=True):
+        engine = target.engine
+        engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
+        end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
         engine.pending.clear()
         for ticket in pending:
-            again = engine.expand_again(ticket._replace(serial=engine.stamps.written, stamps=engine.stamps))
+            again = revive(engine, ticket)
             if again is not None:
                 engine.pending.append(again)
         engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
         engine.rows_since_empty = int(state["rows_since_empty"])
         if generator is not None:
-            engine.generator = _with_state(engine.generator, generator)
+            engine.generator = with_state(engine.generator, generator)
 
 
 def _check_state(
@@ -106,22 +147,31 @@ def _check_state(
         )
         raise CheckpointError(msg)
     if engine.sampler.prioritized:
-        as_sampler(engine.sampler).check_state(state["sampler"]["state"], _saved_rows(state))
+        as_sampler(engine.sampler).check_state(state["sampler"]["state"], saved_rows(state))
     _ = [state["stamps"][key] for key in ("written", "base", "cursor", "array")], state["transforms"]
-    rows = _saved_rows(state)
-    pending = [_read_ticket(ticket, rows, engine) for ticket in state["pending"]]
-    generator = None
-    if state["generator"] is not None:
-        generator = torch.Generator(engine.storage.device)
-        try:
-            generator.set_state(state["generator"])
-        except (RuntimeError, TypeError) as error:
-            msg = f"the checkpoint's generator state cannot be used on {engine.storage.device}: {error}"
-            raise CheckpointError(msg) from error
-    return pending, generator
+    rows = saved_rows(state)
+    pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]
+    return pending, read_generator(state["generator"], engine.storage.device)
 
 
-def _with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
+def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
+    """Return a generator in a saved state, or None where none was saved.
+
+    Raises:
+        CheckpointError: if it is the state of another device's generator, or damaged.
+    """
+    if state is None:
+        return None
+    generator = torch.Generator(device)
+    try:
+        generator.set_state(state)
+    except (RuntimeError, TypeError) as error:
+        msg = f"the checkpoint's generator state cannot be used on {device}: {error}"
+        raise CheckpointError(msg) from error
+    return generator
+
+
+def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
     """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
     if mine is None:
         return saved
@@ -129,7 +179,8 @@ def _with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.G
     return mine
 
 
-def _saved_rows(state: dict[str, Any]) -> int:
+def saved_rows(state: dict[str, Any]) -> int:
+    """Return how many rows a buffer's state holds."""
     storage = state["storage"]["state"]
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
@@ -144,31 +195,47 @@ def _check_form(engine: Engine, state: dict[str, Any]) -> None:
         raise CheckpointError(msg)
 
 
-def _load_parts(engine: Engine, state: dict[str, Any], transform: Compose) -> None:
-    """Load the parts, the storage last: it checks schema and capacity before it copies. A refusal undoes the rest."""
-    parts: tuple[Any, ...] = (engine.sampler, engine.writer, transform)
-    before = [tree_map_only(torch.Tensor, torch.clone, part.state_dict()) for part in parts]
-    stamps = engine.begin_load()
+def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
+    """Load the parts, the storages last: they check schema and capacity before they copy. A refusal undoes the rest."""
+    parts: list[tuple[Any, ...]] = [(t.engine.sampler, t.engine.writer, t.transform) for t in targets]
+    before = [[own_tensors(part.state_dict()) for part in mine] for mine in parts]
+    stamps = [begin_load(target.engine) for target in targets]
     try:
-        engine.sampler.load_state_dict(state["sampler"]["state"])
-        engine.writer.load_state_dict(state["writer"]["state"])
-        transform.load_state_dict(state["transforms"])
-        engine.storage.load_state_dict(state["storage"]["state"])
+        for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
+            sampler.load_state_dict(state["sampler"]["state"])
+            writer.load_state_dict(state["writer"]["state"])
+            transform.load_state_dict(state["transforms"])
+            target.engine.storage.check_state(state["storage"]["state"])
+        for target, state in zip(targets, states, strict=True):
+            target.engine.storage.load_state_dict(state["storage"]["state"])
     except Exception:
-        for part, old in zip(parts, before, strict=True):
-            part.load_state_dict(old)
-        engine.stamps = stamps
+        for mine, old in zip(parts, before, strict=True):
+            for part, saved in zip(mine, old, strict=True):
+                part.load_state_dict(saved)
+        for target, were in zip(targets, stamps, strict=True):
+            target.engine.stamps = were
         raise
 
 
-def _show_ticket(ticket: Ticket) -> dict[str, Any]:
+def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
+    """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
+    return expand_again(engine, ticket._replace(serial=engine.stamps.written, stamps=engine.stamps))
+
+
+def show_ticket(ticket: Ticket) -> dict[str, Any]:
+    """Return a queued draw as plain values and tensors."""
     draw = ticket.draw
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
-    return {**state, **{name: value for name, value in more.items() if value is not None}}
+    return {**state, "pad": draw.pad, **{name: value for name, value in more.items() if value is not None}}
 
 
-def _read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
+def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
+    """Return what `show_ticket` gave, for a buffer of so many rows; not expanded, and not of its writes yet.
+
+    Raises:
+        CheckpointError: if it does not fit.
+    """
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
@@ -179,7 +246,11 @@ def _read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
     if any(x is not None and x.shape != slots.shape for x in (weights, stamps, lengths)):
         msg = f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or stamps"
         raise CheckpointError(msg)
-    draw = Draw(slots, weights, None, stamps, lengths)
+    pad = int(state.get("pad", 0))
+    if pad and (lengths is None or int(lengths.max()) > pad):
+        msg = f"the checkpoint holds a queued draw of slices that are longer than their pad={pad}: it is damaged"
+        raise CheckpointError(msg)
+    draw = Draw(slots, weights, None, stamps, lengths, pad)
     return Ticket(draw, 0, bool(state["last"]), engine.stamps, state["rng"], None, dice)
 
 
@@ -200,50 +271,77 @@ class _Saved:
         return self._reader.read(self._name)
 
 
-def save(path: str | Path, state: dict[str, Any]) -> None:
+def save(path: str | Path, state: dict[str, Any], format_name: str = FORMAT) -> None:
     """Write a state to a directory: one raw file per column, objects line by line, the rest in the manifest.
+
+    Args:
+        path: the directory.
+        state: of a buffer, or of an ensemble with those of its buffers under `members`.
+        format_name: what the checkpoint is one of.
 
     Raises:
         CheckpointError: if something cannot be saved, or the path holds other things.
         StorageMemoryError: if the disk is too small.
     """
+    members = state.get("members")
+    storages = [mine["storage"]["state"] for mine in ([state] if members is None else members)]
+    needed = sum(column.nbytes for storage in storages for column in (storage.get("columns") or {}).values())
+    with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
+        if members is None:
+            writer.commit(_put_rows(writer, state, ""))
+        else:
+            writer.commit({**state, "members": [_put_rows(writer, m, f"{i}:") for i, m in enumerate(members)]})
+
+
+def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Write the rows of one buffer, and return its state with their names in their place."""
     storage = dict(state["storage"]["state"])
     columns, items = storage.get("columns"), storage.get("items")
-    needed = sum(column.nbytes for column in columns.values()) if columns else 0
-    with CheckpointWriter(path, format_name=FORMAT, needed_bytes=needed) as writer:
-        if columns is not None:
-            for name, column in columns.items():
-                writer.add_array(name, column)
-            storage["columns"] = list(columns)
-        if items is not None:
-            allow = bool(storage.get("allow_pickle"))
-            writer.add_values("items", (pack(item, allow_pickle=allow) for item in items))
-            storage["items"] = len(items)
-        writer.commit({**state, "storage": {**state["storage"], "state": storage}})
+    if columns is not None:
+        for name, column in columns.items():
+            writer.add_array(f"{prefix}{name}", column)
+        storage["columns"] = list(columns)
+    if items is not None:
+        allow = bool(storage.get("allow_pickle"))
+        writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
+        storage["items"] = len(items)
+    return {**state, "storage": {**state["storage"], "state": storage}}
 
 
-def load(path: str | Path, restore: Callable[[dict[str, Any]], None], storage: Any) -> None:
-    """Read a directory and hand its state to `restore`; rows are read straight into the storage's memory.
+def load(
+    path: str | Path, restore: Callable[[dict[str, Any]], None], storages: Sequence[Any], format_name: str = FORMAT
+) -> None:
+    """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
 
-    A storage that holds rows already is only touched once every checksum was compared.
+    A storage that holds rows already, and several storages, are only touched once every checksum was compared.
 
     Raises:
         CheckpointError: if there is no checkpoint, or it does not fit.
         DamagedFileError: naming the damaged file.
     """
-    reader = CheckpointReader(path, format_name=FORMAT)
-    if len(storage):
+    reader = CheckpointReader(path, format_name=format_name)
+    if any(map(len, storages)) or len(storages) > 1:
         reader.verify()
     state = reader.state()
     try:
-        saved = dict(state["storage"]["state"])
-        if "columns" in saved:
-            saved["columns"] = {name: _Saved(reader, name) for name in saved["columns"]}
-        if "items" in saved:
-            allow = bool(getattr(storage, "allow_pickle", False))
-            saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values("items")]
-        state = {**state, "storage": {**state["storage"], "state": saved}}
+        members = state.get("members")
+        if members is None:
+            state = _get_rows(reader, state, storages[0], "")
+        elif len(members) == len(storages):
+            pairs = enumerate(zip(members, storages, strict=True))
+            state = {**state, "members": [_get_rows(reader, mine, storage, f"{i}:") for i, (mine, storage) in pairs]}
     except (KeyError, TypeError, AttributeError) as error:
         msg = f"the checkpoint {path} has no readable state ({error!r}): it was not written by a replay buffer"
         raise CheckpointError(msg) from error
     restore(state)
+
+
+def _get_rows(reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str) -> dict[str, Any]:
+    """Return the state of one buffer with its rows where their names stand; columns are read when they are copied."""
+    saved = dict(state["storage"]["state"])
+    if "columns" in saved:
+        saved["columns"] = {name: _Saved(reader, f"{prefix}{name}") for name in saved["columns"]}
+    if "items" in saved:
+        allow = bool(getattr(storage, "allow_pickle", False))
+        saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
+    return {**state, "storage": {**state["storage"], "state": saved}}

@@ -31,14 +31,20 @@ def check_order(writer: Writer) -> None:
 
 
 def check_pair(storage: Storage, writer: Writer) -> None:
-    """Refuse a writer that cannot place rows of two dimensions.
+    """Refuse a writer that cannot place rows of two dimensions, or not in the order that the storage needs.
 
     Raises:
-        OptionError: for a ranking writer over a storage with `ndim=2`.
+        OptionError: for a writer of single rows over a storage with `ndim=2`, or over one that needs ring order.
     """
-    if storage.ndim > 1 and writer.rank_path is not None:
+    if storage.ring_only and not writer.in_order:
         msg = (
-            f"{type(writer).__name__} ranks single rows and is not compatible with storages of "
+            f"{type(writer).__name__} picks slots, but the storage (single_copy) takes rows in ring order only, where "
+            "the row that follows is the next one: use RoundRobinWriter, or leave single_copy out"
+        )
+        raise OptionError(msg)
+    if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
+        msg = (
+            f"{type(writer).__name__} places single rows and is not compatible with storages of "
             f"ndim={storage.ndim}: use ndim=1"
         )
         raise OptionError(msg)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ostinato.core.boundaries import Episodes
     from ostinato.core.draw import Placement
     from ostinato.core.episodes import Starts
+    from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
 __all__ = ["Chronicle"]
@@ -37,6 +38,7 @@ class Chronicle:
         self.need = need
         self.span = span
         self._resolved: Episodes | None = None
+        self._schema: Schema | None = None
         self._table: EpisodeTable | None = None
         self._stale = True
 
@@ -53,7 +55,7 @@ class Chronicle:
                 "name a field instead (end_key, traj_key)"
             )
             raise UsageError(msg)
-        self._check_span(storage)
+        self.check_span(storage)
         resolved = self._resolve(storage)
         found = {path: storage.scores(payload, path) for path in resolved.paths}
         return _marks(resolved, found, rows)
@@ -94,12 +96,13 @@ class Chronicle:
         if resolved.fixed or not slots.numel():
             return Marks()
         requests = [Request(storage.schema.find(path), slots) for path in resolved.paths]  # type: ignore[union-attr]
-        found = dict(zip(resolved.paths, storage.fetch(requests), strict=True))
+        found: dict[Any, Tensor | None] = dict(zip(resolved.paths, storage.fetch(requests), strict=True))
         return _marks(resolved, found, slots.shape[0])
 
     def moved(self, before: Marks, after: Marks) -> bool:
         """Return whether an edit has moved a boundary; the table is read anew then."""
-        same = all(a is b or (a is not None and torch.equal(a, b)) for a, b in zip(before, after, strict=True))
+        pairs = zip(before, after, strict=True)
+        same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
         self._stale = self._stale or not same
         return not same
 
@@ -123,8 +126,8 @@ class Chronicle:
         return table
 
     def _resolve(self, storage: Storage) -> Episodes:
-        if self._resolved is None:
-            schema = storage.schema
+        schema = storage.schema
+        if self._resolved is None or self._schema is not schema:
             if schema is None:
                 msg = (
                     f"{type(storage).__name__} has no fields to tell where episodes end: use LazyTensorStorage or "
@@ -132,9 +135,15 @@ class Chronicle:
                 )
                 raise OptionError(msg)
             self._resolved = self.wanted.resolve({leaf.path for leaf in schema.leaves})
+            self._schema = schema
         return self._resolved
 
-    def _check_span(self, storage: Storage) -> None:
+    def check_span(self, storage: Storage) -> None:
+        """Refuse a storage that has not room for one window of each lane.
+
+        Raises:
+            CapacityError: naming the numbers.
+        """
         steps = storage.capacity // storage.lanes
         if steps < self.span:
             msg = (
@@ -145,7 +154,7 @@ class Chronicle:
 
     def _rebuild(self, storage: Storage) -> EpisodeTable:
         """Read the episodes of all rows off the storage, in the order in which they were written."""
-        self._check_span(storage)
+        self.check_span(storage)
         table = EpisodeTable(storage.capacity, storage.lanes)
         rows = len(storage)
         if rows:

@@ -11,11 +11,11 @@ import torch
 from ostinato.buffers import priorities
 from ostinato.buffers.checks import check_order, check_pair, checked_picks
 from ostinato.buffers.chronicle import Chronicle
+from ostinato.buffers.expansion import copy, expand, expand_again
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.boundaries import Marks, merge_episodes
 from ostinato.core.draw import Run, View
-from ostinato.core.plan import Plan, fold, slices
 from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
@@ -73,7 +73,7 @@ class Engine:
         self.episodes = episodes
         self.chronicle = self._begin_chronicle(sampler)
         self.stamps = Stamps(storage.capacity, storage.device)
-        self._settled = False
+        self.settled = False
         check_pair(storage, writer)
         check_sampler(storage, sampler)
         if len(storage):
@@ -111,7 +111,9 @@ class Engine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        return Chronicle(wanted, need, max(span, sampler.span))
+        chronicle = Chronicle(wanted, need, max(span, sampler.span))
+        chronicle.check_span(self.storage)
+        return chronicle
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Engine:
             except Exception:
                 if not laid_out:
                     storage.forget_form()
-                    self._settled = False
+                    self.settled = False
                 raise
             self.stamps.note(placement)
             storage.set(placement, payload)
@@ -158,11 +160,13 @@ class Engine:
         if rows == 0:
             msg = "the batch is empty: expected at least one row"
             raise SchemaError(msg)
-        if not self._settled:
+        if not self.settled:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
-        return placement if isinstance(placement, Run) else checked_picks(placement, len(storage), storage.capacity)
+        if isinstance(placement, Run):
+            return placement
+        return checked_picks(placement, len(storage), storage.capacity)
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""
@@ -176,7 +180,7 @@ class Engine:
             raise OptionError(msg)
         if (self.stamps.capacity, self.stamps.device) != (storage.capacity, storage.device):
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
-        self._settled = True
+        self.settled = True
 
     def edit(self, index: Any, data: Any, *, swap: bool) -> None:
         """Replace rows at a user's index."""
@@ -206,8 +210,15 @@ class Engine:
         self.stamps.touch(slots)
         for change in changes:
             change()
+        self._rerank(slots)
         if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(self.storage, slots)):
             self.begin_priorities()  # other rows may be drawn now
+
+    def _rerank(self, slots: Tensor) -> None:
+        """Tell a writer that ranks rows what their ranks are after an edit."""
+        path = self.writer.rank_path
+        if path is not None and slots.numel():
+            self.writer.rerank(slots, self.storage.scores_at(slots, path))
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)
@@ -215,36 +226,10 @@ class Engine:
             return picked.slots, picked.batch
         return torch.arange(len(self.storage), device=self.storage.device)[picked.span].contiguous(), picked.batch
 
-    def begin_load(self) -> Stamps:
-        """Put new stamps in place before rows change, so that gathers in flight notice; return the old ones."""
-        old, self.stamps = self.stamps, Stamps(self.storage.capacity, self.storage.device)
-        return old
-
     def begin_priorities(self) -> None:
         """Let a prioritized sampler take in the rows that are there."""
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
-
-    def end_load(self, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
-        """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots."""
-        storage = self.storage
-        rows = len(storage)
-        self.stamps = Stamps(storage.capacity, storage.device)
-        self._settled = storage.laid_out
-        if self.chronicle is not None:
-            self.chronicle.load_state_dict(storage, episodes)
-        if storage.capacity == capacity:
-            self.stamps.load_state_dict(state)
-            self.begin_priorities()
-            return
-        saved = Stamps(capacity, storage.device)
-        saved.load_state_dict(state)
-        wrapped = rows == capacity or saved.cursor != rows % capacity
-        array = saved.of(torch.arange(rows, device=storage.device)) if wrapped else state["array"]
-        self.stamps.load_state_dict({**state, "array": array})
-        if self.writer.cursor < rows:
-            self.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
-        self.begin_priorities()
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""
@@ -276,47 +261,33 @@ class Engine:
         with self.lock:
             if self.pending:
                 return self.pending.popleft()
+            rng = self.generator.get_state() if ahead and self.generator is not None else None
+            ticket = self.fresh(batch_size, self.generator)
+            if rng is not None:
+                ticket = ticket._replace(rng=rng)
+            return expand(self, ticket, self.generator)
+
+    def fresh(self, batch_size: int, generator: torch.Generator | None) -> Ticket:
+        """Draw slots with the randomness given, whatever draws a checkpoint brought along; not yet expanded.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+        """
+        with self.lock:
             view = self.view()
             if view.rows == 0:
                 msg = "Cannot sample from an empty storage: add rows first"
                 raise EmptyBufferError(msg)
             if view.starts is not None and view.starts.rows == 0:
                 need = view.starts.need
-                msg = f"no row has {need} rows of its episode from itself on: add longer episodes, or shorten the window"
+                msg = (
+                    f"no row has {need} rows of its episode from itself on: add longer episodes, or shorten the window"
+                )
                 raise EmptyBufferError(msg)
-            rng = self.generator.get_state() if ahead and self.generator is not None else None
-            draw = self.sampler.draw(view, batch_size, self.generator)
+            draw = self.sampler.draw(view, batch_size, generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
-            ticket = Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, rng)
-            return ticket if self.unit is None and draw.lengths is None else self._expand(ticket, view)
-
-    def _expand(self, ticket: Ticket, view: View) -> Ticket:
-        """Let slices and units say what the rows drawn become."""
-        schema, draw, unit = self.storage.schema, ticket.draw, self.unit
-        if schema is None:
-            msg = f"{type(self.storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
-            raise OptionError(msg)
-        dice = ticket.dice
-        if draw.lengths is None or view.episodes is None:
-            plan = Plan(schema, draw.slots, draw.slots)
-        else:
-            plan = slices(schema, view.episodes, draw.slots, draw.lengths, draw.pad)
-        if unit is not None:
-            dice = unit.roll(plan.records.shape[0], view, self.generator) if dice is None else dice
-            plan = unit.expand(plan, view, dice)
-        return ticket._replace(plan=plan, dice=dice)
-
-    def expand_again(self, ticket: Ticket) -> Ticket | None:
-        """Expand a draw once more, as the buffer is now; None if its rows have not got so many rows behind them now."""
-        if self.unit is None and ticket.draw.lengths is None:
-            return ticket
-        view, draw = self.view(), ticket.draw
-        ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
-        need = 1 if view.starts is None else view.starts.need
-        if ahead is not None and bool((ahead + 1 < (need if draw.lengths is None else draw.lengths)).any()):
-            return None
-        return self._expand(ticket, view)
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps)
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
@@ -331,7 +302,7 @@ class Engine:
         source = self.source
         payload: Any = None
         try:
-            payload = self._copy(source.storage, ticket)
+            payload = copy(source.storage, ticket, pin=self.pin)
         except (IndexError, KeyMissingError):
             if self._untouched(ticket):
                 raise  # else a writer was in the middle of its work: look again under the lock
@@ -342,22 +313,15 @@ class Engine:
             if payload is None or bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
-                again = self.expand_again(ticket)
+                again = expand_again(self, ticket)
                 if again is None:
                     return None  # a window would not be whole any more
                 source, ticket = self.source, again
-                payload = self._copy(source.storage, ticket)
+                payload = copy(source.storage, ticket, pin=self.pin)
                 self.redone += 1
             if ticket.draw.stamps is not None:
                 ticket = ticket._replace(draw=ticket.draw._replace(stamps=self.stamps.of(ticket.draw.slots)))
             return Rows(source, payload, self.stamps.written, self.stamps, ticket)
-
-    def _copy(self, storage: Storage, ticket: Ticket) -> Any:
-        """Read the rows of a ticket, or what the unit made of them."""
-        plan = ticket.plan
-        if plan is None or not plan.changed:
-            return storage.get(ticket.records, pin=self.pin)
-        return storage.assemble(fold(plan, storage.fetch(plan.requests(), pin=self.pin)), plan.records)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
@@ -423,7 +387,7 @@ class Engine:
             old, self.source = self.storage, source
             if self.chronicle is not None:
                 self.chronicle.forget()
-            self._settled = False
+            self.settled = False
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
                 self.begin_priorities()

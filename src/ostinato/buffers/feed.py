@@ -80,14 +80,20 @@ class Feed:
             return self._make(self._engine.draw(size))
 
     def _make(self, ticket: Ticket) -> _Made | None:
+        return self.make(ticket, None)
+
+    def make(self, ticket: Ticket, collate: Callable[[Any], Any] | None) -> _Made | None:
+        """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
         engine = self._engine
         rows = engine.gather(ticket)
         if rows is None:
             return None
-        data, notes = rows.present(), {}
+        notes: dict[Any, Tensor] = {}
+        data = rows.present()
         if rows.ticket.plan is not None:
             data, notes = finish(data, rows.ticket.plan, engine.unit, engine.sampler)
-        return self._dress(rows.collate(data), rows.ticket, notes), rows, notes
+        data = rows.collate(data) if collate is None else collate(data)
+        return self._dress(data, rows.ticket, notes), rows, notes
 
     def _make_aside(self, ticket: Ticket) -> Any:
         return self._stream.run(lambda: self._make(ticket))  # type: ignore[union-attr]

@@ -22,4 +22,5 @@ def finish(data: Any, plan: Plan, unit: SampleUnit | None, sampler: Sampler) -> 
         data = unit.finish(data, plan)
     if plan.fields and kinds.is_mapping(data):
         data = kinds.with_fields(data, {(name,): value for name, value in plan.fields.items()})
-    return data, {**plan.notes, **plan.fields, **sampler.marks(plan, data)}
+    marks = {path if len(path) > 1 else path[0]: value for path, value in sampler.marks(plan, data).items()}
+    return data, {**plan.notes, **plan.fields, **marks}

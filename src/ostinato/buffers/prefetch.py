@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from ostinato.buffers.records import Ticket
-
 __all__ = ["Prefetcher"]
 
-_Work: TypeAlias = "Callable[[Ticket], Any]"
+
+class _Drawn(Protocol):
+    """What is queued: a draw that knows whether it ended an epoch."""
+
+    @property
+    def last(self) -> bool: ...
+
+
+T = TypeVar("T", bound=_Drawn)
 
 
 @final
-class Prefetcher:
+class Prefetcher(Generic[T]):
     """Keeps `depth` batches ready.
 
     Draws are made in the caller's thread, in order, so that the sequence of batches is the one without
@@ -32,12 +38,12 @@ class Prefetcher:
         lock: the engine's: one lock, so that nobody waits for two.
     """
 
-    def __init__(self, depth: int, work: _Work, lock: threading.RLock) -> None:
+    def __init__(self, depth: int, work: Callable[[T], Any], lock: threading.RLock) -> None:
         self.depth = depth
         self.waits = 0
         self._work = work
         self._lock = lock
-        self._queue: deque[tuple[Ticket, Future[Any]]] = deque()
+        self._queue: deque[tuple[T, Future[Any]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -47,12 +53,12 @@ class Prefetcher:
         return sum(future.done() for _, future in self._queue)
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[T]:
         """The queued draws, oldest first."""
         with self._lock:
             return [ticket for ticket, _ in self._queue]
 
-    def next(self, draw: Callable[[], Ticket], *, within_epoch: bool) -> tuple[Ticket, Any]:
+    def next(self, draw: Callable[[], T], *, within_epoch: bool) -> tuple[T, Any]:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it.
 
         Args:
@@ -69,7 +75,7 @@ class Prefetcher:
             self.waits += 1
         return ticket, future.result()
 
-    def clear(self) -> list[Ticket]:
+    def clear(self) -> list[T]:
         """Drop all queued batches and return their draws."""
         with self._lock:
             tickets = [ticket for ticket, _ in self._queue]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from ostinato.storages import Storage
 
 __all__ = [
+    "Change",
+    "apply",
     "as_sampler",
+    "check",
     "check_sampler",
     "from_batch",
     "from_rows",
     "generation",
     "in_storage_order",
+    "prepare",
     "unpack",
     "update",
 ]
@@ -95,20 +99,59 @@ def generation(engine: Engine, stamps: Tensor) -> Tensor:
     return stamps + engine.era * _ERA if engine.era else stamps
 
 
+class Change(NamedTuple):
+    """New priorities of a buffer, in the form that samplers take, and not yet written."""
+
+    slots: Tensor
+    values: Tensor
+    stamps: Tensor | None
+
+
 def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
-        storage, sampler = engine.storage, as_sampler(engine.sampler)
-        if not _is_plain(index, priority, given, storage):
-            index, batch = _slots(index, storage)
-            if given is not None:
-                given = _stamps_given(given, index)
-            priority = _values(priority, batch, index.shape[0], storage, sampler)
-        if given is not None and engine.era:
-            given = given - engine.era * _ERA
-        if index.shape[0]:
-            stale = sampler.learn(index, priority, given, engine.view())
-            engine.stale_updates = engine.stale_updates + stale
+        apply(engine, prepare(engine, index, priority, given))
+
+
+def prepare(engine: Engine, index: Any, priority: Any, given: Any) -> Change:
+    """Bring indices, priorities and stamps to the form that samplers take; the caller holds the lock.
+
+    Raises:
+        KindError, SchemaError, SlotError: for what cannot be read; numbers are checked by `check`, or when written.
+    """
+    storage, sampler = engine.storage, as_sampler(engine.sampler)
+    if not _is_plain(index, priority, given, storage):
+        index, batch = _slots(index, storage)
+        if given is not None:
+            given = _stamps_given(given, index)
+        priority = _values(priority, batch, index.shape[0], storage, sampler)
+    if given is not None and engine.era:
+        given = given - engine.era * _ERA
+    return Change(index, priority, given)
+
+
+def check(engine: Engine, change: Change) -> None:
+    """Refuse a change that could not be made, on the CPU: for several buffers that change together.
+
+    Raises:
+        PriorityError: for priorities that cannot be kept.
+        SlotError: without stamps, if an index is beyond the rows.
+    """
+    slots, values, stamps = change
+    if not slots.is_cpu or not slots.numel():
+        return
+    as_sampler(engine.sampler).check(values)
+    low, high, rows = int(slots.min()), int(slots.max()), len(engine.storage)
+    if stamps is None and (low < -1 or high >= rows):
+        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
+        raise SlotError(msg)
+
+
+def apply(engine: Engine, change: Change) -> None:
+    """Write what `prepare` read, but for rows replaced meanwhile; bad numbers are refused before anything changes."""
+    if change.slots.shape[0]:
+        stale = as_sampler(engine.sampler).learn(*change, engine.view())
+        engine.stale_updates = engine.stale_updates + stale
 
 
 def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:
@@ -219,37 +262,39 @@ def in_storage_order(priority: Any, index: Any) -> Any:
     return priority
 
 
-def unpack(sample: Any, given: Any) -> tuple[Any, Any]:
-    """Return index and generation of a sample or of its info; of anything else, itself and `given`.
+def unpack(sample: Any, priority: Any, given: Any) -> tuple[Any, Any, Any]:
+    """Return index, priorities and generation of a sample or of its info; of anything else, what was given.
+
+    Priorities of windows become those of their anchors: the largest of the valid rows of each, or one for each.
 
     Raises:
         KeyMissingError: if a sample has no index.
     """
     if type(sample) is Tensor or not (isinstance(sample, dict) or kinds.is_tensor_collection(sample)):
-        return sample, given
-    if "index" not in sample.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
-        msg = f"a sample must have the key 'index' to update priorities, got {sorted(map(str, sample.keys()))}"
+        return sample, priority, given
+    keys = sample.keys()
+    if "index" not in keys:
+        msg = f"a sample must have the key 'index' to update priorities, got {sorted(map(str, keys))}"
         raise KeyMissingError(msg)
-    return sample["index"], sample.get("index_generation", None) if given is None else given
+    stamps = sample.get("index_generation", None) if given is None else given
+    if "anchor_index" in keys and "validity_mask" in keys:
+        return _of_anchors(sample, priority, stamps)
+    return sample["index"], priority, stamps
 
 
-def _of_anchors(sample: Any, priority: Tensor, stamps: Tensor | None, ndim: int) -> tuple[Any, Tensor, Any]:
-    """Return index, priorities and stamps of the anchors of windows: the largest priority of their valid rows each."""
-    anchors = sample["anchor_index"].reshape(-1, 2) if ndim > 1 else sample["anchor_index"].reshape(-1)
-    rows = anchors.shape[0]
-    if priority.numel() != rows:
-        priority = priority.reshape(rows, -1).amax(1)
-    valid = sample.get("validity_mask", None)
-    values = priority.detach().reshape(-1).to(torch.float64)
-    if valid is not None:
-        values = torch.where(valid.reshape(-1).to(values.device), values, 0.0)
-    index, group = torch.unique(anchors, dim=0, return_inverse=True)
-    best = torch.zeros(index.shape[0], dtype=torch.float64, device=values.device)
-    best.scatter_reduce_(0, group, values, "amax")
-    if stamps is None:
-        return index, best, None
-    kept = torch.zeros(index.shape[0], dtype=torch.int64, device=group.device)
-    return index, best, kept.scatter_(0, group, stamps.reshape(-1))
+def _of_anchors(sample: Any, priority: Any, stamps: Any) -> tuple[Any, Any, Any]:
+    """Return index, priorities and generation of the anchors of windows."""
+    anchors, valid = sample["anchor_index"], sample["validity_mask"]
+    first = sample["step_in_sequence"] == 0
+    windows = int(first.sum())
+    index = tuple(part[first] for part in anchors) if isinstance(anchors, tuple) else anchors[first]
+    values = priority if isinstance(priority, Tensor) else torch.as_tensor(priority)
+    if values.ndim and values.shape[0] == valid.shape[0] != windows:
+        values = values.reshape(valid.shape[0], -1).masked_fill(~valid[:, None].to(values.device), -torch.inf)
+        values = values.view(windows, -1).amax(1)
+    if isinstance(stamps, Tensor) and stamps.shape[0] == first.shape[0]:
+        stamps = stamps[first]
+    return index, values, stamps
 
 
 def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) -> tuple[Any, Tensor, Any]:
@@ -266,9 +311,7 @@ def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) 
     if priority is None:
         msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
         raise KeyMissingError(msg)
-    index, stamps = unpack(sample, None)
-    if "anchor_index" in sample.keys():  # noqa: SIM118
-        return _of_anchors(sample, priority, stamps, ndim)
+    index, priority, stamps = unpack(sample, priority, None)
     lead = index.ndim - (1 if ndim > 1 else 0)
     if lead > 1:
         first = index[:, :1].reshape(index.shape[0], *[1] * (lead - 1), *index.shape[lead:])

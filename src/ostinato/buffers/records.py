@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ostinato.core.stamps import Stamps
     from ostinato.storages import Storage
 
-__all__ = ["Rows", "Source", "Ticket"]
+__all__ = ["Mix", "Rows", "Source", "Ticket"]
 
 
 class Ticket(NamedTuple):
@@ -47,6 +47,17 @@ class Ticket(NamedTuple):
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the rows drawn for the records that they became."""
         return values if self.plan is None else self.plan.per_record(values)
+
+
+class Mix(NamedTuple):
+    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
+
+    members: list[int]
+    tickets: list[Ticket]
+    rng: Tensor | None = None
+    """As in `Ticket`."""
+    last: bool = False
+    """Ensembles have no epochs."""
 
 
 class Source(NamedTuple):

@@ -325,10 +325,10 @@ class ReplayBuffer:
         if not self.sampler.prioritized:
             warn_of_sampler(self.sampler)
             return
-        index, generation = priorities.unpack(index, generation)
         if priority is None:
             msg = "update_priority() needs the new priorities: update_priority(index, priority)"
             raise UsageError(msg)
+        index, priority, generation = priorities.unpack(index, priority, generation)
         if self.storage.ndim > 1 and self._dim_extend == 1:
             priority = priorities.in_storage_order(priority, index)
         priorities.update(self._engine, index, priority, generation)
@@ -374,7 +374,9 @@ class ReplayBuffer:
             return {}
         ranks = {"priority_weight": ticket.per_record(draw.weights)}
         if draw.stamps is not None:
-            ranks["index_generation"] = ticket.per_record(priorities.generation(self._engine, draw.stamps))
+            own = None if ticket.plan is None else ticket.plan.stamps
+            stamps = ticket.per_record(draw.stamps) if own is None else own
+            ranks["index_generation"] = priorities.generation(self._engine, stamps)
         return ranks
 
     def __len__(self) -> int:
@@ -457,6 +459,19 @@ class ReplayBuffer:
         """Do `rb[:end] = data`: replace the rows in storage order; a new key becomes a new field."""
         self[:end] = data
 
+    def check(self) -> None:
+        """Wait for the storage's device, and raise what it has found wrong with priorities since the last call.
+
+        On the CPU mistakes raise at once; on other devices, where to look would mean to wait, they have no effect until
+        this call, `stats()` or a save raises them.
+
+        Raises:
+            PriorityError: if priorities or their slots on a device were out of range; they had no effect.
+        """
+        with self._engine.lock:
+            if self.sampler.prioritized:
+                priorities.as_sampler(self.sampler).settle()
+
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
         return measure(self._engine, self._feed.prefetch)
@@ -498,7 +513,7 @@ class ReplayBuffer:
             DamagedFileError: if a file is damaged, naming it.
         """
         with self._engine.lock:
-            checkpoint.load(path, self.load_state_dict, self.storage)
+            checkpoint.load(path, self.load_state_dict, [self.storage])
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ostinato.buffers.priorities import as_sampler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.prefetch import Prefetcher
 
-__all__ = ["BufferStats", "measure"]
+__all__ = ["BufferStats", "combine", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,21 @@ class BufferStats:
     """Times `sample` had to wait for a prefetched batch."""
 
 
-def measure(engine: Engine, prefetch: Prefetcher | None) -> BufferStats:
+def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> BufferStats:
+    """Add up the counts of several buffers and of the queue of what is drawn from all of them."""
+    total = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(BufferStats)}
+    rows, written = total["rows"], total["rows_written"]
+    ages = sum(part.row_age_mean * part.rows for part in parts if part.rows)
+    total["row_age_mean"] = ages / rows if rows else float("nan")
+    total["row_age_max"] = max(part.row_age_max for part in parts)
+    total["draws_per_insert"] = total["rows_drawn"] / written if written else 0.0
+    if prefetch is not None:
+        total["prefetch_ready"] += prefetch.ready
+        total["prefetch_waits"] += prefetch.waits
+    return BufferStats(**total)
+
+
+def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -13,6 +12,8 @@ from ostinato.core.kinds import show_path
 from ostinato.errors import KeyMissingError, OptionError, SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.core.rows import Path
 
 __all__ = ["Episodes", "Key", "Marks", "as_flags", "as_ids", "as_path", "merge_episodes"]
@@ -36,12 +37,12 @@ class Episodes:
     """Where episodes begin and end: what a buffer reads off its rows as they are written.
 
     A row ends its episode if any of the end keys holds True in it. With a trajectory key rows of one id are one
-    episode, however they are interleaved with others; an end closes it, so that the same id may come again. Without one,
-    the rows of a storage (of each lane, with `ndim=2`) follow each other. The write cursor ends an episode as well: what
-    has not been written yet is in no window.
+    episode, however they are interleaved with others; an end closes it, so that the same id may come again. Without
+    one, the rows of a storage (of each lane, with `ndim=2`) follow each other. The write cursor ends an episode as
+    well: what has not been written yet is in no window.
 
-    `Episodes()`, without arguments, takes the flags that rows have: `done`, `terminated` and `truncated` under `next`, or
-    where there are none, at the root.
+    `Episodes()`, without arguments, takes the flags that rows have: `done`, `terminated` and `truncated` under `next`,
+    or where there are none, at the root.
 
     Args:
         end_key: field of one bool per row, or several of them (a list; an empty one stands for rows without ends).
@@ -91,7 +92,7 @@ class Episodes:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        keys = (self.end_key is None, self.end_paths, self.traj_path, self.mask_path, self.optional)
+        keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path, self.optional)
         return (*keys, id(self.ends), id(self.trajectories))
 
     @property
@@ -100,7 +101,7 @@ class Episodes:
         if self.end_key is None:
             return ()
         keys = self.end_key if isinstance(self.end_key, list) else [self.end_key]
-        return tuple(as_path(key) for key in keys)  # type: ignore[arg-type]
+        return tuple(as_path(key) for key in keys)
 
     @property
     def traj_path(self) -> Path | None:
@@ -143,7 +144,7 @@ class Episodes:
         if self.end_key is None and (self.traj_key is None or self.optional):
             ends = _usual_flags(known) if trajs else _flags(known)
         else:
-            ends = [path for path in self.end_paths if path in known]
+            ends = [as_path(path) for path in self.end_paths if path in known]
         traj = trajs[0] if trajs else None
         missing = [path for path in self.paths if path not in known]
         if not missing or (self.optional and (ends or traj) and self.mask_path not in missing):
@@ -170,7 +171,7 @@ def merge_episodes(given: Sequence[Episodes | None]) -> Episodes | None:
             msg = f"a buffer has one kind of episodes, got {binding[0]!r} and {other!r}: give both the same keys"
             raise OptionError(msg)
     optional = [episodes for episodes in said if episodes.optional]
-    return (binding or optional or said or [None])[0]
+    return next(iter(binding or optional or said), None)
 
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -194,14 +195,14 @@ def _flags(known: set[Path]) -> list[Key]:
     if found:
         return found
     msg = (
-        f"rows have no field done, terminated or truncated, under 'next' or at the root, to tell where episodes end; they "
-        f"have {', '.join(sorted(show_path(path) for path in known))}: name the field that does, as in "
+        f"rows have no field done, terminated or truncated, under 'next' or at the root, to tell where episodes end; "
+        f"they have {', '.join(sorted(show_path(path) for path in known))}: name the field that does, as in "
         "episodes=Episodes(end_key='last')"
     )
     raise KeyMissingError(msg)
 
 
-def as_path(key: Any) -> Path:
+def as_path(key: Any) -> tuple[str, ...]:
     """Return a key as a path: a text, or a tuple or list of texts.
 
     Raises:
@@ -230,7 +231,8 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
         SchemaError: if a row has several values, or they are no integers.
     """
     ids = _one_each(values, path, rows).cpu()
-    if ids.is_complex() or (ids.is_floating_point() and bool((ids != ids.floor()).any())):
+    floats = ids.is_floating_point()
+    if ids.is_complex() or (floats and not bool((ids.isfinite() & (ids == ids.floor())).all())):
         msg = f"{show_path(path)} must hold integers (the episode of each row), got {values.dtype}"
         raise SchemaError(msg)
     return ids.to(torch.int64)

@@ -72,7 +72,7 @@ def _check_records(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -
     episode, serials = arrays["episode"], arrays["serials"]
     records, capacity = serials.shape[0], state["capacity"]
     _require(0 <= state["cursor"] < capacity and episode.shape[0] <= capacity, "it has more rows than slots")
-    _require(records <= capacity, "it has more episodes than slots")
+    _require(records <= 2 * capacity, "it has more records than rows could ever need")
     _require(all(arrays[x].shape[0] == records for x in ("keys", "kinds", "status")), "its lengths differ")
     inside = bool(((episode >= -1) & (episode < records)).all())
     _require(inside, "a row is in an episode that is not there")

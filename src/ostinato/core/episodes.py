@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeTable", "Spans", "Starts"]
 
-_MOST = 2**31 - 1
-"""Slots, and so rows of an episode, are counted in an int32."""
+_MOST_CAPACITY = 2**30
+"""Records of episodes have numbers of 32 bits, and while rows are replaced there may be two for each slot."""
+
+_MOST_STEPS = 2**31 - 1
 
 
 class Spans(NamedTuple):
@@ -57,7 +59,7 @@ class EpisodeTable:
     run in several threads at once.
 
     Args:
-        capacity: Slots of the ring, in `[1, 2**31)`.
+        capacity: Slots of the ring, in `[1, 2**30]`.
         lanes: Streams side by side: `capacity` must be a multiple of it.
 
     Raises:
@@ -77,8 +79,8 @@ class EpisodeTable:
     """
 
     def __init__(self, capacity: int, lanes: int = 1) -> None:
-        if not 1 <= capacity <= _MOST:
-            msg = f"capacity of an episode table must be in [1, 2**31), got {capacity}"
+        if not 1 <= capacity <= _MOST_CAPACITY:
+            msg = f"capacity of an episode table must be in [1, 2**30], got {capacity}"
             raise CapacityError(msg)
         if lanes < 1 or capacity % lanes:
             msg = f"lanes must be at least 1 and divide the capacity {capacity}, got {lanes}"
@@ -212,9 +214,9 @@ class EpisodeTable:
 
         Args:
             slots: int64 `[n]` in `[0, capacity)`.
-            before: Earlier rows of each window, at least 0.
-            after: Later rows of each window, at least 0.
-            dilation: Steps from one row of a window to the next, at least 1.
+            before: Earlier rows of each window, in `[0, 2**31)`.
+            after: Later rows of each window, in `[0, 2**31)`.
+            dilation: Steps from one row of a window to the next, in `[1, 2**31)`.
 
         Returns:
             Slots int64 `[n, T]`: entry k is `(k - before) * dilation` steps on, or the first or last row present of
@@ -224,14 +226,13 @@ class EpisodeTable:
         Raises:
             OptionError: Numbers out of range.
         """
-        if not (0 <= before <= _MOST and 0 <= after <= _MOST and dilation >= 1):
+        if not (0 <= before <= _MOST_STEPS and 0 <= after <= _MOST_STEPS and 1 <= dilation <= _MOST_STEPS):
             msg = (
-                "before and after must be in [0, 2**31) and dilation at least 1, got "
+                "before and after must be in [0, 2**31) and dilation in [1, 2**31), got "
                 f"before={before}, after={after}, dilation={dilation}"
             )
             raise OptionError(msg)
-        # beyond the ring all dilations are alike
-        return self._rows.window(_given("slots", slots, torch.int64), before, after, min(dilation, self.capacity))
+        return self._rows.window(_given("slots", slots, torch.int64), before, after, dilation)
 
     def ended(self, slots: Tensor) -> Tensor:
         """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""

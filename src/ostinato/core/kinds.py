@@ -32,6 +32,7 @@ __all__ = [
     "show_field",
     "show_path",
     "stack",
+    "stack_parts",
     "unstack",
     "with_fields",
 ]
@@ -160,14 +161,21 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
     return td if kind == "tensordict" else node.cls.from_tensordict(td)  # type: ignore[union-attr]
 
 
-def put(data: Any, values: dict[str, Tensor]) -> None:
-    """Add fields `[B, *shape]` to a fresh TensorDict or tensorclass `[B, *rest]`, repeated over `rest`."""
+def put(data: Any, values: Mapping[Any, Tensor], lead: int = 1) -> None:
+    """Add fields `[*B, *shape]` to a fresh TensorDict or tensorclass `[*B, *rest]`, repeated over `rest`.
+
+    Args:
+        data: where to.
+        values: fields by key; a tuple is a nested key.
+        lead: dimensions of `B`.
+    """
     batch = data.batch_size
     for key, value in values.items():
-        if len(batch) > 1:
-            lead, *shape = value.shape
-            value = value.reshape(lead, *[1] * (len(batch) - 1), *shape).expand(*batch, *shape)  # noqa: PLW2901
-        if is_tensordict(data) and value.shape[:1] == batch[:1] and data.device in (None, value.device):
+        if len(batch) > lead:
+            head, shape = value.shape[:lead], value.shape[lead:]
+            value = value.reshape(*head, *[1] * (len(batch) - lead), *shape).expand(*batch, *shape)  # noqa: PLW2901
+        plain = type(key) is str and is_tensordict(data)
+        if plain and value.shape[:lead] == batch[:lead] and data.device in (None, value.device):
             # set() checks all this again, and takes 2 us for each
             data._set_str(key, value, inplace=False, validated=True, non_blocking=False)  # noqa: SLF001
         else:
@@ -292,6 +300,18 @@ def stack(items: Sequence[Any], like: Mapping[tuple[Hashable, ...], torch.dtype]
             "ListStorage, or pad them to one length"
         )
         raise SchemaError(msg) from error
+
+
+def stack_parts(items: Sequence[Any]) -> Any:
+    """Stack batches along a new first dimension; TensorDicts of different fields or shapes side by side, uncopied.
+
+    Raises:
+        KindError: if they are of different kinds, or cannot be stacked.
+        SchemaError: if their shapes differ.
+    """
+    if all(map(is_tensordict, items)):
+        return sys.modules["tensordict"].LazyStackedTensorDict.maybe_dense_stack(list(items), 0)
+    return stack(items)
 
 
 def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple[Hashable, ...], torch.dtype]) -> Any:

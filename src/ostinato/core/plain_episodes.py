@@ -62,9 +62,6 @@ class _List(NamedTuple):
     before: int
     slots: array[int]
 
-    def view(self) -> Ints:
-        return np.frombuffer(self.slots, dtype=np.int64)
-
 
 class _Said(NamedTuple):
     """What came with the rows of a batch."""
@@ -142,14 +139,13 @@ class PlainEpisodes:
         if skip:
             self._pass_over((start - skip + np.arange(skip)) % self.capacity, said.part(0, skip))
         self._enter(slots, said.part(skip, skip + rows))
-        for record in touched:
-            if not self._table["length"][record]:
-                self._drop(record)
+        for record in touched[self._table["length"][touched] == 0].tolist():
+            self._drop(record)
         self.cursor = (start + rows) % self.capacity
         self.present = min(self.capacity, self.present + rows)
         self._ranks.clear()
 
-    def _leave(self, slots: Ints) -> list[int]:
+    def _leave(self, slots: Ints) -> Ints:
         """Take the rows in these slots, oldest first, from their episodes; return the episodes in that order."""
         old = self._episode[slots]
         records, firsts, counts = np.unique(old[old >= 0], return_index=True, return_counts=True)
@@ -165,7 +161,7 @@ class PlainEpisodes:
                 row["first"] = self._trim(record, int(row["begin"]))
             else:
                 row["first"] = (row["first"] + count * row["stride"]) % self.capacity
-        return [int(record) for record in records[np.argsort(firsts)]]
+        return np.asarray(records[np.argsort(firsts)], dtype=np.int64)
 
     def _trim(self, record: int, begin: int) -> int:
         """Forget slots that were overwritten once they are the larger part; return the first one left."""
@@ -292,8 +288,8 @@ class PlainEpisodes:
         row = self._table[records]
         out: Ints = (row["first"][:, None] + row["stride"][:, None] * positions) % self.capacity
         for i in np.flatnonzero(row["listed"] & (records >= 0)).tolist():
-            before, _ = held = self._lists[int(records[i])]
-            out[i] = held.view()[row["begin"][i] - before + positions[i]]
+            before, slots = self._lists[int(records[i])]
+            out[i] = np.frombuffer(slots, dtype=np.int64)[row["begin"][i] - before + positions[i]]
         return out
 
     def spans(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -331,14 +327,16 @@ class PlainEpisodes:
         ranks = self._require_ranks(handle, randoms)
         rank = _scale(randoms.numpy(), ranks.total)
         record = np.searchsorted(ranks.ends, rank, side="right")
-        return self._take(record, rank - (ranks.ends[record] - ranks.weights[record]))
+        at = rank - (ranks.ends[record] - ranks.weights[record])
+        return torch.from_numpy(self._locate(record, at[:, None])[:, 0].copy())
 
     def draw_episodes(self, handle: int, randoms: Tensor) -> Tensor:
         """Episodes by their ranks, then rows of them."""
         ranks = self._require_ranks(handle, randoms)
         numbers, n = randoms.numpy(), randoms.shape[0] // 2
         record = ranks.eligible[_scale(numbers[:n], ranks.eligible.shape[0])]
-        return self._take(record, _scale(numbers[n:], ranks.weights[record]))
+        at = _scale(numbers[n:], ranks.weights[record])
+        return torch.from_numpy(self._locate(record, at[:, None])[:, 0].copy())
 
     def _require_ranks(self, handle: int, randoms: Tensor) -> _Ranks:
         ranks = self._ranks_of(handle)

@@ -22,7 +22,8 @@ __all__ = ["Column", "Plan", "fold", "next_path", "slices"]
 class Column(NamedTuple):
     """One field of a batch of `R` records: what to read, and what becomes of it.
 
-    The rows read are `[R * prod(tail), *shape]`; the field becomes `[R, *tail, *shape]`, or `[R, *shape]` with `weights`.
+    The rows read are `[R * prod(tail), *shape]`; the field becomes `[R, *tail, *shape]`, or `[R, *shape]` with
+    `weights`.
     """
 
     request: Request
@@ -52,6 +53,8 @@ class Plan(NamedTuple):
     """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
     last: Tensor | None = None
     """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
+    stamps: Tensor | None = None
+    """Stamps of the records, int64 `[R]`, where priorities may come back for each; else those of the anchors do."""
     notes: dict[Any, Tensor] = {}  # noqa: RUF012
     """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
@@ -69,9 +72,7 @@ class Plan(NamedTuple):
     def requests(self) -> list[Request]:
         """Return what is to be read, one request for each leaf of the schema."""
         records, changed = self.records, self.changed
-        return [
-            changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))
-        ]
+        return [changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))]
 
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the anchors, `[B]`, for their records, `[R]`."""

@@ -1,6 +1,7 @@
 """Samplers: which rows come next. They see a `View` (counts and stamps), never data."""
 
 from ostinato.samplers.base import PrioritySampler, Sampler
+from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.prioritized_slices import PrioritizedSliceSampler
 from ostinato.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
@@ -12,6 +13,7 @@ __all__ = [
     "PrioritySampler",
     "RandomSampler",
     "Sampler",
+    "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",

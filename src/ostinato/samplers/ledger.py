@@ -13,7 +13,8 @@ import torch
 from ostinato._backend import native
 from ostinato.core.draw import Run
 from ostinato.errors import CheckpointError, PriorityError
-from ostinato.samplers.tree import PriorityTree, Ranks
+from ostinato.samplers.compiled_tree import Ranks
+from ostinato.samplers.tree import PriorityTree
 from ostinato.samplers.values import last_of_equal, raise_to, refuse_bad
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class Ledger:
         high = self._check(priorities)
         before = self._largest_of(self._raw, slots)
         tree.set(slots, self._seen(slots, raise_to(priorities, self.eps, self.alpha)))  # checks the slots first
-        self._raw.numpy()[slots.numpy()] = priorities.numpy()  # numpy writes in order: of equal slots the last one wins
+        # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
+        self._raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
         self._took(high if given else 0.0, before, self._largest_of(self._raw, slots))
 
     def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | None:
@@ -151,7 +153,7 @@ class Ledger:
         self._bad = bad if self._bad is None else self._bad | bad
         slots, keep = slots.clamp(0, max(self.rows - 1, 0)), keep & good
         values = last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
-        self._raw[slots] = values
+        self._raw[slots] = values + 0.0
         tree.set(slots, self._seen(slots, raise_to(values, self.eps, self.alpha)))
         if not self.within:
             high = torch.where(keep, given, 0.0).amax()
@@ -210,8 +212,7 @@ class Ledger:
     def _took(self, given: float, before: float, after: float | Tensor) -> None:
         """Take note of a change: the largest priority given, and the largest of the rows before and after it."""
         if not self.within:
-            if given > self._largest:
-                self._largest = given
+            self._largest = max(self._largest, given)
         elif isinstance(after, float):  # devices look it up when asked
             if after >= self._largest:
                 self._largest, self._dirty = after, False  # above all that there are: nothing to look up
@@ -268,7 +269,7 @@ class Ledger:
     def nbytes(self) -> int:
         """Bytes held for priorities, masks and tree."""
         parts = [self._raw, *(self._loaded or ()), *(() if self._hidden is None else (self._hidden,))]
-        return sum(part.nbytes for part in parts) + (0 if self._tree is None else self._tree.nbytes)
+        return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
 
     # -- the tree, fitted to the buffer --------------------------------------------------------------------------------
 

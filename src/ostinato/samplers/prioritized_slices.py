@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato.core.draw import Draw
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, constant, episodes_of, slice_episodes
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.boundaries import Key
-    from ostinato.core.draw import View
+    from ostinato.core.draw import Draw, View
     from ostinato.core.episodes import Starts
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
@@ -29,10 +28,10 @@ __all__ = ["PrioritizedSliceSampler"]
 class PrioritizedSliceSampler(PrioritizedSampler):
     """Draws slices of episodes that begin at rows drawn in proportion to their priority.
 
-    The law of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their episode; others
-    keep their priority, but are not drawn until they have. Weights, and the stamps that come with them, are those of the
-    first row, repeated for all rows of its slice; `update_priority` with the index of a sample gives priorities to all of
-    its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
+    The law of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their episode;
+    others keep their priority, but are not drawn until they have. Weights, and the stamps that come with them, are
+    those of the first row, repeated for all rows of its slice; `update_priority` with the index of a sample gives
+    priorities to all of its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
 
     With `num_slices` the length of a slice follows from the batch size; a new one costs one pass over the rows.
 
@@ -42,7 +41,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         span: lets slices end early at the end of their episode; the left side has no effect, and warns.
 
     Raises:
-        UsageError: if not exactly one of `num_slices` and `slice_len` is given.
+        KindError: if not exactly one of `num_slices` and `slice_len` is given.
         OptionError: if options exclude each other.
 
     Example:
@@ -99,7 +98,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         """Options and rows."""
         options = self._slicing.options
         return (
-            f"PrioritizedSliceSampler(num_slices={options.num_slices}, slice_len={options.slice_len}, {self.episodes!r}, "
+            f"PrioritizedSliceSampler(num_slices={options.num_slices}, slice_len={options.slice_len}, "
+            f"{self.episodes!r}, "
             f"{PrioritizedSampler.__repr__(self).partition('(')[2]}"
         )
 
@@ -113,7 +113,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
         Raises:
             EmptyBufferError: if no episode is long enough.
-            OptionError: if the batch size is no multiple.
+            UsageError: if the batch size is no multiple.
         """
         number, length = self._slicing.split(batch_size)
         if length != self._length:

@@ -34,25 +34,27 @@ __all__ = ["SliceSampler", "SliceSamplerWithoutReplacement"]
 
 
 class SliceSampler(Sampler):
-    """Draws slices of episodes: an episode uniformly among those that are long enough, then a start uniformly within it.
+    """Draws slices of episodes: an episode uniformly among those that are long enough, then a start uniformly in it.
 
-    A batch of `num_slices` slices of `slice_len` rows each comes flat, `[num_slices * slice_len, *shape]`. No slice spans two
-    episodes, nor the write cursor, and every start that leaves room for a slice can be drawn. With interleaved rows of
-    several episodes (`traj_key`) a slice follows its own.
+    A batch of `num_slices` slices of `slice_len` rows each comes flat, `[num_slices * slice_len, *shape]`. No slice
+    spans two episodes, nor the write cursor, and every start that leaves room for a slice can be drawn. With
+    interleaved rows of several episodes (`traj_key`) a slice follows its own.
 
     The batch's flags: the last row of each slice is True under `truncated_key` and under `done` beside it, other
-    `done` and all `terminated` flags are those stored; `init_key`, where rows have it, is True on the first row of each slice. They
-    stand in the info of a sample and in TensorDict samples.
+    `done` and all `terminated` flags are those stored; `init_key`, where rows have it, is True on the first row of each
+    slice. They stand in the info of a sample and in TensorDict samples.
 
     Cost: O(slices), whatever the size of the buffer.
 
     Args:
         num_slices: slices in a batch; their length is `batch_size // num_slices`. Exclusive with `slice_len`.
         slice_len: rows of a slice; a batch has `batch_size // slice_len` of them.
-        end_key: field that ends episodes. Without this and `traj_key`, `("collector", "traj_ids")` or `episode` are taken where
-            rows have them, and with them or alone the usual flags (see `Episodes`).
+        end_key: field that ends episodes. Without this and `traj_key`, `("collector", "traj_ids")` or `episode` are
+            taken where rows have them, and with them or alone the usual flags (see `Episodes`).
         end_keys: several of them: any one ends an episode; those that rows lack are left out.
         traj_key: field with the id of a row's episode.
+        step_key: no effect: the order of writing is the order of steps.
+        fragmented: must be False: `traj_key` tells interleaved episodes apart.
         ends: bool `[rows]` for rows that stay as they are; needs `cache_values=True`.
         trajectories: ids `[rows]`, likewise.
         cache_values: no effect but to allow these two: boundaries are noted when rows are written, never searched for.
@@ -60,20 +62,22 @@ class SliceSampler(Sampler):
         init_key: see above; None leaves the stored flags alone.
         strict_length: False lets an episode shorter than a slice be drawn too, whole.
         pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there.
-        span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to one
-            row, a number by so many rows; a pair for each side.
+        span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to
+            one row, a number by so many rows; a pair for each side.
         compile: must be False; there is nothing to compile.
         use_gpu: must be False, likewise.
         replacement: False makes a `SliceSamplerWithoutReplacement` instead.
 
     Raises:
-        UsageError: if not exactly one of `num_slices` and `slice_len` is given.
-        OptionError: if options exclude each other.
+        KindError: if not exactly one of `num_slices` and `slice_len` is given.
+        UsageError: if ways to tell the episodes exclude each other.
+        OptionError: for other options that exclude each other, or are out of range.
 
     Example:
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer, SliceSampler
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=3, end_key="done"), batch_size=6)
+        >>> sampler = SliceSampler(slice_len=3, end_key="done")
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=6)
         >>> done = torch.zeros(20, dtype=torch.bool)
         >>> done[[6, 13, 19]] = True
         >>> _ = rb.extend({"step": torch.arange(20), "done": done})
@@ -95,6 +99,8 @@ class SliceSampler(Sampler):
         end_key: Key | None = None,
         end_keys: Sequence[Key] | None = None,
         traj_key: Key | None = None,
+        step_key: Key | None = "step_count",  # noqa: ARG002
+        fragmented: bool = False,
         ends: Tensor | None = None,
         trajectories: Tensor | None = None,
         cache_values: bool = False,
@@ -108,7 +114,7 @@ class SliceSampler(Sampler):
         replacement: bool = True,
     ) -> None:
         del replacement  # read by __new__
-        check_ignored(compiled=compile, use_gpu=use_gpu)
+        check_ignored(compiled=compile, use_gpu=use_gpu, fragmented=fragmented)
         self._slicing = Slicing(
             SliceOptions(num_slices, slice_len, truncated_key, init_key, strict_length, pad_output, span)
         )
@@ -138,7 +144,7 @@ class SliceSampler(Sampler):
 
         Raises:
             EmptyBufferError: if no episode is long enough.
-            OptionError: if the batch size is no multiple.
+            UsageError: if the batch size is no multiple.
         """
         slicing = self._slicing
         number, length = slicing.split(batch_size)
@@ -161,7 +167,8 @@ class SliceSampler(Sampler):
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """Draws slices so that within one pass every episode that is long enough is drawn exactly once.
 
-    The start within the episode is uniform. Writing to the buffer begins a new pass. The last batch of a pass has what is
+    The start within the episode is uniform. Writing to the buffer begins a new pass, and so does
+    a batch with slices of another length (`num_slices`). The last batch of a pass has what is
     left, unless `drop_last`. An instance of both classes, as TorchRL's is.
 
     Args:
@@ -190,7 +197,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         SliceSampler.__init__(self, **{**options, "cache_values": True})
         SamplerWithoutReplacement.__init__(self, drop_last=drop_last, shuffle=shuffle)
         self._firsts = torch.empty(0, dtype=torch.int64)
-        self._seen = -1
+        self._seen, self._length = -1, 0
 
     def __repr__(self) -> str:
         """Options and place in the pass."""
@@ -209,8 +216,14 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         slicing = self._slicing
         number, length = slicing.split(batch_size)
-        if view.stamps.written != self._seen:
+        if (view.stamps.written, length) != (self._seen, self._length):
             self._begin(view, length)
+        if self.drop_last and self._firsts.shape[0] < number:
+            msg = (
+                f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
+                f"{self._firsts.shape[0]} of {self._slicing.need(length)} rows or more: add some or lower batch_size"
+            )
+            raise OptionError(msg)
         # its rows are the episodes of the pass, numbered by age
         episodes = view._replace(rows=self._firsts.shape[0], capacity=self._firsts.shape[0], starts=None)
         picked = SamplerWithoutReplacement.draw(self, episodes, number, generator).slots
@@ -223,11 +236,16 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self._firsts = spans.first[spans.rows >= self._slicing.need(length)].to(view.device)
         self._slicing.require(self._firsts.shape[0], length, table)
         SamplerWithoutReplacement.restart(self)
-        self._seen = view.stamps.written
+        self._seen, self._length = view.stamps.written, length
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
-        return {**SamplerWithoutReplacement.state_dict(self), "firsts": self._firsts, "seen": self._seen}
+        return {
+            **SamplerWithoutReplacement.state_dict(self),
+            "firsts": self._firsts,
+            "seen": self._seen,
+            "length": self._length,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -240,4 +258,4 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             msg = "the sampler's state is damaged: it names more episodes than it holds"
             raise CheckpointError(msg)
         SamplerWithoutReplacement.load_state_dict(self, state)
-        self._firsts, self._seen = firsts.clone(), int(state["seen"])
+        self._firsts, self._seen, self._length = firsts.clone(), int(state["seen"]), int(state["length"])

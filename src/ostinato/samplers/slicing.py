@@ -8,7 +8,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
-from ostinato.errors import EmptyBufferError, OptionError, UsageError
+from ostinato.errors import EmptyBufferError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,17 +60,27 @@ def slice_episodes(
     """Return where episodes end, from the arguments of a slice sampler.
 
     Raises:
-        OptionError: if they exclude each other.
+        UsageError: if they exclude each other.
     """
     if end_key is not None and end_keys is not None:
         msg = "end_key and end_keys exclude each other: give one of them"
-        raise OptionError(msg)
+        raise UsageError(msg)
     if ends is not None or trajectories is not None:
+        given = {
+            "ends": ends,
+            "trajectories": trajectories,
+            "end_key": end_key,
+            "end_keys": end_keys,
+            "traj_key": traj_key,
+        }
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            msg = f"{' and '.join(names)} exclude each other: give one tensor, or keys"
+            raise UsageError(msg)
         if not cache_values:
-            msg = "ends and trajectories need cache_values=True: they describe rows that stay as they are"
-            raise OptionError(msg)
-        given: Any = list(end_keys) if end_keys is not None else end_key
-        return Episodes(given, traj_key, ends=ends, trajectories=trajectories)
+            msg = f"{names[0]} needs cache_values=True: it describes rows that stay as they are"
+            raise UsageError(msg)
+        return Episodes(ends=ends, trajectories=trajectories)
     if end_keys is not None:
         return Episodes(list(end_keys), traj_key, optional=True)
     if end_key is None and traj_key is None:
@@ -78,7 +88,7 @@ def slice_episodes(
     return Episodes(end_key, traj_key)
 
 
-def check_ignored(*, compiled: Any, use_gpu: Any) -> None:
+def check_ignored(*, compiled: Any, use_gpu: Any = False, fragmented: Any = False) -> None:
     """Refuse options that would be ignored.
 
     Raises:
@@ -88,6 +98,12 @@ def check_ignored(*, compiled: Any, use_gpu: Any) -> None:
         msg = (
             "compile= and use_gpu= are there to speed up the search for episodes, which is not needed here: "
             "leave them out"
+        )
+        raise OptionError(msg)
+    if fragmented:
+        msg = (
+            "fragmented= sorts rows by a step number, which is not needed here: with traj_key= interleaved rows of one "
+            "id are one episode, in the order in which they were written; leave it out"
         )
         raise OptionError(msg)
 
@@ -102,7 +118,7 @@ class Slicing:
                 f"give either num_slices or slice_len, got num_slices={options.num_slices} and "
                 f"slice_len={options.slice_len}"
             )
-            raise UsageError(msg)
+            raise KindError(msg)
         for name in ("num_slices", "slice_len"):
             value = getattr(options, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -121,14 +137,14 @@ class Slicing:
         """Return the number of slices in a batch, and their length.
 
         Raises:
-            OptionError: if the batch size is no multiple.
+            UsageError: if the batch size is no multiple.
         """
         number, length = self.options.num_slices, self.options.slice_len
         part = length if number is None else number
         if part is None or batch_size % part:
             name = "slice_len" if number is None else "num_slices"
             msg = f"batch_size must be a multiple of {name}={part}, got {batch_size}"
-            raise OptionError(msg)
+            raise UsageError(msg)
         return (batch_size // part, part) if number is None else (part, batch_size // part)
 
     @property
@@ -155,8 +171,8 @@ class Slicing:
         if rows == 0:
             longest = int(table.episodes().rows.max()) if table.count else 0
             msg = (
-                f"no episode of the {table.rows} rows has the {length} rows of a slice (the longest has {longest}): add "
-                "longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
+                f"no episode of the {table.rows} rows has the {length} rows of a slice (the longest has {longest}): "
+                "add longer episodes, shorten the slices, or allow shorter ones with strict_length=False"
             )
             raise EmptyBufferError(msg)
 
@@ -179,7 +195,7 @@ class Slicing:
         return table.shift(rows, first - behind), torch.minimum(start + full, have) - first
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
-        """Return the flags of slices: the last row truncated and done, the first one initial where rows have that flag."""
+        """Return the flags of slices: the last row truncated and done, the first one initial where rows say so."""
         out: dict[Path, Tensor] = {}
         last = plan.last_of_each()
         path = self._truncated
@@ -189,11 +205,11 @@ class Slicing:
             stored = kinds.find_field(data, done)
             held = kinds.find_field(data, terminated)
             out[path] = flags if stored is None else _like(last, stored)
-            out[done] = flags.clone() if stored is None else stored | _like(last, stored)
-            out[terminated] = torch.zeros_like(flags) if held is None else held
+            out[done] = flags.clone() if stored is None else _with(stored, last)
+            out[terminated] = torch.zeros_like(flags) if held is None else held.clone()
         initial = None if self._init is None else kinds.find_field(data, self._init)
         if initial is not None and self._init is not None:
-            out[self._init] = initial | _like(plan.first_of_each(), initial)
+            out[self._init] = _with(initial, plan.first_of_each())
         return out
 
 
@@ -234,4 +250,9 @@ def _scaled(randoms: Tensor, counts: Tensor) -> Tensor:
 
 
 def _like(flags: Tensor, stored: Tensor) -> Tensor:
-    return flags.view(-1, *[1] * (stored.ndim - 1)).expand_as(stored)
+    return flags.view(-1, *[1] * (stored.ndim - 1)).expand_as(stored).clone()
+
+
+def _with(stored: Tensor, flags: Tensor) -> Tensor:
+    """Stored flags, of whatever dtype, and more that are True."""
+    return torch.where(flags.view(-1, *[1] * (stored.ndim - 1)), torch.ones_like(stored), stored)

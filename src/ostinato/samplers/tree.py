@@ -6,24 +6,20 @@ not: what a priority means (exponents, weights, stamps).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from ostinato._backend import native
-from ostinato.errors import OptionError, SlotError
+from ostinato.errors import OptionError
+from ostinato.samplers.compiled_tree import CompiledTree
 from ostinato.samplers.torch_tree import TorchTree
+from ostinato.samplers.values import BAD_VALUE, check_slots, check_values
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato._native import SumTree
-
-__all__ = ["CompiledTree", "PriorityTree", "Ranks"]
-
-_Stamps: TypeAlias = tuple[int, int, int, int, int, int]
-"""What `Stamps.numbers` returns."""
-_BAD_VALUE = "priorities must be finite and at least 0, got {}{}: nothing has been written"
+__all__ = ["PriorityTree"]
 
 
 @final
@@ -116,8 +112,8 @@ class PriorityTree:
             msg = f"slots and values must be of one length, got {tuple(slots.shape)} and {tuple(values.shape)}"
             raise OptionError(msg)
         if self._check_first:
-            _check_slots(slots, self.capacity)
-            _check_values(values)
+            check_slots(slots, self.capacity)
+            check_values(values)
         self._tree.set(slots, values)
 
     def set_run(self, start: int, count: int, value: float | Tensor) -> None:
@@ -140,7 +136,7 @@ class PriorityTree:
         if self._on_cpu:
             value = float(value)
             if not 0.0 <= value < torch.inf:
-                msg = _BAD_VALUE.format(value, "")
+                msg = BAD_VALUE.format(value, "")
                 raise OptionError(msg)
         self._tree.set_run(start, count, value)
 
@@ -153,7 +149,7 @@ class PriorityTree:
         """
         slots = self._given("slots", slots, torch.int64)
         if self._check_first:
-            _check_slots(slots, self.capacity)
+            check_slots(slots, self.capacity)
         return self._tree.get(slots)
 
     def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +203,7 @@ class PriorityTree:
         leaves = self._given("leaves", leaves, torch.float64)
         self._check_rows(leaves.shape[0])
         if self._on_cpu:
-            _check_values(leaves)
+            check_values(leaves)
         self._tree.load(leaves)
 
     def _on_host(self, number: float | Tensor) -> float | Tensor:
@@ -227,141 +223,3 @@ class PriorityTree:
         if not 0 <= rows <= self.capacity:
             msg = f"rows must be in [0, {self.capacity}] (capacity), got {rows}"
             raise OptionError(msg)
-
-
-class Ranks(NamedTuple):
-    """What the rows of a tree have beside their leaf, and how a priority becomes one."""
-
-    priorities: Tensor
-    """float64 `[capacity]`, contiguous, on the CPU; written to."""
-    hidden: Tensor | None
-    """bool `[capacity]`: whose leaves stay zero; None is none."""
-    rows: int
-    """Slots from here on hold nothing."""
-    eps: float
-    alpha: float
-    within: bool
-    """Whether the largest priorities before and after are asked for."""
-
-
-@final
-class CompiledTree:
-    """The compiled tree with tensors in place of addresses."""
-
-    def __init__(self, tree: SumTree) -> None:
-        self._tree = tree
-        self._forms = torch.empty(0, dtype=torch.int64), torch.empty(0)  # of the last sample: to make tensors by
-
-    @property
-    def nbytes(self) -> int:
-        return self._tree.nbytes
-
-    @property
-    def total(self) -> float:
-        return self._tree.total
-
-    @property
-    def minimum(self) -> float:
-        return self._tree.minimum
-
-    @property
-    def maximum(self) -> float:
-        return self._tree.maximum
-
-    def set(self, slots: Tensor, values: Tensor) -> None:
-        try:
-            self._tree.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
-        except (IndexError, ValueError):
-            _check_slots(slots, self._tree.capacity)
-            _check_values(values)
-            raise
-
-    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
-        self._tree.set_run(start, count, float(value))
-
-    def get(self, slots: Tensor) -> Tensor:
-        out = torch.empty(slots.shape[0], dtype=torch.float64)
-        try:
-            self._tree.get(slots.data_ptr(), slots.shape[0], out.data_ptr())
-        except IndexError:
-            _check_slots(slots, self._tree.capacity)
-            raise
-        return out
-
-    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        values = torch.empty_like(uniforms)
-        slots = torch.empty_like(uniforms, dtype=torch.int64)
-        self._tree.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
-        return slots, values
-
-    def sample(
-        self, uniforms: Tensor, beta: float, dtype: torch.dtype, stamps: _Stamps
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw slots, their weights `(value / smallest value) ** -beta` (float32 or 64) and their stamps."""
-        n = uniforms.shape[0]
-        form, weighed = self._forms
-        if form.shape[0] != n or weighed.dtype is not dtype:
-            form, weighed = self._forms = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=dtype)
-        slots, weights, drawn = torch.empty_like(form), torch.empty_like(weighed), torch.empty_like(form)
-        single = dtype is torch.float32
-        at = slots.data_ptr(), weights.data_ptr(), single, drawn.data_ptr()
-        self._tree.sample(uniforms.data_ptr(), n, beta, stamps, *at)
-        return slots, weights, drawn
-
-    def learn(
-        self, slots: Tensor, priorities: Tensor, given: Tensor | None, stamps: _Stamps, ranks: Ranks
-    ) -> tuple[int, float, float, float]:
-        """Give rows priorities, float32 or 64 `[n]`, in order; those with another stamp than `given` are left alone.
-
-        Without stamps, slots of -1 are left out. All tensors are contiguous and on the CPU.
-
-        Returns:
-            How many were left alone, the largest priority given, and, with `within`, the largest that these rows had
-            before, and have now.
-
-        Raises:
-            IndexError: without stamps, for a slot beyond the rows; nothing is changed.
-            ValueError: for priorities that are negative, not finite or too large; nothing is changed.
-        """
-        kept, hidden, rows, eps, alpha, within = ranks
-        return self._tree.learn(
-            slots.data_ptr(),
-            priorities.data_ptr(),
-            priorities.dtype is torch.float32,
-            slots.shape[0],
-            0 if given is None else given.data_ptr(),
-            stamps,
-            kept.data_ptr(),
-            0 if hidden is None else hidden.data_ptr(),
-            rows,
-            eps,
-            alpha,
-            within,
-        )
-
-    def clear(self) -> None:
-        self._tree.clear()
-
-    def leaves(self, rows: int) -> Tensor:
-        out = torch.empty(rows, dtype=torch.float64)
-        self._tree.leaves(out.data_ptr(), rows)
-        return out
-
-    def load(self, leaves: Tensor) -> None:
-        self._tree.load(leaves.data_ptr(), leaves.shape[0])
-
-
-def _check_slots(slots: Tensor, capacity: int) -> None:
-    bad = (slots < 0) | (slots >= capacity)
-    if bad.any():
-        at = int(bad.int().argmax())
-        msg = f"slot {int(slots[at])} at position {at} is outside [0, {capacity}): nothing has been read or written"
-        raise SlotError(msg)
-
-
-def _check_values(values: Tensor) -> None:
-    bad = ~((values >= 0) & (values < torch.inf))
-    if bad.any():
-        at = int(bad.int().argmax())
-        msg = _BAD_VALUE.format(float(values[at]), f" at position {at}")
-        raise OptionError(msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -26,6 +26,8 @@ _CPU = torch.device("cpu")
 _advise = getattr(native, "advise_huge_pages", None)
 _LARGE_BYTES = 4 << 20
 """An order of this size asks for huge pages: steps of a shuffle go all over it."""
+_ROOMY = 1 << 23
+"""Up to so many slots the order has room for all at once: growing it would copy it in the middle of a draw."""
 
 
 class RandomSampler(Sampler):
@@ -57,7 +59,9 @@ class RandomSampler(Sampler):
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
         if view.starts is not None:
-            return Draw(view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)))
+            return Draw(
+                view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
+            )
         if view.device == _CPU:
             return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
@@ -68,13 +72,14 @@ class SamplerWithoutReplacement(RandomSampler):
 
     The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
     no call stalls to shuffle everything. Slots that fill during a pass join those not yet drawn; a row that replaces
-    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by (strict
-    windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
+    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by
+    (strict windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
     An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
-    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with the
-    next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then never wait
-    for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last draw ended.
+    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with
+    the next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then
+    never wait for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last
+    draw ended.
 
     Args:
         drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
@@ -157,8 +162,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """Draw the next slots of the pass, beginning a new one where the last ended.
 
         Raises:
-            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with `drop_last` or
-                `endless`, if only some rows may be drawn.
+            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with
+                `drop_last` or `endless`, if only some rows may be drawn.
         """
         if view.starts is not None:
             return Draw(self._draw_among(view, view.starts, batch_size, generator))
@@ -168,8 +173,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """Draw the next slots of the pass that may be drawn; the others are passed over."""
         if self.drop_last or self.endless:
             msg = (
-                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked rows): "
-                "leave them out"
+                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
+                "rows): leave them out"
             )
             raise OptionError(msg)
         parts: list[Tensor] = []
@@ -249,7 +254,8 @@ class SamplerWithoutReplacement(RandomSampler):
         if not self.shuffle:
             return
         if self._order.shape[0] < view.rows or self._order.device != view.device:
-            order = torch.empty(min(view.capacity, max(2 * view.rows, 1024)), dtype=torch.int64, device=view.device)
+            room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
+            order = torch.empty(room, dtype=torch.int64, device=view.device)
             if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
                 _advise(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]

@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ostinato.errors import OptionError, PriorityError
+from ostinato.errors import OptionError, PriorityError, SlotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-__all__ = ["REDUCTIONS", "check_number", "last_of_equal", "raise_to", "refuse_bad", "weigh"]
+__all__ = [
+    "BAD_VALUE",
+    "REDUCTIONS",
+    "check_number",
+    "check_slots",
+    "check_values",
+    "last_of_equal",
+    "raise_to",
+    "refuse_bad",
+    "weigh",
+]
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: x.amax(-1),
@@ -25,6 +35,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """How the priorities `[n, m]` of an item's steps become one; the median of an even number is the lower one."""
 
 _SHOWN = 8
+BAD_VALUE = "priorities must be finite and at least 0, got {}{}: nothing has been written"
 
 
 def check_number(name: str, value: Any) -> float:
@@ -88,3 +99,29 @@ def weigh(values: Tensor, least: float | Tensor, beta: float) -> Tensor:
     array = values.numpy()
     np.power(np.divide(array, least, out=array), -beta, out=array)
     return values
+
+
+def check_slots(slots: Tensor, capacity: int) -> None:
+    """Refuse slots outside `[0, capacity)`.
+
+    Raises:
+        SlotError: naming the first one.
+    """
+    bad = (slots < 0) | (slots >= capacity)
+    if bad.any():
+        at = int(bad.int().argmax())
+        msg = f"slot {int(slots[at])} at position {at} is outside [0, {capacity}): nothing has been read or written"
+        raise SlotError(msg)
+
+
+def check_values(values: Tensor) -> None:
+    """Refuse values that are negative or not finite.
+
+    Raises:
+        OptionError: naming the first one.
+    """
+    bad = ~((values >= 0) & (values < torch.inf))
+    if bad.any():
+        at = int(bad.int().argmax())
+        msg = BAD_VALUE.format(float(values[at]), f" at position {at}")
+        raise OptionError(msg)

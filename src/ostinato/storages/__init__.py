@@ -1,9 +1,10 @@
 """Storages: how rows are kept, in a list, in tensors, or in mapped files. They know no sampler and no writer."""
 
 from ostinato.storages.base import Storage
+from ostinato.storages.ensemble import StorageEnsemble
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.list import ListStorage
 from ostinato.storages.mapped import LazyMemmapStorage
 from ostinato.storages.tensor import TensorStorage
 
-__all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "TensorStorage"]
+__all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "StorageEnsemble", "TensorStorage"]

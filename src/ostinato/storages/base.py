@@ -36,6 +36,8 @@ class Storage(ABC):
     """What kind of state `state_dict` gives; storages of one form load each other's checkpoints."""
     ndim: int = 1
     """Batch dimensions of a row's position: 1, or 2 for time x environments."""
+    ring_only: bool = False
+    """Whether rows must be written in ring order: writers that pick slots are refused."""
     device: torch.device = torch.device("cpu")
     """Where rows are kept and samples appear."""
 
@@ -155,6 +157,13 @@ class Storage(ABC):
         objects) are written to files of their own; the rest must be plain values and small tensors.
         """
 
+    def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Refuse a state that `load_state_dict` would refuse; buffers that load several storages ask all of them first.
+
+        Raises:
+            CheckpointError: naming what does not fit.
+        """
+
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
@@ -165,6 +174,10 @@ class Storage(ABC):
     def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:  # noqa: ARG002
         """Return the field at `path` of a payload, for writers that rank rows; None where it has none."""
         return None
+
+    def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return the field at `path` of the rows at `slots` (int64 `[n]`); None where some row has none."""
+        return self.scores(self.get(slots), path)
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:

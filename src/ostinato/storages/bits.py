@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-__all__ = ["as_bits"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["as_bits", "same_rows"]
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -15,3 +20,21 @@ def as_bits(tensor: Tensor) -> Tensor:
     dtype = tensor.dtype
     rare = dtype in {torch.uint16, torch.uint32, torch.uint64} or str(dtype).startswith("torch.float8")
     return tensor.view(_SIGNED[dtype.itemsize]) if rare else tensor
+
+
+def same_rows(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Return bool `[n]`: whether row i of every tensor is that of its partner, bit by bit (NaN equals itself)."""
+    out: Tensor | None = None
+    for one, other in zip(ones, others, strict=True):
+        same = (_integers(one) == _integers(other)).flatten(1).all(1)
+        out = same if out is None else out & same
+    if out is None:
+        msg = "there is nothing to compare"
+        raise ValueError(msg)
+    return out
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    if tensor.dtype.itemsize == 16:  # complex128
+        tensor = torch.view_as_real(tensor)
+    return tensor.unsqueeze(-1).view(_SIGNED[min(tensor.dtype.itemsize, 8)])

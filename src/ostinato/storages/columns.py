@@ -9,44 +9,66 @@ from torch import Tensor
 
 from ostinato.errors import CheckpointError
 from ostinato.storages.late import LateFields
+from ostinato.storages.mirror import MirroredTable
+from ostinato.storages.mirror_state import column_name, copy_column, dense, fill_mirrored, read_pairs
 
 if TYPE_CHECKING:
-    from ostinato.core.rows import Path, Schema
+    from ostinato.core.rows import Schema
     from ostinato.storages.table import Table
 
 __all__ = ["check_form", "check_room", "fill_columns", "name_columns"]
 
 
-def name_columns(table: Table, late: LateFields, rows: int) -> tuple[dict[str, Tensor], list[list[Any]]]:
-    """Return the columns `[rows, *shape]` by name (views), and for late fields `[path, name, name of the mask]`."""
-    names = [_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
-    columns = dict(zip(names, table.view(slice(rows)), strict=True))
+def name_columns(
+    table: Table | MirroredTable, late: LateFields, rows: int
+) -> tuple[dict[str, Tensor], list[list[Any]]]:
+    """Return the columns `[rows, *shape]` by name (views), and for late fields `[path, name, name of the mask]`.
+
+    Of a table with single copies come what it keeps, `apart` (bool `[rows]`: next observations that lie apart), and
+    for each pair those, in the order of their slots.
+    """
+    names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
+    if isinstance(table, MirroredTable):
+        columns = {names[i]: column for i, column in zip(table.kept, table.inner.view(slice(rows)), strict=True)}
+        columns["apart"], nexts = table.apart_rows(rows)
+        columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
+    else:
+        columns = dict(zip(names, table.view(slice(rows)), strict=True))
     notes: list[list[Any]] = []
     for i, (path, column) in enumerate(late.columns.items(), len(names)):
-        name = _name(path, i)
+        name = column_name(path, i)
         notes.append([list(path), name, f"{name}.has"])
         columns[name], columns[f"{name}.has"] = column[:rows], late.has[path][:rows]
     return columns, notes
 
 
-def fill_columns(table: Table, state: dict[str, Any]) -> LateFields:
+def fill_columns(table: Table | MirroredTable, state: dict[str, Any]) -> LateFields:
     """Copy the columns of a state into a table, and return its late fields.
 
     Columns are tensors, or objects with `read_into(tensor)` and `read()`.
+
+    Raises:
+        CheckpointError: if a column is missing or has another form; nothing is changed.
     """
     rows, columns = int(state["rows"]), dict(state["columns"])
-    _check_columns(table, state["late"], columns, rows)
-    for i, (leaf, column) in enumerate(zip(table.schema.leaves, table.columns, strict=True)):
-        source, dest = columns[_name(leaf.path, i)], column[:rows]
-        if not isinstance(source, Tensor):
-            source.read_into(dest)
-        elif dest.numel() and source.data_ptr() != dest.data_ptr():
-            dest.copy_(source)
+    saved = read_pairs(state, table.schema)
+    nexts = {pair[0] for pair in saved}
+    wanted = {
+        column_name(leaf.path, i): (leaf.dtype, (rows, *leaf.shape))
+        for i, leaf in enumerate(table.schema.leaves)
+        if i not in nexts
+    }
+    _check_columns(wanted, state["late"], columns)
+    if saved or isinstance(table, MirroredTable):
+        fill_mirrored(table, state, saved)
+    else:
+        for i, (leaf, column) in enumerate(zip(table.schema.leaves, table.columns, strict=True)):
+            copy_column(columns[column_name(leaf.path, i)], column[:rows])
     late = LateFields(table.capacity, table.device)
     everywhere = torch.arange(rows, device=table.device)
     for path, name, has in state["late"]:
-        late.put(tuple(path), everywhere, _dense(columns[name]))
-        late.has[tuple(path)][:rows] = _dense(columns[has]).to(table.device)
+        late.put(tuple(path), everywhere, dense(columns[name]))
+        late.has[tuple(path)][:rows] = dense(columns[has]).to(table.device)
     return late
 
 
@@ -84,9 +106,8 @@ def check_form(mine: Schema, my_lanes: int, saved: Schema, lanes: int) -> None:
         raise CheckpointError(msg)
 
 
-def _check_columns(table: Table, late: list[Any], columns: dict[str, Any], rows: int) -> None:
+def _check_columns(wanted: dict[str, Any], late: list[Any], columns: dict[str, Any]) -> None:
     """Refuse columns that are missing or of another form, before the first is copied."""
-    wanted = {_name(leaf.path, i): (leaf.dtype, (rows, *leaf.shape)) for i, leaf in enumerate(table.schema.leaves)}
     for name in (*wanted, *(name for note in late for name in note[1:])):
         source = columns.get(name)
         dtype, shape = wanted.get(name, (None, None))
@@ -98,11 +119,3 @@ def _check_columns(table: Table, late: list[Any], columns: dict[str, Any], rows:
             got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
             msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape or ())}, got {got}: it is damaged"
             raise CheckpointError(msg)
-
-
-def _name(path: Path, position: int) -> str:
-    return f"{position}.{'.'.join(map(str, path))}" if path else f"{position}.data"
-
-
-def _dense(source: Any) -> Tensor:
-    return source if isinstance(source, Tensor) else source.read()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.draw import Request
 
-__all__ = ["Fetcher", "Room", "choose", "register"]
+__all__ = ["Fetcher", "Room", "check_alike", "checked_choice", "choose", "register"]
 
 _MOST_FORMS = 64
 """Sets of fields whose registration is kept: a buffer asks for a handful, over and over."""
@@ -126,17 +126,9 @@ class Fetcher:
             slots = slots.to(self._device, torch.int64).contiguous()
         if other is None and pick is None:
             return request if slots is request.slots else request._replace(slots=slots)
-        if other is None or pick is None or pick.shape != slots.shape or pick.dtype is not torch.bool:
-            got = "no pick" if pick is None else f"other={other}, pick {pick.dtype}{list(pick.shape)}"
-            msg = f"a request takes other and pick (bool{list(slots.shape)}) together, got {got}"
-            raise OptionError(msg)
+        other, pick = checked_choice(request)
         first, second = self._columns[leaf], self._columns[other]
-        if first.dtype is not second.dtype or first.shape != second.shape:
-            msg = (
-                f"a request reads two fields of one dtype and shape, got {first.dtype}{list(first.shape[1:])} and "
-                f"{second.dtype}{list(second.shape[1:])}"
-            )
-            raise OptionError(msg)
+        check_alike(first.dtype, first.shape[1:], second.dtype, second.shape[1:])
         if not _is_plain(pick, torch.bool, self._device):
             pick = pick.to(self._device).contiguous()
         same = slots is request.slots and pick is request.pick
@@ -181,6 +173,34 @@ class Fetcher:
             second = as_bits(self._columns[request.other]).index_select(0, request.slots)
             out = torch.where(request.pick.view(-1, *[1] * (column.ndim - 1)), second, out)
         return out.view(column.dtype)
+
+
+def checked_choice(request: Request) -> tuple[int, Tensor]:
+    """Return `other` and `pick` of a request.
+
+    Raises:
+        OptionError: if one of them is missing, or `pick` has another form.
+    """
+    _, slots, other, pick = request
+    if other is None or pick is None or pick.shape != slots.shape or pick.dtype is not torch.bool:
+        got = "no pick" if pick is None else f"other={other}, pick {pick.dtype}{list(pick.shape)}"
+        msg = f"a request takes other and pick (bool{list(slots.shape)}) together, got {got}"
+        raise OptionError(msg)
+    return other, pick
+
+
+def check_alike(dtype: torch.dtype, shape: Sequence[int], other_dtype: torch.dtype, other_shape: Sequence[int]) -> None:
+    """Refuse to read two fields as one.
+
+    Raises:
+        OptionError: if their dtypes or shapes differ.
+    """
+    if dtype is not other_dtype or tuple(shape) != tuple(other_shape):
+        msg = (
+            f"a request reads two fields of one dtype and shape, got {dtype}{list(shape)} and "
+            f"{other_dtype}{list(other_shape)}"
+        )
+        raise OptionError(msg)
 
 
 def choose(slots: Tensor, pick: Tensor, rows: int) -> Tensor:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.core.select import apply_index, plain_index, select
+from ostinato.storages.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.storages.late import LateFields
-    from ostinato.storages.table import Table
+    from ostinato.storages.mirror import MirroredTable
 
 __all__ = ["as_grid", "read_grid"]
 
@@ -23,7 +24,7 @@ def as_grid(column: Tensor, shape: tuple[int, ...], *, swap: bool) -> Tensor:
     return grid.transpose(0, 1) if swap else grid
 
 
-def read_grid(table: Table, late: LateFields, shape: tuple[int, ...], index: Any, *, swap: bool) -> Any:
+def read_grid(table: Table | MirroredTable, late: LateFields, shape: tuple[int, ...], index: Any, *, swap: bool) -> Any:
     """Return the rows at an index into `[steps, lanes]`: a view for ints and slices, else a copy.
 
     Args:
@@ -36,7 +37,11 @@ def read_grid(table: Table, late: LateFields, shape: tuple[int, ...], index: Any
     index = plain_index(index)
     rows = shape[0] * shape[1]
     batch = tuple(apply_index(as_grid(torch.empty(1).expand(rows), shape, swap=swap), index).shape)
-    leaves = [apply_index(as_grid(column, shape, swap=swap), index) for column in table.view(slice(rows))]
+    if isinstance(table, Table):
+        leaves = [apply_index(as_grid(column, shape, swap=swap), index) for column in table.view(slice(rows))]
+    else:
+        found = table.gather(select(index, shape, table.device, swap=swap).slots)
+        leaves = [x.reshape(*batch, *leaf.shape) for x, leaf in zip(found, table.schema.leaves, strict=True)]
     data = table.schema.build(leaves, batch, table.device)
     if late:
         for path, value in late.get(select(index, shape, table.device, swap=swap).slots).items():

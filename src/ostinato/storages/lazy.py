@@ -11,10 +11,14 @@ from ostinato.errors import OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_ndim
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
+from ostinato.storages.mirror import MirroredTable
+from ostinato.storages.pairs import check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
 from ostinato.storages.tensor import TensorStorage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.core.rows import Schema
 
 __all__ = ["LazyTensorStorage"]
@@ -31,6 +35,11 @@ class LazyTensorStorage(TensorStorage):
         device: where rows are kept; "auto" takes the device of the first rows.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
         packed: False gives every field a contiguous tensor.
+        single_copy: store a next observation once, as the observation of the row that follows where the two are bit
+            for bit the same, else apart. True pairs `("next", name)` with `name` and `next_name` with `name` (equal
+            dtype and shape; not reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names
+            the pairs. Rows must be written in ring order, those of several environments with `ndim=2`; whatever is
+            read is a copy. On other devices than the CPU a write waits for the device once.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
 
     Raises:
@@ -54,9 +63,12 @@ class LazyTensorStorage(TensorStorage):
         device: torch.device | str | int = "cpu",
         ndim: int = 1,
         packed: bool = True,
+        single_copy: bool | Mapping[Any, Any] = False,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
         self._start(check_ndim(ndim))
+        self._single_copy = check_option(single_copy)
+        self.ring_only = bool(self._single_copy)
         self._max_size = check_capacity(max_size)
         self._auto = device == "auto"
         self.device = torch.device("cpu") if self._auto else _resolved(torch.device(device))
@@ -73,9 +85,14 @@ class LazyTensorStorage(TensorStorage):
         capacity = -(-self._max_size // lanes) * lanes
         memory = self._memory()
         # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
-        layout = plan_layout(schema.leaves, packed=self._packed and native is not None and self.device.type == "cpu")
-        memory.check(sum(block.stride for block in layout) * capacity)
-        self._table = Table.allocate(schema, capacity, memory, layout)
+        packed = self._packed and native is not None and self.device.type == "cpu"
+        if self._single_copy:
+            pairs = find_pairs(schema, None if isinstance(self._single_copy, bool) else self._single_copy)
+            self._table = MirroredTable(schema, capacity, lanes, pairs, memory, packed=packed)
+        else:
+            layout = plan_layout(schema.leaves, packed=packed)
+            memory.check(sum(block.stride for block in layout) * capacity)
+            self._table = Table.allocate(schema, capacity, memory, layout)
         self._lanes = lanes
         self._late = LateFields(capacity, self.device)
 
@@ -94,7 +111,7 @@ class LazyTensorStorage(TensorStorage):
 
     def _options(self) -> dict[str, Any]:
         device = "auto" if self._auto else str(self.device)
-        return {"ndim": self.ndim, "packed": self._packed, "device": device}
+        return {"ndim": self.ndim, "packed": self._packed, "single_copy": self._single_copy, "device": device}
 
     def _memory(self) -> Memory:
         return HeapMemory(self.device)

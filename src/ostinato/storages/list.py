@@ -191,15 +191,23 @@ class ListStorage(Storage):
             "allow_pickle": self.allow_pickle,
         }
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse more rows than fit.
+
+        Raises:
+            CheckpointError: naming both numbers.
+        """
+        if len(state["items"]) > self._max_size:
+            msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self._max_size}"
+            raise CheckpointError(msg)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the objects over in a list of its own.
 
         Raises:
             CheckpointError: if there are more rows than fit.
         """
-        if len(state["items"]) > self._max_size:
-            msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self._max_size}"
-            raise CheckpointError(msg)
+        self.check_state(state)
         self._items = list(state["items"])
         grown = self._max_size != state["capacity"]
         self._cursor = (len(self._items) if grown else int(state["cursor"])) % self._max_size

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.core.state import decode_schema, encode_schema
+from ostinato.durable.arrays import read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
+from ostinato.durable.records import ArrayRecord
 from ostinato.errors import CheckpointError, OptionError, UsageError
 from ostinato.storages.late import LateFields
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
+from ostinato.storages.mirror import MirroredTable
+from ostinato.storages.mirror_state import checked_apart
+from ostinato.storages.pairs import find_pairs
 from ostinato.storages.table import Block, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.core.rows import Schema
 
 __all__ = ["LazyMemmapStorage"]
@@ -38,6 +45,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         existsok: allow `scratch_dir` to hold files. Where `flush` left its manifest, the storage opens with its rows;
             otherwise files of an earlier storage are replaced at the first write.
         packed: see `LazyTensorStorage`.
+        single_copy: see `LazyTensorStorage`; what lies apart is in files of its own.
         compilable: no effect, see `LazyTensorStorage`.
 
     Raises:
@@ -62,12 +70,15 @@ class LazyMemmapStorage(LazyTensorStorage):
         ndim: int = 1,
         existsok: bool = False,
         packed: bool = True,
+        single_copy: bool | Mapping[Any, Any] = False,
         compilable: bool = False,
     ) -> None:
         if device != "auto" and torch.device(device).type != "cpu":
             msg = f"mapped files live on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
             raise OptionError(msg)
-        super().__init__(max_size, device="cpu", ndim=ndim, packed=packed, compilable=compilable)
+        super().__init__(
+            max_size, device="cpu", ndim=ndim, packed=packed, single_copy=single_copy, compilable=compilable
+        )
         self._directory = None if scratch_dir is None else Path(scratch_dir)
         self._mapped: MappedMemory | None = None
         self._flushed = False
@@ -102,6 +113,9 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._late:
             msg = f"flush() cannot keep fields added later ({list(self._late.columns)}): save with dumps()"
             raise UsageError(msg)
+        single = None
+        if isinstance(self._table, MirroredTable):
+            single = _save_sides(self._mapped.directory, self._table, self._rows)
         self._mapped.sync()
         write_manifest(
             self._mapped.directory,
@@ -113,6 +127,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "capacity": self._table.capacity,
                 "ndim": self.ndim,
                 "schema": encode_schema(self._table.schema),
+                "single_copy": single,
                 "layout": [[block.stride, [list(member) for member in block.members]] for block in self._table.layout],
             },
             format_name=_FORMAT,
@@ -141,12 +156,37 @@ class LazyMemmapStorage(LazyTensorStorage):
         layout = [
             Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]
         ]
+        single = body.get("single_copy")
+        if bool(single) != bool(self._single_copy):
+            msg = (
+                f"the directory {directory} holds a storage {'with' if single else 'without'} single_copy, got "
+                f"single_copy={self._single_copy!r}: open it as it was made, or choose another scratch_dir"
+            )
+            raise CheckpointError(msg)
         self._mapped = MappedMemory(directory)
         self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
-        self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
+        if single:
+            self._table = self._reopen_single(schema, layout, body)
+        else:
+            self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
         self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
         self._late = LateFields(self._table.capacity, self.device)
         self._flushed = True
+
+    def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> MirroredTable:
+        rows, lanes, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])
+        mapped, naming = self._mapped, None if isinstance(self._single_copy, bool) else self._single_copy
+        pairs = find_pairs(schema, naming)
+        records = [ArrayRecord.from_json(node) for node in body["single_copy"]]
+        apart, *nexts = [read_array(mapped.directory, record) for record in records]  # type: ignore[union-attr]
+        apart = checked_apart(apart, rows, lanes, capacity)
+        wanted = [(schema.leaves[i].dtype, (int(apart.sum()), *schema.leaves[i].shape)) for i, _ in pairs]
+        if [(value.dtype, tuple(value.shape)) for value in nexts] != wanted or lanes < 1:
+            msg = f"the directory {self._directory} was made with another single_copy, or is damaged"
+            raise CheckpointError(msg)
+        table = MirroredTable(schema, capacity, lanes, pairs, mapped, packed=self._packed, layout=layout)  # type: ignore[arg-type]
+        table.begin(apart, nexts)
+        return table
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         if self._directory is not None and any(self._directory.glob("block*.bin")):
@@ -157,4 +197,14 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _options(self) -> dict[str, Any]:
         """Pickling copies: the copy lives in temporary files of its own."""
-        return {"ndim": self.ndim, "packed": self._packed}
+        return {"ndim": self.ndim, "packed": self._packed, "single_copy": self._single_copy}
+
+
+def _save_sides(directory: Path, table: MirroredTable, rows: int) -> list[dict[str, Any]]:
+    """Write which rows keep a next observation apart, and those, to files of their own; return their records."""
+    apart, nexts = table.apart_rows(rows)
+    records = []
+    for number, value in enumerate([apart, *nexts]):
+        (directory / f"block-apart{number}.bin").unlink(missing_ok=True)
+        records.append(write_array(directory, f"block-apart{number}.bin", value).to_json())
+    return records

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.core.draw import Run
+from ostinato.core.draw import Picks, Run
 from ostinato.storages.bits import as_bits
 from ostinato.storages.fetch import Fetcher, Room, register
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Flat, Leaf, Schema
     from ostinato.storages.memory import Memory
 
-__all__ = ["Block", "Table", "plan_layout"]
+__all__ = ["Block", "Table", "last_of_each", "plan_layout"]
 
 _SMALL_BYTES = 256
 """Fields up to this size share a packed row: a cold row costs cache misses by the line, not by the byte."""
@@ -32,14 +32,17 @@ class Block(NamedTuple):
     members: tuple[tuple[int, int], ...]
 
 
-def plan_layout(leaves: Sequence[Leaf], *, packed: bool) -> list[Block]:
-    """Decide which fields share memory: all small ones if `packed` and there are two or more, each wide one alone."""
+def plan_layout(leaves: Sequence[Leaf], *, packed: bool, align: int = 8) -> list[Block]:
+    """Decide which fields share memory: all small ones if `packed` and there are two or more, each wide one alone.
+
+    Packed rows are as long as a multiple of `align` bytes, and of the widest dtype.
+    """
     small = [i for i, leaf in enumerate(leaves) if 0 < leaf.nbytes <= _SMALL_BYTES] if packed else []
     if len(small) < 2:
         small = []
     blocks = [Block(leaf.nbytes, ((i, 0),)) for i, leaf in enumerate(leaves) if i not in small]
     if small:
-        members, offset, align = [], 0, 8
+        members, offset = [], 0
         for i in sorted(small, key=lambda i: -leaves[i].dtype.itemsize):  # the widest dtype first: each stays aligned
             members.append((i, offset))
             offset += leaves[i].nbytes
@@ -153,19 +156,19 @@ class Table:
             if self._write_native(placement, flat.addresses):
                 return
             flat = flat._replace(leaves=[leaf.clone() for leaf in flat.leaves])  # they lie in this very table
-        sources = [self._apart(tensor) for tensor in flat.leaves]
+        sources = [self.clear_of(tensor) for tensor in flat.leaves]
         for column, bits, leaf, source in zip(self.columns, self._bits, self.schema.leaves, sources, strict=True):
             if isinstance(placement, Run):
                 lead = source if flat.batch else source[None]
                 _copy_run(column, lead, placement, lanes if len(flat.batch) > 1 else 1, len(leaf.shape))
             else:
-                slots, rows = _last_of_each(placement.slots, placement.rows)
+                slots, rows = last_of_each(placement.slots, placement.rows)
                 picked = as_bits(source).reshape((-1, *leaf.shape) if leaf.nbytes else (placement.total, *leaf.shape))
                 bits[slots] = picked[rows.to(picked.device)].to(bits.device)
 
     def write_column(self, position: int, slots: Tensor, value: Tensor) -> None:
         """Write one field, `[n, *leaf.shape]`, at distinct slots."""
-        self._bits[position][slots] = as_bits(self._apart(value)).to(self.device)
+        self._bits[position][slots] = as_bits(self.clear_of(value)).to(self.device)
 
     def _write_native(self, placement: Placement, addresses: list[int]) -> bool:
         """Copy; False, with nothing written, if a source overlaps the table."""
@@ -176,7 +179,7 @@ class Table:
         slots, rows = placement.slots, placement.rows
         return self._fields.scatter(slots.data_ptr(), rows.data_ptr(), slots.shape[0], addresses) is not False
 
-    def _apart(self, source: Tensor) -> Tensor:
+    def clear_of(self, source: Tensor) -> Tensor:
         """Copy a source that lies in this table's own memory."""
         if source.device == self.device:
             address = source.data_ptr()
@@ -184,9 +187,17 @@ class Table:
                 return source.clone()
         return source
 
+    def edit(self, slots: Tensor, flat: Flat) -> None:
+        """Replace the rows at `slots` (int64 `[n]`); of duplicates the last one wins."""
+        self.write(Picks(slots, torch.arange(slots.shape[0], device=slots.device), slots), flat)
+
     def view(self, span: slice) -> list[Tensor]:
         """Return views of the columns."""
         return [column[span] for column in self.columns]
+
+    def column(self, position: int, rows: int) -> Tensor:
+        """Return a view of the first `rows` rows of one column."""
+        return self.columns[position][:rows]
 
 
 def _reach(column: Tensor) -> tuple[int, int]:
@@ -219,8 +230,12 @@ def _copy_run(column: Tensor, source: Tensor, run: Run, lanes: int, row_dims: in
         target.copy_(source[row // lanes : (row + count) // lanes])
 
 
-def _last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the last of duplicate slots, as writing in order would; torch leaves the winner open."""
+def last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the last of duplicate slots, as writing in order would; torch leaves the winner open.
+
+    Returns:
+        Distinct slots and the rows that go there, int64 `[m]` each.
+    """
     unique, inverse = torch.unique(slots, return_inverse=True)
     if unique.shape[0] == slots.shape[0]:
         return slots, rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks
+from ostinato.core.draw import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
@@ -19,13 +19,15 @@ from ostinato.storages.columns import check_form, check_room, fill_columns, name
 from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import show_bytes
+from ostinato.storages.mirror import MirroredTable, as_run
 from ostinato.storages.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ostinato.core.draw import Placement, Request
+    from ostinato.core.draw import Placement
     from ostinato.core.rows import Path
+    from ostinato.storages.sides import Links
 
 __all__ = ["TensorStorage"]
 
@@ -35,6 +37,7 @@ class _Payload(NamedTuple):
 
     flat: Flat
     late: dict[Path, Tensor]
+    links: Links | None = None
 
 
 class TensorStorage(Storage):
@@ -60,7 +63,7 @@ class TensorStorage(Storage):
     """
 
     form = "tensors"
-    _table: Table | None
+    _table: Table | MirroredTable | None
 
     def __init__(
         self,
@@ -132,10 +135,15 @@ class TensorStorage(Storage):
 
     @property
     def columns(self) -> dict[Path, Tensor]:
-        """Field path -> tensor `[capacity, *shape]`, never-written rows included. Views."""
-        if self._table is None:
+        """Field path -> tensor `[capacity, *shape]`, never-written rows included. Views.
+
+        With `single_copy` copies of the rows present, `[rows, *shape]`.
+        """
+        table = self._table
+        if table is None:
             return {}
-        named = {leaf.path: col for leaf, col in zip(self._table.schema.leaves, self._table.columns, strict=True)}
+        columns = table.columns if isinstance(table, Table) else table.view(slice(self._rows))
+        named = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
         return {**named, **self._late.columns}
 
     @property
@@ -180,7 +188,10 @@ class TensorStorage(Storage):
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
         elif self.ndim > 1:
             self._check_lanes(flat.batch)
-        return _Payload(flat, self._late.rows(late, flat.batch) if late else late), rows
+        links = None
+        if isinstance(self._table, MirroredTable):
+            flat, links = self._table.prepare(flat, self._cursor)
+        return _Payload(flat, self._late.rows(late, flat.batch) if late else late, links), rows
 
     def _stacked(self, rows: list[Any]) -> Any:
         if not rows:
@@ -211,7 +222,7 @@ class TensorStorage(Storage):
         msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
         raise UsageError(msg)
 
-    def _require(self) -> Table:
+    def _require(self) -> Table | MirroredTable:
         if self._table is None:
             msg = "the storage holds no rows yet: write some first"
             raise UsageError(msg)
@@ -225,11 +236,21 @@ class TensorStorage(Storage):
                 return value.reshape((math.prod(flat.batch), *leaf.shape))
         return payload.late.get(path)
 
+    def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return a field of some rows; the others are not read. Copy."""
+        paths = [leaf.path for leaf in self._require().schema.leaves]
+        return self.fetch([Request(paths.index(path), slots)])[0] if path in paths else None
+
     def set(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots: one copy, from whichever device they are on."""
         table = self._require()
+        if self.ring_only:
+            as_run(placement)
         self._about_to_change()
-        table.write(placement, payload.flat, self._lanes)
+        if payload.links is not None and isinstance(table, MirroredTable):
+            table.write_run(as_run(placement), payload.flat, self._lanes, payload.links)
+        elif isinstance(table, Table):
+            table.write(placement, payload.flat, self._lanes)
         if isinstance(placement, Picks):
             if placement.slots.shape[0]:
                 self._rows = max(self._rows, int(placement.slots.max()) + 1)
@@ -309,7 +330,7 @@ class TensorStorage(Storage):
             self._late.require_all(torch.arange(self._rows, device=self.device))
             column = self._late.columns[path]
         else:
-            column = table.columns[table.schema.find(path)]
+            column = table.column(table.schema.find(path), self._rows)
         return as_grid(column[: self._rows], self.shape, swap=swap)
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
@@ -324,11 +345,10 @@ class TensorStorage(Storage):
         data, late = self._late.split(data, self._known(), batch)
         flat = table.schema.flatten(data, batch, len(batch))
         leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
-        rows = torch.arange(count, device=self.device)
 
         def change() -> None:
             self._about_to_change()
-            table.write(Picks(slots, rows, slots), Flat(leaves, (count,), flat.addresses))
+            table.edit(slots, Flat(leaves, (count,), flat.addresses))
             if late or self._late:
                 self._late.set(slots, late)
 
@@ -369,6 +389,8 @@ class TensorStorage(Storage):
         self._rows = 0
         self._cursor = 0
         self._late.clear()
+        if isinstance(self._table, MirroredTable):
+            self._table.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return rows present as views, and counts."""
@@ -381,9 +403,25 @@ class TensorStorage(Storage):
             "ndim": self.ndim,
             "capacity": self.capacity,
             "schema": None if self._table is None else encode_schema(self._table.schema),
+            "single_copy": list(map(list, self._table.pairs)) if isinstance(self._table, MirroredTable) else None,
             "columns": columns,
             "late": late,
         }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse rows of another form, or more than fit.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        if state["schema"] is None:
+            return
+        lanes = max(1, int(state["lanes"]))
+        if self._table is None:
+            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
+            return
+        check_room(state, self.ndim, self._table.capacity)
+        check_form(self._table.schema, self._lanes, decode_schema(state["schema"]), lanes)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, laying out the memory if that was not done.
@@ -394,14 +432,12 @@ class TensorStorage(Storage):
         if state["schema"] is None:
             self.clear()
             return
+        self.check_state(state)
         schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
         fresh = self._table is None
         if fresh:
-            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
             self._lay_out(schema, (rows // lanes, lanes) if self.ndim > 1 else (rows,), self.device)
         table = self._require()
-        check_room(state, self.ndim, table.capacity)
-        check_form(table.schema, self._lanes, schema, lanes)
         self._about_to_change()
         try:
             late = fill_columns(table, state)

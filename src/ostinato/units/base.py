@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError
+from ostinato.errors import KeyMissingError, OptionError, SchemaError
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
-__all__ = ["SampleUnit", "check_count", "episodes_of", "require_field"]
+__all__ = ["SampleUnit", "check_count", "episodes_of", "refuse_fields", "require_field", "require_like"]
 
 
 class SampleUnit(ABC):
@@ -42,6 +42,11 @@ class SampleUnit(ABC):
     @property
     def span(self) -> int:
         """Rows of one lane that a window takes: a capacity below that is refused."""
+        return 1
+
+    @property
+    def rows(self) -> int:
+        """Records that each row becomes."""
         return 1
 
     @abstractmethod
@@ -95,6 +100,31 @@ def require_field(plan: Plan, path: Path, what: str) -> int:
         msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name the right one"
         raise KeyMissingError(msg)
     return position
+
+
+def refuse_fields(plan: Plan, *names: str) -> None:
+    """Refuse rows that have a field which a unit would write over.
+
+    Raises:
+        SchemaError: naming it.
+    """
+    for name in names:
+        if plan.find((name,)) is not None:
+            msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
+            raise SchemaError(msg)
+
+
+def require_like(plan: Plan, first: int, *others: int) -> None:
+    """Refuse fields that cannot stand for each other.
+
+    Raises:
+        SchemaError: if they have not one dtype and shape.
+    """
+    leaves = [plan.schema.leaves[position] for position in (first, *others)]
+    if len({(leaf.dtype, leaf.shape) for leaf in leaves}) > 1:
+        forms = ", ".join(f"{show_path(leaf.path)} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+        msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
+        raise SchemaError(msg)
 
 
 def check_count(name: str, value: Any, least: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato.core.boundaries import merge_episodes
@@ -31,21 +32,25 @@ def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit |
     """
     if given is None:
         return None
-    units = list(given) if isinstance(given, (list, tuple)) else [given]
-    for unit in units:
+    units: list[SampleUnit] = []
+    for unit in given if isinstance(given, (list, tuple)) else [given]:
         if not isinstance(unit, SampleUnit):
             msg = f"sample_unit must be a SampleUnit or a list of them, got {type(unit).__name__}"
             raise KindError(msg)
+        units.append(unit)
+    if not units:
+        msg = "sample_unit is an empty list: name a unit, or leave it out"
+        raise OptionError(msg)
     if len(units) == 1:
-        return units[0]  # type: ignore[no-any-return]
+        return units[0]
     units.sort(key=lambda unit: unit.rank)
     ranks = [unit.rank for unit in units]
-    if not units or len(set(ranks)) < len(ranks):
+    if len(set(ranks)) < len(ranks):
         msg = f"sample_unit takes units that do different things, got {units!r}: leave one of the like ones out"
         raise OptionError(msg)
     kinds = {type(unit) for unit in units}
     if {NStep, Hindsight} <= kinds:
-        msg = "NStep and Hindsight exclude each other: the rewards of all n steps would have to be computed for a new goal"
+        msg = "NStep and Hindsight exclude each other: a new goal changes the rewards of all n steps. Leave one out"
         raise OptionError(msg)
     return _Chain(units)
 
@@ -63,6 +68,11 @@ class _Chain(SampleUnit):
         return repr(self._units)
 
     @property
+    def rows(self) -> int:
+        """The records that all of them together make of each row."""
+        return math.prod(unit.rows for unit in self._units)
+
+    @property
     def need(self) -> int:
         """The most that one of them needs."""
         return max(unit.need for unit in self._units)
@@ -74,8 +84,15 @@ class _Chain(SampleUnit):
 
     def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor | None:
         """Return the random numbers of the one that needs some."""
-        rolled = [unit.roll(records, view, generator) for unit in self._units]
-        return next((dice for dice in rolled if dice is not None), None)
+        found = None
+        for unit in self._units:
+            dice = unit.roll(records, view, generator)
+            if dice is not None and found is not None:
+                msg = f"only one unit of several may need random numbers, got {self._units!r}: leave one out"
+                raise OptionError(msg)
+            found = dice if found is None else found
+            records *= unit.rows
+        return found
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
         """Let all of them change the plan."""

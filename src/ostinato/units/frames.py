@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 
@@ -11,7 +11,7 @@ from ostinato.core.draw import Request
 from ostinato.core.kinds import show_path
 from ostinato.core.plan import Column, next_path
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field
+from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field, require_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,25 +26,28 @@ if TYPE_CHECKING:
 __all__ = ["FrameStack"]
 
 _PADDINGS = ("repeat", "zeros")
+_Seen: TypeAlias = "dict[tuple[int, int], tuple[Tensor, Tensor]]"
 
 
 @final
 class FrameStack(SampleUnit):
     """Each observation drawn becomes the stack of the `k` newest frames up to it, the oldest first.
 
-    Rows hold single frames, so nothing is stored `k` times. The field becomes `[B, k, *shape]`; its `next` field, where there is
-    one, becomes the stack that ends with the next frame. No stack reaches back into another episode: before its first
-    row the first frame is repeated, or the stack is filled with zeros.
+    Rows hold single frames, so nothing is stored `k` times. The field becomes `[B, k, *shape]`; its `next` field, where
+    there is one, becomes the stack that ends with the next frame. No stack reaches back into another episode: before
+    its first row the first frame is repeated, or the stack is filled with zeros. That holds for the first row present
+    as well, where rows of the episode before it have been overwritten.
 
     Args:
         k: frames, at least 1.
-        keys: fields to stack; each with its `next` field (`("next", *key)`, or `next_` before its last name) where rows have it.
+        keys: fields to stack; each with its `next` field (`("next", *key)`, or `next_` before its last name) where
+            rows have it.
         padding: "repeat" or "zeros".
         merge: join the frames with the first dimension of a frame: `[B, k * C, H, W]` of frames `[C, H, W]`.
         done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
 
     Raises:
-        OptionError: for another padding, no keys, or `k` below 1.
+        OptionError: for another padding, no keys, or `k` below 1; in a sample, for a field that another unit makes.
 
     Example:
         >>> import torch
@@ -92,34 +95,50 @@ class FrameStack(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the frames before each frame as well."""
-        table, known = episodes_of(view), {leaf.path for leaf in plan.schema.leaves}
-        columns: dict[int, Column] = {}
-        seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        for path in self.keys:
-            frame = require_field(plan, path, "frames to stack")
-            if self.merge and not plan.schema.leaves[frame].shape:
-                msg = f"merge=True needs frames with a first dimension, {show_path(path)} has none: leave merge out"
-                raise SchemaError(msg)
+        table, columns = episodes_of(view), {}
+        seen: _Seen = {}
+        for frame, after in self._find(plan):
             columns[frame] = self._stack(plan, frame, table, seen)
-            after = next_path(path, known)
             if after is not None:
-                columns[position] = self._stack_next(plan, frame, position := plan.find(after), table, seen)
+                columns[after] = self._stack_next(plan, frame, after, table, seen)
         return plan.with_columns(columns)
 
-    def _window(
-        self, slots: Tensor, back: int, table: EpisodeTable, seen: dict[tuple[int, int], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def _find(self, plan: Plan) -> list[tuple[int, int | None]]:
+        """Return the positions of the fields to stack, each with that of its `next` field; checked."""
+        leaves = plan.schema.leaves
+        known = {leaf.path for leaf in leaves}
+        afters = {path: next_path(path, known) for path in self.keys}
+        found = []
+        for path in self.keys:
+            if path in afters.values():
+                continue  # done with the field that it is the next one of
+            frame = require_field(plan, path, "frames to stack")
+            after = None if afters[path] is None else plan.find(afters[path])  # type: ignore[arg-type]
+            made = {position for position in (frame, after) if position in plan.changed and _is_made(plan, position)}
+            if made:
+                names = ", ".join(show_path(leaves[position].path) for position in sorted(made))
+                msg = f"{names} is made by another unit already, frames of it cannot be stacked: leave it out of keys"
+                raise OptionError(msg)
+            if self.merge and not leaves[frame].shape:
+                msg = f"merge=True needs frames with a first dimension, {show_path(path)} has none: leave merge out"
+                raise SchemaError(msg)
+            if after is not None:
+                require_like(plan, frame, after)
+            found.append((frame, after))
+        return found
+
+    def _window(self, slots: Tensor, back: int, table: EpisodeTable, seen: _Seen) -> tuple[Tensor, Tensor]:
         """Return the `back` rows before each slot, and itself; fields that end at the same rows share them."""
         key = (id(slots), back)
         if key not in seen:
             seen[key] = table.window(slots, back, 0)
         return seen[key]
 
-    def _stack(self, plan: Plan, frame: int, table: EpisodeTable, seen: dict) -> Column:
+    def _stack(self, plan: Plan, frame: int, table: EpisodeTable, seen: _Seen) -> Column:
         rows, valid = self._window(plan.slots_of(frame), self.k - 1, table, seen)
         return self._column(Request(frame, rows.reshape(-1)), valid)
 
-    def _stack_next(self, plan: Plan, frame: int, after: int, table: EpisodeTable, seen: dict) -> Column:
+    def _stack_next(self, plan: Plan, frame: int, after: int, table: EpisodeTable, seen: _Seen) -> Column:
         """The stack that ends with the next frame: `k - 1` frames up to the row, and what follows it."""
         ends = plan.slots_of(after)
         if self.k == 1:
@@ -134,3 +153,9 @@ class FrameStack(SampleUnit):
     def _column(self, request: Request, valid: Tensor) -> Column:
         blank = ~valid if self.padding == "zeros" else None
         return Column(request, (self.k,), None, blank, self.merge)
+
+
+def _is_made(plan: Plan, position: int) -> bool:
+    """Whether another unit does more with a field than to read it at other rows."""
+    column = plan.changed[position]
+    return bool(column.tail) or column.request.other is not None

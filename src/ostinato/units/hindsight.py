@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 
@@ -11,7 +11,7 @@ from ostinato.core.boundaries import Episodes, as_path
 from ostinato.core.draw import Request
 from ostinato.core.plan import Column, next_path
 from ostinato.errors import KindError, OptionError, SchemaError
-from ostinato.units.base import SampleUnit, episodes_of, require_field
+from ostinato.units.base import SampleUnit, episodes_of, refuse_fields, require_field, require_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,18 +40,18 @@ class _Fields(NamedTuple):
 class Hindsight(SampleUnit):
     """Gives a share of the rows drawn another goal, one that their episode reached later, and the reward that follows.
 
-    Hindsight experience replay (Andrychowicz et al. 2017, section 3.2 and 4.5). A row `t` that is relabelled takes its goal
-    from a state that was reached after step `u` of its own episode: "future": `u` uniform in `[t, T)`, `T` the rows of the
-    episode so far; "final": `u = T - 1`; "episode": `u` uniform over the rows of the episode that are present; "random": `u`
-    uniform over all rows of the buffer. Rows that hold no achieved goal for the end of a step take that of the step after it
-    instead, so "future" is `u` in `(t, T)` there, and the last row of an episode keeps its goal. No goal comes
-    from another episode (but with "random"), nor from a row that has been overwritten.
+    Hindsight experience replay (Andrychowicz et al. 2017, section 3.2 and 4.5). A row `t` that is relabelled takes its
+    goal from a state that was reached after step `u` of its own episode: "future": `u` uniform in `[t, T)`, `T` the
+    rows of the episode so far; "final": `u = T - 1`; "episode": `u` uniform over the rows of the episode that are
+    present; "random": `u` uniform over all rows of the buffer. Rows that hold no achieved goal for the end of a step
+    take that of the step after it instead, so "future" is `u` in `(t, T)` there, and the last row of an episode keeps
+    its goal. No goal comes from another episode (but with "random"), nor from a row that has been overwritten.
 
     The batch has the bool field `relabelled`, `[B]`.
 
     Args:
-        reward_fn: gets the batch with its new goals, nested as rows were put in, and returns the rewards `[B]` or `[B, 1]`;
-            those of relabelled rows are kept. It may run in the prefetch thread.
+        reward_fn: gets the batch with its new goals, nested as rows were put in, and returns the rewards `[B]` or
+            `[B, 1]`; those of relabelled rows are kept. It may run in the prefetch thread.
         her_ratio: probability of a row to be relabelled, in [0, 1]; 0.8 is the paper's k = 4.
         strategy: see above.
         goal_key: field of the goal; its `next` field, where there is one, takes the new goal as well.
@@ -90,7 +90,7 @@ class Hindsight(SampleUnit):
         reward_key: Key | None = None,
         done_key: Key | None = None,
     ) -> None:
-        if not callable(reward_fn):
+        if not callable(cast("Any", reward_fn)):
             msg = f"reward_fn must be a callable that gives rewards for a batch, got {type(reward_fn).__name__}"
             raise KindError(msg)
         if not 0.0 <= float(her_ratio) <= 1.0:
@@ -155,10 +155,8 @@ class Hindsight(SampleUnit):
             None if next_goal is None else plan.find(next_goal),
             None if next_achieved is None else plan.find(next_achieved),
         )
-        forms = {(plan.schema.leaves[i].dtype, plan.schema.leaves[i].shape) for i in found if i is not None}
-        if len(forms) > 1:
-            msg = f"goals and achieved goals must have one dtype and shape, got {sorted(map(str, forms))}"
-            raise SchemaError(msg)
+        require_like(plan, *(position for position in found if position is not None))
+        refuse_fields(plan, "relabelled")
         return found
 
     def finish(self, data: Any, plan: Plan) -> Any:
@@ -172,4 +170,4 @@ class Hindsight(SampleUnit):
             msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
             raise SchemaError(msg)
         relabelled = plan.fields["relabelled"].view(-1, *[1] * (old.ndim - 1))
-        return kinds.with_fields(data, {path: torch.where(relabelled, new.reshape(old.shape).to(old.dtype), old)})  # type: ignore[dict-item]
+        return kinds.with_fields(data, {path: torch.where(relabelled, new.reshape(old.shape).to(old.dtype), old)})

@@ -11,7 +11,7 @@ from ostinato.core.draw import Request
 from ostinato.core.kinds import show_path
 from ostinato.core.plan import Column
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field
+from ostinato.units.base import SampleUnit, check_count, episodes_of, refuse_fields, require_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,19 +32,20 @@ _FLAGS = frozenset({"done", "terminated", "truncated"})
 class NStep(SampleUnit):
     """Each row drawn becomes the transition over the next `n` steps of its episode.
 
-    With `k` the steps taken, `n` or as many as the episode has from the row on, the reward is `sum_{i<k} gamma^i r_{t+i}`
-    (Sutton 1988; Hessel et al. 2018, section 3), and everything after the step (`next` observation, `done`,
-    `terminated`, `truncated`) is that of step `t + k - 1`. So a return stops at a termination; at a truncation, at the newest row
-    of a running episode and at the write cursor it stops as well, and the target bootstraps from the true last observation:
-    `reward + gamma * (1 - terminated) * value(next)`, with the field `gamma` of the batch, `gamma^k` `[B]`. The batch also has
-    `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` may be set at any time; they hold from the next draw on.
+    With `k` the steps taken, `n` or as many as the episode has from the row on, the reward is
+    `sum_{i<k} gamma^i r_{t+i}` (Sutton 1988; Hessel et al. 2018, section 3), and everything after the step (`next`
+    observation, `done`, `terminated`, `truncated`) is that of step `t + k - 1`. So a return stops at a termination; at
+    a truncation, at the newest row of a running episode and at the write cursor it stops as well, and the target
+    bootstraps from the true last observation: `reward + gamma * (1 - terminated) * value(next)`, with the field `gamma`
+    of the batch, `gamma^k` `[B]`. The batch also has `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` may be set
+    at any time; they hold from the next draw on.
 
     Args:
         n: most steps, at least 1.
         gamma: discount of one step, in [0, 1].
         reward_key: field of the reward, floating; None is `("next", "reward")`, or `reward` where that is not there.
-        next_keys: fields that belong to the end of the step; None takes all under `next` but the reward, or where there are
-            none, those whose name begins with `next_`, and the flags `done`, `terminated` and `truncated`.
+        next_keys: fields that belong to the end of the step; None takes all under `next` but the reward, or where there
+            are none, those whose name begins with `next_`, and the flags `done`, `terminated` and `truncated`.
         done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
 
     Raises:
@@ -55,7 +56,8 @@ class NStep(SampleUnit):
         >>> from ostinato import LazyTensorStorage, NStep, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=NStep(3, 0.5), batch_size=1)
         >>> done = torch.tensor([False, False, False, True])
-        >>> _ = rb.extend({"obs": torch.arange(4.0), "reward": torch.ones(4), "next_obs": torch.arange(1.0, 5.0), "done": done})
+        >>> place = torch.arange(4.0)
+        >>> _ = rb.extend({"obs": place, "next_obs": place + 1, "reward": torch.ones(4), "done": done})
         >>> batch = rb.sample()
         >>> bool(batch["next_obs"] == batch["obs"] + batch["steps_to_next_obs"])
         True
@@ -118,20 +120,21 @@ class NStep(SampleUnit):
         reward, after = self._find(plan)
         n, table = self._n, episodes_of(view)
         rows, valid = table.window(plan.records, 0, n - 1)
-        powers = self._powers(plan.records.device)
+        exact = plan.schema.leaves[reward].dtype is torch.float64
+        powers = self._powers(plan.records.device, torch.float64 if exact else torch.float32)
         steps = valid.sum(1)
         last = rows[:, -1].contiguous()
         columns = {position: Column(Request(position, last)) for position in after}
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), valid * powers[:n])
-        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps)}
+        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps).to(torch.float32)}
         return plan.with_columns(columns)._replace(fields=fields)
 
-    def _powers(self, device: torch.device) -> Tensor:
-        """Return `gamma^0 .. gamma^n`, float32 `[n + 1]`."""
-        key = (self._n, self._gamma, device)
+    def _powers(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return `gamma^0 .. gamma^n`, `[n + 1]`."""
+        key = (self._n, self._gamma, device, dtype)
         if self._known[0] != key:
             exponents = torch.arange(self._n + 1, device=device, dtype=torch.float64)
-            self._known = (key, torch.pow(self._gamma, exponents).to(torch.float32))
+            self._known = (key, torch.pow(self._gamma, exponents).to(dtype))
         return self._known[1]
 
     def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
@@ -143,15 +146,14 @@ class NStep(SampleUnit):
         path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
         reward = require_field(plan, path, "the reward of a step")
         if not plan.schema.leaves[reward].dtype.is_floating_point:
-            msg = (
-                f"{show_path(path)} must be floating, to add up discounted rewards, got {plan.schema.leaves[reward].dtype}: "
-                "convert it before writing"
-            )
+            dtype = plan.schema.leaves[reward].dtype
+            msg = f"{show_path(path)} must be floating, to add up discounted rewards, got {dtype}: convert it first"
             raise SchemaError(msg)
         if self._next is None:
             after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, paths))
         else:
             after = tuple(require_field(plan, other, "a field after the step") for other in self._next)
+        refuse_fields(plan, "steps_to_next_obs", "gamma")
         self._roles = (plan.schema, reward, after)
         return reward, after
 

@@ -48,22 +48,23 @@ class Transition(SampleUnit):
 class Sequence(SampleUnit):
     """Each row drawn (the anchor) becomes a window of `burn_in + length + bootstrap` rows of its episode.
 
-    The window holds `burn_in` rows before the anchor, `length` rows from the anchor on, and `bootstrap` rows after these,
-    `dilation` rows apart. No window spans two episodes, nor the write cursor. The batch is flat, `[B * T, *shape]`;
-    the info (and a TensorDict sample) has, `[B * T]` each: `validity_mask` (False where a row repeats the episode's first or
-    last one, because the window reaches beyond), `learning_mask` (True for the `length` rows), `sequence_id`,
-    `step_in_sequence` and `anchor_index`. Weights and stamps of prioritized buffers are those of the anchor, repeated, and
-    `update_tensordict_priority` gives the anchor the largest priority of its valid rows.
+    The window holds `burn_in` rows before the anchor, `length` rows from the anchor on, and `bootstrap` rows after
+    these, `dilation` rows apart. No window spans two episodes, nor the write cursor. The batch is flat,
+    `[B * T, *shape]`; the info (and a TensorDict sample) has, `[B * T]` each: `validity_mask` (False where a row
+    repeats the episode's first or last one, because the window reaches beyond), `learning_mask` (True for the `length`
+    rows), `sequence_id`, `step_in_sequence` and `anchor_index`. Weights and stamps of prioritized buffers are those of
+    the anchor, repeated, and `update_tensordict_priority` gives the anchor the largest priority of its valid rows.
 
     Burn-in for recurrent learners: Kapturowski et al. 2019, section 3.
 
     Args:
         length: rows to learn from.
-        episode_boundary: what happens where the episode is too short after the anchor: "pad" repeats its last row (every
-            row can be an anchor); "stop" moves the window back until it fits, as far as the episode goes; "strict" draws
-            only anchors with all of the rows; "include_reset" goes on into the next episode of the lane, up to the newest row.
-        done_key: field that ends episodes; None is one endless episode. With the default, the buffer's `episodes` or the
-            usual flags are taken.
+        episode_boundary: what happens where the episode is too short after the anchor: "pad" repeats its last row
+            (every row can be an anchor); "stop" moves the window back until it fits, as far as the episode goes;
+            "strict" draws only anchors with all of the rows; "include_reset" goes on into the next episode of the
+            lane, up to the newest row (rows of no episode are replaced by the anchor, and not valid).
+        done_key: field that ends episodes; None is one endless episode. With the default, the buffer's `episodes` or
+            the usual flags are taken.
         burn_in: rows before the anchor; those before the episode's start repeat its first row.
         bootstrap: rows after the ones to learn from.
         dilation: distance of the rows.
@@ -156,7 +157,12 @@ class Sequence(SampleUnit):
         offsets = torch.arange(-self.burn_in, self.length + self.bootstrap, device=anchors.device) * self.dilation
         at = ((anchors - oldest) % capacity // lanes)[:, None] + offsets
         inside = at.clamp(0, steps - 1)
-        return (inside * lanes + anchors[:, None] % lanes + oldest) % capacity, inside == at
+        rows, valid = (inside * lanes + anchors[:, None] % lanes + oldest) % capacity, inside == at
+        table = episodes_of(view)
+        if table.masked:  # rows of no episode are in no window: the anchor takes their place
+            known = table.ahead(rows.view(-1)).view(rows.shape) >= 0
+            rows, valid = torch.where(known, rows, anchors[:, None]), valid & known
+        return rows, valid
 
     def _notes(self, anchors: Tensor, valid: Tensor) -> dict[str, Tensor]:
         count, rows = valid.shape

@@ -1,14 +1,18 @@
 """Writers: where rows go. They see counts and scores, never bytes."""
 
 from ostinato.writers.base import Writer
+from ostinato.writers.ensemble import WriterEnsemble
 from ostinato.writers.fixed import ImmutableDatasetWriter
 from ostinato.writers.ranked import TensorDictMaxValueWriter
+from ostinato.writers.reservoir import ReservoirWriter
 from ostinato.writers.ring import RoundRobinWriter, TensorDictRoundRobinWriter
 
 __all__ = [
     "ImmutableDatasetWriter",
+    "ReservoirWriter",
     "RoundRobinWriter",
     "TensorDictMaxValueWriter",
     "TensorDictRoundRobinWriter",
     "Writer",
+    "WriterEnsemble",
 ]

@@ -27,6 +27,8 @@ class Writer(ABC):
     """Whether rows may be written and emptied at all."""
     in_order: bool = False
     """Whether rows stay in the order in which they came, the oldest being replaced first: episodes need that."""
+    single_rows: bool = False
+    """Whether rows are placed one by one, apart from their neighbours; storages with `ndim=2` then do not fit."""
     collections_only: bool = False
     """Whether rows must be TensorDicts or tensorclasses."""
 
@@ -44,6 +46,14 @@ class Writer(ABC):
     def cursor(self) -> int:
         """Slot that the next row will take, as far as it is known."""
         return 0
+
+    def rerank(self, slots: Tensor, scores: Tensor | None) -> None:  # noqa: B027
+        """Take note that rows were edited in place; called only where there is a `rank_path`.
+
+        Args:
+            slots: int64 `[n]`; of equal slots the scores are equal too.
+            scores: `[n, *shape]`, the field at `rank_path` as it is now; None if rows have none any more.
+        """
 
     def resume(self, rows: int, cursor: int) -> None:  # noqa: B027
         """Go on after rows that a storage brought along."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, final
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+import numpy as np
 import torch
 
 from ostinato.core.draw import Picks
-from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.writers.base import Writer
 
 if TYPE_CHECKING:
@@ -26,12 +28,16 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "median": lambda x: x.median(-1).values,
 }
 
+_Entry: TypeAlias = tuple[float, int, int]
+"""Rank, negative age and slot of a row: of equal ranks the newer one goes first."""
+
 
 @final
 class TensorDictMaxValueWriter(Writer):
     """Keeps the rows with the highest ranks: a full buffer takes a row only if it outranks the lowest one kept.
 
-    Ties keep the older row. `extend` returns -1 for rows that were not kept. Cost: O(log capacity) for each row.
+    Ties keep the older row. `extend` returns -1 for rows that were not kept. Rows that are edited are ranked anew.
+    Cost: O(log capacity) for each row kept; rows that rank below all of a full buffer cost a comparison.
 
     Args:
         rank_key: field that ranks rows; None is `("next", "reward")`.
@@ -43,6 +49,7 @@ class TensorDictMaxValueWriter(Writer):
     """
 
     collections_only = True
+    single_rows = True
 
     def __init__(
         self,
@@ -57,18 +64,19 @@ class TensorDictMaxValueWriter(Writer):
         self.reduction = reduction
         key = ("next", "reward") if rank_key is None else rank_key
         self.rank_path = (key,) if isinstance(key, str) else tuple(key)
-        self._heap: list[tuple[float, int, int]] = []  # (rank, -age, slot): of equal ranks the newer one goes first
+        self._heap: list[_Entry] = []
+        self._live: list[_Entry] = []
         self._count = 0
 
     def __repr__(self) -> str:
         """Options and the rank to beat."""
-        lowest = self._heap[0][0] if self._heap else None
+        lowest = self._lowest()[0] if self._live else None
         return f"TensorDictMaxValueWriter(rank_key={self.rank_path}, reduction={self.reduction!r}, lowest={lowest})"
 
     @property
     def cursor(self) -> int:
         """Next free slot while the buffer fills."""
-        return len(self._heap)
+        return len(self._live)
 
     def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
         """Give slots to the rows that rank high enough.
@@ -78,38 +86,63 @@ class TensorDictMaxValueWriter(Writer):
             SchemaError: if a rank is NaN, naming the rows.
         """
         ranks = self._ranks(rows, scores)
-        kept = [-1] * rows
-        owner: dict[int, int] = {}
-        for row, rank in enumerate(ranks):
-            entry = (rank, -self._count, len(self._heap))
-            if len(self._heap) < capacity:
-                heapq.heappush(self._heap, entry)
-            elif rank > self._heap[0][0]:
-                entry = (rank, -self._count, self._heap[0][2])
-                heapq.heapreplace(self._heap, entry)
-            else:
-                continue
-            self._count += 1
-            slot = entry[2]
-            if slot in owner:
-                kept[owner[slot]] = -1  # outranked by a later row of the same batch
-            owner[slot], kept[row] = row, slot
-        slots = torch.tensor(list(owner.keys()), dtype=torch.int64)
-        return Picks(
-            slots, torch.tensor(list(owner.values()), dtype=torch.int64), torch.tensor(kept, dtype=torch.int64)
-        )
+        bad = np.flatnonzero(np.isnan(ranks))[:8].tolist()
+        if bad:
+            msg = f"ranks must be numbers, got NaN in {self.rank_path} of the rows {bad}: nothing was written"
+            raise SchemaError(msg)
+        owner: dict[int, int] = {}  # slot -> row; a later row of the batch may outrank an earlier one
+        free = min(rows, capacity - len(self._live))
+        for row, rank in enumerate(ranks[:free].tolist()):
+            owner[len(self._live)] = row
+            self._live.append(self._push(rank, len(self._live)))
+        if free < rows:
+            # the rank to beat only rises: rows below it now need no second look
+            for row in (free + np.flatnonzero(ranks[free:] > self._lowest()[0])).tolist():
+                lowest = self._lowest()
+                if ranks[row] > lowest[0]:
+                    slot = lowest[2]
+                    heapq.heappop(self._heap)
+                    self._live[slot] = self._push(float(ranks[row]), slot)
+                    owner[slot] = row
+        kept = torch.full((rows,), -1)
+        slots, winners = (torch.tensor(list(x), dtype=torch.int64) for x in (owner.keys(), owner.values()))
+        kept[winners] = slots
+        return Picks(slots, winners, kept)
 
-    def _ranks(self, rows: int, scores: Tensor | None) -> list[float]:
+    def _push(self, rank: float, slot: int) -> _Entry:
+        entry = (rank, -self._count, slot)
+        heapq.heappush(self._heap, entry)
+        self._count += 1
+        return entry
+
+    def _lowest(self) -> _Entry:
+        """Return the entry that goes first, having dropped those that edits have outdated."""
+        while self._heap[0] != self._live[self._heap[0][2]]:
+            heapq.heappop(self._heap)
+        return self._heap[0]
+
+    def rerank(self, slots: Tensor, scores: Tensor | None) -> None:
+        """Give edited rows their new ranks; they keep their ages. Without a rank, or with NaN, a row goes first.
+
+        Cost: O(log capacity) for each row.
+        """
+        chosen = slots.tolist()
+        ranks = [-math.inf] * len(chosen) if scores is None else self._ranks(len(chosen), scores).tolist()
+        for slot, rank in zip(chosen, ranks, strict=True):
+            entry = (-math.inf if math.isnan(rank) else rank, self._live[slot][1], slot)
+            if entry != self._live[slot]:
+                heapq.heappush(self._heap, entry)
+                self._live[slot] = entry
+        if len(self._heap) > 2 * len(self._live) + 64:  # outdated entries are let go when they are half of all
+            self._heap = self._live.copy()
+            heapq.heapify(self._heap)
+
+    def _ranks(self, rows: int, scores: Tensor | None) -> np.ndarray[Any, Any]:
         if scores is None:
             msg = f"rows have no field {self.rank_path} to rank them by: add it, or choose another rank_key"
             raise KeyMissingError(msg)
         values = scores.reshape(rows, -1).to("cpu", torch.float64)
-        ranks = _REDUCTIONS[self.reduction](values)
-        bad = ranks.isnan().nonzero().flatten().tolist()
-        if bad:
-            msg = f"ranks must be numbers, got NaN in {self.rank_path} of the rows {bad[:8]}: nothing was written"
-            raise SchemaError(msg)
-        return [float(rank) for rank in ranks]
+        return _REDUCTIONS[self.reduction](values).detach().numpy()
 
     def resume(self, rows: int, cursor: int) -> None:  # noqa: ARG002
         """Refuse: rows that are there already have no ranks.
@@ -125,10 +158,11 @@ class TensorDictMaxValueWriter(Writer):
     def clear(self) -> None:
         """Forget all ranks."""
         self._heap.clear()
+        self._live.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ranks, ages and slots."""
-        columns = list(zip(*self._heap, strict=True)) or [(), (), ()]
+        """Return ranks and ages, by slot."""
+        columns = list(zip(*self._live, strict=True)) or [(), (), ()]
         return {
             "rank": torch.tensor(columns[0], dtype=torch.float64),
             "age": torch.tensor(columns[1], dtype=torch.int64),
@@ -137,8 +171,17 @@ class TensorDictMaxValueWriter(Writer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if the state is damaged.
+        """
         columns = (state["rank"].tolist(), state["age"].tolist(), state["slot"].tolist())
-        self._heap = list(zip(*columns, strict=True))
+        count = int(state["count"])
+        if len({len(column) for column in columns}) > 1 or sorted(columns[2]) != list(range(len(columns[2]))):
+            msg = f"the writer's state is damaged: ranks of the slots {columns[2][:8]} do not follow on each other"
+            raise CheckpointError(msg)
+        self._live = sorted(zip(*columns, strict=True), key=lambda entry: entry[2])
+        self._heap = self._live.copy()
         heapq.heapify(self._heap)
-        self._count = int(state["count"])
+        self._count = count

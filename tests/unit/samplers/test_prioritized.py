@@ -150,6 +150,30 @@ def test_within_the_buffer_agrees_with_looking_at_all_rows() -> None:
         assert priorities(rb) == before
 
 
+def test_within_the_buffer_a_priority_that_did_not_last_does_not_count() -> None:
+    rb = filled(3, max_priority_within_buffer=True)
+    rb.update_priority([0, 1, 2], [0.5, 0.5, 0.5])
+    for index, given in ((torch.tensor([1, 1]), torch.tensor([9.0, 0.25])), ([1, 1], [9.0, 0.25])):
+        rb.update_priority(index, given)
+        assert priorities(rb) == [0.5, 0.25, 0.5]
+        assert rb.sampler.default_priority == 0.5  # type: ignore[attr-defined]
+    ever = filled(3)
+    ever.update_priority([1, 1], [9.0, 0.25])
+    assert ever.sampler.default_priority == 9.0, "ever given"  # type: ignore[attr-defined]
+
+
+def test_draws_are_those_of_torchs_random_numbers() -> None:
+    """A seed means the same with and without the compiled part, and whatever else the sampler computes."""
+    rb = filled(8, capacity=8)
+    rb.update_priority(torch.arange(8), torch.arange(1, 9))
+    assert isinstance(rb._engine.generator, torch.Generator)
+    rb._engine.generator.manual_seed(3)
+    drawn = torch.cat([rb.sample(5), rb.sample(5)])
+    random = torch.rand(10, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    bounds = torch.cumsum(torch.arange(1.0, 9.0, dtype=torch.float64), 0)
+    assert torch.equal(drawn, torch.searchsorted(bounds, random * 36, right=True))
+
+
 def test_zero_alone_does_not_make_new_rows_unreachable() -> None:
     rb = filled(2)
     rb.update_priority([0, 1], 0.0)

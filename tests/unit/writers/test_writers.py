@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import heapq
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from ostinato import (
+    LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    ReservoirWriter,
     RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
 from ostinato.core.draw import Run
-from ostinato.errors import OptionError
+from ostinato.errors import CheckpointError, KindError, OptionError
 
-from ...tags import STORAGES, buffer
+from ...tags import STORAGES, buffer, read_ids, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def ranked(values: list[float]) -> TensorDict:
@@ -156,3 +161,178 @@ def test_a_tensordict_ring_is_a_ring() -> None:
     rb = buffer("packed", 3, writer=TensorDictRoundRobinWriter())
     assert rb.extend(ranked([1, 2, 3, 4])).tolist() == [0, 1, 2, 0]
     assert rb[:]["r"].tolist() == [4, 2, 3]
+
+
+# -- ranks: cost, edits, states ------------------------------------------------------------------------------
+
+
+class Counted(float):
+    """A rank that counts how often it is compared."""
+
+    seen = 0
+
+    def __lt__(self, other: object) -> bool:
+        Counted.seen += 1
+        return float.__lt__(self, other)  # type: ignore[operator]
+
+    def __gt__(self, other: object) -> bool:
+        Counted.seen += 1
+        return float.__gt__(self, other)  # type: ignore[operator]
+
+
+def test_ranks_cost_a_few_comparisons_for_each_row_whatever_the_capacity() -> None:
+    """Comparisons are counted, not time: replacing a row takes at most some multiple of log2(capacity) of them."""
+    for bits in (6, 10, 14):
+        capacity = 2**bits
+        writer = TensorDictMaxValueWriter("r")
+        writer.place(capacity, capacity, torch.arange(float(capacity)))
+        writer._live = [(Counted(rank), age, slot) for rank, age, slot in writer._live]
+        writer._heap = writer._live.copy()
+        Counted.seen = 0
+        slots = torch.arange(0, capacity, max(1, capacity // 50))
+        writer.rerank(slots, torch.full((len(slots),), 2.0 * capacity))
+        assert len(slots) <= Counted.seen <= 4 * bits * len(slots)
+        Counted.seen = 0
+        placed = writer.place(100, capacity, torch.arange(100.0) + 3 * capacity)
+        assert (placed.kept >= 0).sum() == min(100, capacity)
+        assert 100 <= Counted.seen <= 4 * bits * (100 + len(slots))
+
+
+def test_rows_below_a_full_buffer_cost_no_heap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TensorDictMaxValueWriter("r")
+    writer.place(100, 100, torch.arange(100.0) + 5)
+    for name in ("heappush", "heappop"):
+        monkeypatch.setattr(heapq, name, None)
+    assert (writer.place(100_000, 100, torch.rand(100_000)).kept == -1).all()
+
+
+@pytest.mark.parametrize("storage", ["packed", "list"])
+def test_edited_rows_are_ranked_anew(storage: str) -> None:
+    rb = best(storage, capacity=3)
+    rb.extend(ranked([1.0, 2.0, 3.0]))
+    rb[0] = ranked([9.0])[0]
+    assert rb.extend(ranked([2.5])).tolist() == [1], "slot 0 is the best now, slot 1 the lowest"
+    rb[:] = ranked([30.0, 20.0, 10.0])
+    assert rb.extend(ranked([15.0, 5.0])).tolist() == [2, -1]
+
+
+def test_edits_of_the_ranking_field_count() -> None:
+    rb = best(capacity=3)
+    rb.extend(ranked([1.0, 2.0, 3.0]))
+    rb.set_at_("r", torch.tensor([float("nan")]), [2])
+    assert rb.extend(ranked([0.5])).tolist() == [2], "a row that lost its rank goes first"
+    rb.set_("r", torch.tensor([7.0, 8.0, 6.0]))
+    rb.set_("tag", torch.zeros(3))
+    assert rb.extend(ranked([6.5])).tolist() == [2]
+
+
+@pytest.mark.parametrize("storage", ["packed", "list"])
+def test_random_ranks_and_edits_follow_a_sorted_list(storage: str) -> None:
+    """Many more edits than rows, so that outdated entries are let go; the state continues at any time."""
+    rng = random.Random(1)
+    rb = best(storage, capacity=5)
+    model: list[float] = []
+    for step in range(400):
+        value = float(rng.randrange(10_000))
+        if len(model) == 5 and rng.random() < 0.8:
+            slot = rng.randrange(5)
+            rb[slot] = ranked([value])[0]
+            model[slot] = value
+        else:
+            slot = -1 if rb.add(ranked([value])[0]) is None else 0
+            if len(model) < 5:
+                model.append(value)
+            elif value > min(model):
+                model[model.index(min(model))] = value
+            assert slot == -1 or value in model
+        assert rb[:]["r"].tolist() == model
+        if step % 50 == 0:
+            again = best(storage, capacity=5)
+            again.load_state_dict(rb.state_dict())
+            rb = again
+    assert len(rb.writer._heap) < 200  # type: ignore[attr-defined]
+
+
+def test_damaged_ranks_are_refused() -> None:
+    rb = best(capacity=3)
+    rb.extend(ranked([1, 2, 3]))
+    state = rb.state_dict()
+    state["writer"]["state"]["slot"][0] = 2
+    with pytest.raises(CheckpointError, match="damaged"):
+        best(capacity=3).load_state_dict(state)
+
+
+# -- reservoirs ----------------------------------------------------------------------------------------------
+
+
+def reservoir(storage: str = "packed", capacity: int = 5, seed: int = 0) -> ReplayBuffer:
+    return buffer(storage, capacity, writer=ReservoirWriter(generator=torch.Generator().manual_seed(seed)))
+
+
+@pytest.mark.parametrize("storage", list(STORAGES))
+@pytest.mark.parametrize("kind", ["dict", "tensordict"])
+def test_a_reservoir_keeps_the_rows_that_it_says(storage: str, kind: str) -> None:
+    rb, model, first = reservoir(storage), {}, 0
+    for size in (1, 3, 2, 9, 1, 30, 2):
+        ids = range(first, first + size)
+        slots = rb.extend(rows(ids, f"{kind}s" if storage == "list" else kind)).tolist()
+        assert len({slot for slot in slots if slot >= 0}) == len([slot for slot in slots if slot >= 0])
+        model.update({slot: row for slot, row in zip(slots, ids, strict=True) if slot >= 0})
+        first += size
+        assert read_ids(rb[:]) == [model[slot] for slot in range(len(model))]
+    assert rb.writer.offered == first  # type: ignore[attr-defined]
+    assert rb.add(rows(torch.tensor(first), kind)) in {None, 0, 1, 2, 3, 4}
+
+
+def test_a_reservoir_without_generator_follows_the_global_one() -> None:
+    chosen = []
+    for _ in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            chosen.append(ReservoirWriter().place(100, 10, None).kept.tolist())
+    assert chosen[0] == chosen[1]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_reservoir_goes_on_bit_for_bit(tmp_path: Path, saved: bool) -> None:
+    rb, again = reservoir(), buffer("packed", 5, writer=ReservoirWriter())
+    rb.extend(torch.arange(20))
+    if saved:
+        rb.dumps(tmp_path / "rb")
+        again.loads(tmp_path / "rb")
+    else:
+        again.load_state_dict(rb.state_dict())
+    for size in (1, 7, 20):
+        assert torch.equal(rb.extend(torch.arange(size)), again.extend(torch.arange(size)))
+        assert torch.equal(rb[:], again[:])
+
+
+def test_a_reservoir_in_a_larger_buffer_fills_it_first() -> None:
+    rb = reservoir(capacity=4)
+    rb.extend(torch.arange(50))
+    larger = reservoir(capacity=6, seed=1)
+    larger.load_state_dict(rb.state_dict())
+    assert larger.extend(torch.arange(2)).tolist() == [4, 5]
+    assert larger.writer.offered == 6  # type: ignore[attr-defined]
+
+
+def test_a_reservoir_takes_over_a_filled_buffer_and_forgets_an_emptied_one() -> None:
+    rb = buffer("packed", 4)
+    rb.extend(torch.arange(9))
+    rb.set_writer(ReservoirWriter(generator=torch.Generator().manual_seed(0)))
+    rb.extend(torch.arange(10, 12))
+    assert rb.writer.offered == 6  # type: ignore[attr-defined]
+    rb.empty()
+    assert rb.extend(torch.arange(4)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_reservoir_refuses() -> None:
+    with pytest.raises(KindError, match="generator"):
+        ReservoirWriter(generator=3)  # type: ignore[arg-type]
+    for writer in (ReservoirWriter(), TensorDictMaxValueWriter()):
+        with pytest.raises(OptionError, match="ndim"):
+            buffer(LazyTensorStorage(4, ndim=2), writer=writer)
+    state = ReservoirWriter(generator=torch.Generator()).state_dict()
+    for damage in ({"offered": -1}, {"generator": torch.zeros(3, dtype=torch.uint8)}):
+        with pytest.raises(CheckpointError, match="damaged"):
+            ReservoirWriter().load_state_dict({**state, **damage})

@@ -1,0 +1,15 @@
+"""Limit of a unit: Ostinato's plain sample of rows that hold the same bytes ready-made."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from benchmarks.peers._episodes import PLAIN
+
+LACKS: dict[str, str] = {}
+WORKLOADS = PLAIN
+
+
+def version() -> str:
+    """Return the library's version."""
+    return str(getattr(import_module("ostinato"), "__version__", "from source"))

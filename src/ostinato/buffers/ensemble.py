@@ -1,0 +1,398 @@
+"""ReplayBufferEnsemble: one batch from several buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Never, final
+
+from ostinato.buffers import checkpoint, mixing_state, routes
+from ostinato.buffers.assembly import check_buffers, check_collates, put_together, refuse_parts
+from ostinato.buffers.members import Member, locked
+from ostinato.buffers.mixing import Mixer, show_names
+from ostinato.buffers.options import check_generator, check_prefetch, check_size, own, positive, refuse_shared
+from ostinato.buffers.stats import BufferStats, combine
+from ostinato.core import kinds
+from ostinato.core.group import choose
+from ostinato.errors import KindError, UsageError
+from ostinato.samplers import SamplerEnsemble
+from ostinato.storages import StorageEnsemble
+from ostinato.transforms import Compose
+from ostinato.writers import WriterEnsemble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
+    from ostinato.buffers.replay import ReplayBuffer
+
+__all__ = ["ReplayBufferEnsemble"]
+
+
+@final
+class ReplayBufferEnsemble:
+    """Draws batches from several buffers at once; rows are written through the members, `ensemble[i].extend(rows)`.
+
+    A batch has `num_buffer_sampled` parts of equal size, each from one member: `[parts, batch_size // parts, *shape]`.
+    `SamplerEnsemble` says which members they come from. Where batches are TensorDicts they carry the keys
+    `("index", "buffer_ids")`, the member of each row, and `("index", "index")`, its index there; if some member is
+    prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member) and
+    `index_generation`.
+
+    Safe to use from several threads, beside direct use of the members. Without `generator=` each member draws from its
+    own source of chance, and the members of a batch are chosen by torch's global generator.
+
+    Args:
+        *rbs: the buffers, or else give their parts:
+        storages: a `StorageEnsemble`, with `samplers=` and `writers=` of the same length.
+        samplers: a `SamplerEnsemble`, which then says how to mix.
+        writers: a `WriterEnsemble`.
+        transform: for whole batches, after those of the members.
+        batch_size: rows that `sample()` and iteration give; divisible by `num_buffer_sampled`.
+        collate_fn: makes a batch of the list of parts; None stacks them. Parts whose fields or shapes differ are
+            stacked lazily where they are TensorDicts, and need a `collate_fn` where they are not.
+        collate_fns: for each member what takes the place of its `collate_fn`, or None.
+        p: weights of the members; see `SamplerEnsemble`, also for the next two.
+        sample_from_all: one part from every member.
+        num_buffer_sampled: parts of a batch.
+        generator: source of all draws through the ensemble, those within members included.
+        prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`.
+        shared: must be False: an ensemble serves one process.
+        compilable: no effect, see `ReplayBuffer`.
+        delayed_init: no effect, see `ReplayBuffer`.
+
+    Raises:
+        KindError: if something is not of its class.
+        OptionError: if options exclude each other, or buffers cannot be mixed.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
+        >>> demos, online = (ReplayBuffer(storage=LazyTensorStorage(100)) for _ in range(2))
+        >>> index = demos.extend({"obs": torch.zeros(10)}), online.extend({"obs": torch.ones(50)})
+        >>> both = ReplayBufferEnsemble(demos, online, sample_from_all=True, batch_size=6)
+        >>> both.sample()["obs"]
+        tensor([[0., 0., 0.],
+                [1., 1., 1.]])
+    """
+
+    def __init__(
+        self,
+        *rbs: ReplayBuffer,
+        storages: StorageEnsemble | None = None,
+        samplers: SamplerEnsemble | None = None,
+        writers: WriterEnsemble | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
+        p: Sequence[float] | Tensor | str | None = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+        generator: torch.Generator | None = None,
+        prefetch: int | None = None,
+        shared: bool = False,
+        compilable: bool = False,  # noqa: ARG002
+        delayed_init: bool = False,  # noqa: ARG002
+    ) -> None:
+        refuse_shared(shared=shared)
+        if rbs:
+            refuse_parts(storages, samplers, writers)
+            check_buffers(rbs)
+            law = SamplerEnsemble(
+                *(rb.sampler for rb in rbs),
+                p=p,
+                sample_from_all=sample_from_all,
+                num_buffer_sampled=num_buffer_sampled,
+            )
+        else:
+            given = {"p": p, "sample_from_all": sample_from_all or None, "num_buffer_sampled": num_buffer_sampled}
+            rbs, law = put_together(storages, samplers, writers, given)
+        collate_fns = check_collates(collate_fns, len(rbs))
+        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self._mixer = Mixer(
+            [Member(rb, collate) for rb, collate in zip(rbs, collate_fns, strict=True)],
+            law,
+            collate_fn,
+            Compose.of(transform),
+            check_generator(generator),
+            check_prefetch(prefetch, self._batch_size),
+        )
+        if self._batch_size is not None:
+            self._mixer.part_rows(self._batch_size)
+
+    # -- what there is ----------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[ReplayBuffer, ...]:
+        """The buffers."""
+        return tuple(member.buffer for member in self._mixer.members)
+
+    @property
+    def storage(self) -> StorageEnsemble:
+        """The storages of the members."""
+        return StorageEnsemble(*(rb.storage for rb in self.members), transforms=[rb.transform for rb in self.members])
+
+    @property
+    def sampler(self) -> SamplerEnsemble:
+        """The mixing law, whose `p` may be set at any time, and the samplers of the members."""
+        law = self._mixer.law
+        law.members = tuple(rb.sampler for rb in self.members)  # a member may have been given another one
+        return law
+
+    @property
+    def writer(self) -> WriterEnsemble:
+        """The writers of the members."""
+        return WriterEnsemble(*(rb.writer for rb in self.members))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows that `sample()` gives; None if the constructor was given none."""
+        return self._batch_size
+
+    @property
+    def transform(self) -> Compose:
+        """The chain of transforms of whole batches."""
+        return self._mixer.transform
+
+    @property
+    def write_count(self) -> int:
+        """Rows written to all members since each was made or emptied."""
+        return sum(rb.write_count for rb in self.members)
+
+    def __len__(self) -> int:
+        """Number of members, as in TorchRL; `stats().rows` counts rows."""
+        return len(self._mixer.members)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a member, an ensemble of some members, or rows of them.
+
+        Args:
+            index: an integer gives the member itself; a slice, list, array or tensor of integers an ensemble of these
+                members that shares transform, generator and the ratio of `p`; all of them give the ensemble itself.
+                A pair `i, rows` reads `ensemble[i][rows]`; where `i` chooses several, their rows are collated and
+                transformed as a batch is.
+
+        Raises:
+            SlotError: if a number is out of range.
+            KindError: for other indices.
+        """
+        if isinstance(index, tuple):
+            return self._read(*index)
+        chosen = choose(index, len(self))
+        if isinstance(chosen, int):
+            return self.members[chosen]
+        return self if chosen == list(range(len(self))) else self._subset(chosen)
+
+    def _read(self, which: Any, rows: Any = slice(None), *more: Any) -> Any:
+        if more:
+            msg = f"an ensemble is read by a member and an index of its rows, got {2 + len(more)} indices"
+            raise KindError(msg)
+        chosen = choose(which, len(self))
+        if isinstance(chosen, int):
+            return self.members[chosen][rows]
+        data = self._mixer.join([own(self.members[i][rows]) for i in chosen])
+        return self.transform.forward(data) if self.transform else data
+
+    def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
+        mixer, law = self._mixer, self.sampler.subset(chosen)
+        fits = self._batch_size is not None and self._batch_size % law.num_buffer_sampled == 0
+        return ReplayBufferEnsemble(
+            *(self.members[i] for i in chosen),
+            transform=self.transform,
+            batch_size=self._batch_size if fits else None,
+            collate_fn=mixer.collate,
+            collate_fns=[mixer.members[i].collate for i in chosen],
+            p=law.p,
+            sample_from_all=law.sample_from_all,
+            num_buffer_sampled=law.num_buffer_sampled,
+            generator=mixer.generator,
+        )
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def add(self, data: Any) -> Never:  # noqa: ARG002
+        """Refuse: rows are written through a member.
+
+        Raises:
+            UsageError: always.
+        """
+        self._refuse_write("add")
+
+    def extend(self, data: Any) -> Never:  # noqa: ARG002
+        """Refuse: rows are written through a member.
+
+        Raises:
+            UsageError: always.
+        """
+        self._refuse_write("extend")
+
+    def _refuse_write(self, verb: str) -> Never:
+        msg = f"an ensemble is written through its {len(self)} members: ensemble[i].{verb}(rows)"
+        raise UsageError(msg)
+
+    def empty(self) -> None:
+        """Forget all rows of all members.
+
+        Raises:
+            UsageError: if a member does not allow it; no member is emptied then.
+        """
+        for i, rb in enumerate(self.members):
+            if not rb.writer.mutable:
+                msg = f"member {i} does not allow writing ({type(rb.writer).__name__}): the ensemble cannot be emptied"
+                raise UsageError(msg)
+        self._mixer.drop()
+        for rb in self.members:
+            rb.empty()
+
+    def append_transform(self, transform: Any) -> ReplayBufferEnsemble:
+        """Add a transform of whole batches at the end of the chain. Returns the ensemble."""
+        self._mixer.redo()
+        self.transform.append(transform)
+        return self
+
+    def insert_transform(self, index: int, transform: Any) -> ReplayBufferEnsemble:
+        """Add a transform of whole batches before position `index` of the chain. Returns the ensemble.
+
+        Raises:
+            OptionError: if the position is out of range.
+        """
+        self._mixer.redo()
+        self.transform.insert(index, transform)
+        return self
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Draw a batch.
+
+        Args:
+            batch_size: rows, divisible by `num_buffer_sampled`; None takes the constructor's. With prefetch it must be
+                the constructor's.
+            return_info: return `(batch, info)`. The info names the rows: `info["index"]["buffer_ids"]` and
+                `info["index"]["index"]`, int64 `[parts, rows]`, with the keys that prioritized samplers and prefetch
+                add, all flat where parts differ in length. It is a TensorDict where the batch is one, else a dict.
+
+        Returns:
+            The rows, `[parts, rows, *shape]`, transformed. Copy.
+
+        Raises:
+            UsageError: if there is no batch size.
+            OptionError: if the batch size is not divisible.
+            EmptyBufferError: if a member that may be drawn has no rows.
+        """
+        fixed = self._mixer.prefetch is not None
+        data, names = self._mixer.next(check_size(batch_size, self._batch_size, fixed=fixed))
+        return (data, show_names(names, as_tensordict=kinds.is_tensordict(data))) if return_info else data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches, without end.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        if self._batch_size is None:
+            msg = "Cannot iterate over the ensemble: batch_size was not specified when it was made"
+            raise UsageError(msg)
+        while True:
+            yield self.sample()
+
+    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+        """Give rows new priorities, each in its member; rows of members without priorities are left out.
+
+        Checks and stamps are those of `ReplayBuffer.update_priority`; no member is changed unless all can be.
+
+        Args:
+            index: a sampled TensorDict, the info of a sample, or the `index` in it, a dict or TensorDict of `index` and
+                `buffer_ids`; the first two bring their generation along.
+            priority: one for all, or `[parts, rows]`; further dimensions are reduced per row.
+            generation: the sample's `index_generation`.
+
+        Raises:
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+            SlotError: if a row or a member is out of range; nothing is changed.
+        """
+        routes.update(self._mixer.members, index, priority, generation)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that it has under each member's `priority_key`.
+
+        The key is that of the member the row is of, `"td_error"` where it is a plain `ReplayBuffer`.
+
+        Raises:
+            KeyMissingError: if a member's key is missing; nothing is changed.
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+        """
+        routes.update_from_batch(self._mixer.members, data)
+
+    def stats(self) -> BufferStats:
+        """Count rows, draws, ages and waits over all members. Cost: O(rows), for the ages."""
+        return combine([rb.stats() for rb in self.members], self._mixer.prefetch)
+
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state: that of every member, the mixing weights, the generator, draws made ahead. Copy."""
+        with self._mixer.lock, locked(self._mixer.members):
+            return mixing_state.own_copy(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return mixing_state.collect(self._mixer, self._batch_size)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
+
+        Raises:
+            CheckpointError: if the state does not fit the members or the options; nothing is changed.
+        """
+        with self._mixer.lock, locked(self._mixer.members):
+            mixing_state.restore(self._mixer, state, self._batch_size)
+
+    def dumps(self, path: str | Path) -> None:
+        """Save the whole state to the directory `path`, all members in one checkpoint, whole or not at all.
+
+        Other threads wait while the rows are written.
+        """
+        with self._mixer.lock, locked(self._mixer.members):
+            checkpoint.save(path, self._state(), mixing_state.FORMAT)
+
+    def loads(self, path: str | Path) -> None:
+        """Restore what `dumps` saved.
+
+        Raises:
+            CheckpointError: if the checkpoint does not fit; nothing is changed.
+            DamagedFileError: if a file is damaged, naming it; nothing is changed.
+        """
+        with self._mixer.lock, locked(self._mixer.members):
+            checkpoint.load(path, self.load_state_dict, [rb.storage for rb in self.members], mixing_state.FORMAT)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickling copies the ensemble with its members; draws made ahead travel, locks and threads are made anew."""
+        mixer = self._mixer
+        with mixer.lock, locked(mixer.members):
+            return {
+                "members": [(member.buffer, member.collate) for member in mixer.members],
+                "law": mixer.law,
+                "collate": mixer.collate,
+                "transform": mixer.transform,
+                "generator": mixer.generator,
+                "depth": mixer.prefetch.depth if mixer.prefetch else 0,
+                "queued": mixer.queued,
+                "batch_size": self._batch_size,
+            }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Start without a thread; queued draws come first."""
+        self._batch_size = state["batch_size"]
+        options = {name: state[name] for name in ("law", "collate", "transform", "generator", "depth")}
+        self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
+        self._mixer.pending.extend(state["queued"])
+
+    def __repr__(self) -> str:
+        """Members and law."""
+        lines = ",\n".join(f"    {rb!r}" for rb in self.members)
+        depth = self._mixer.prefetch and self._mixer.prefetch.depth
+        return (
+            f"ReplayBufferEnsemble(\n{lines},\n    {self.sampler!r}, batch_size={self._batch_size}, prefetch={depth})"
+        )

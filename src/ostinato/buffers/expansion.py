@@ -1,0 +1,63 @@
+"""From a draw to a batch: slices and units make a plan of it, the storage reads what the plan says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ostinato.core.plan import Plan, fold, slices
+from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import Ticket
+    from ostinato.storages import Storage
+
+__all__ = ["copy", "expand", "expand_again"]
+
+
+def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) -> Ticket:
+    """Let slices and units say what the rows drawn become; the caller holds the engine's lock.
+
+    Raises:
+        OptionError: if the storage has no fields.
+    """
+    unit, draw, dice = engine.unit, ticket.draw, ticket.dice
+    if unit is None and draw.lengths is None:
+        return ticket
+    schema, view = engine.storage.schema, engine.view()
+    if schema is None:
+        msg = f"{type(engine.storage).__name__} has no fields for {unit or engine.sampler!r}: use LazyTensorStorage"
+        raise OptionError(msg)
+    if draw.lengths is None or view.episodes is None:
+        plan = Plan(schema, draw.slots, draw.slots)
+    else:
+        plan = slices(schema, view.episodes, draw.slots, draw.lengths, draw.pad)
+        if draw.stamps is not None:
+            plan = plan._replace(stamps=view.stamps.of_present(plan.records))
+    if unit is not None:
+        dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
+        plan = unit.expand(plan, view, dice)
+    return ticket._replace(plan=plan, dice=dice)
+
+
+def expand_again(engine: Engine, ticket: Ticket) -> Ticket | None:
+    """Expand a draw once more, as the buffer is now; None if its rows have not got so many rows behind them now."""
+    draw = ticket.draw
+    if engine.unit is None and draw.lengths is None:
+        return ticket
+    view = engine.view()
+    ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
+    need = 1 if view.starts is None else view.starts.need
+    if ahead is not None and bool((ahead + 1 < (need if draw.lengths is None else draw.lengths)).any()):
+        return None
+    return expand(engine, ticket, None)
+
+
+def copy(storage: Storage, ticket: Ticket, *, pin: bool) -> Any:
+    """Read the rows of a ticket, or what its plan made of them."""
+    plan = ticket.plan
+    if plan is None or not plan.changed:
+        return storage.get(ticket.records, pin=pin)
+    return storage.assemble(fold(plan, storage.fetch(plan.requests(), pin=pin)), plan.records)

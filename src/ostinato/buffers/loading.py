@@ -1,0 +1,42 @@
+"""Before and after the rows of a buffer are replaced by those of a checkpoint; the caller holds the engine's lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.core.stamps import Stamps
+
+if TYPE_CHECKING:
+    from ostinato.buffers.engine import Engine
+
+__all__ = ["begin_load", "end_load"]
+
+
+def begin_load(engine: Engine) -> Stamps:
+    """Put new stamps in place before rows change, so that gathers in flight notice; return the old ones."""
+    old, engine.stamps = engine.stamps, Stamps(engine.storage.capacity, engine.storage.device)
+    return old
+
+
+def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
+    """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots."""
+    storage = engine.storage
+    rows = len(storage)
+    engine.stamps = Stamps(storage.capacity, storage.device)
+    engine.settled = storage.laid_out
+    if engine.chronicle is not None:
+        engine.chronicle.load_state_dict(storage, episodes)
+    if storage.capacity == capacity:
+        engine.stamps.load_state_dict(state)
+        engine.begin_priorities()
+        return
+    saved = Stamps(capacity, storage.device)
+    saved.load_state_dict(state)
+    wrapped = rows == capacity or saved.cursor != rows % capacity
+    array = saved.of(torch.arange(rows, device=storage.device)) if wrapped else state["array"]
+    engine.stamps.load_state_dict({**state, "array": array})
+    if engine.writer.cursor < rows:
+        engine.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
+    engine.begin_priorities()

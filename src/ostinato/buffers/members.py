@@ -1,0 +1,120 @@
+"""A buffer as a member of an ensemble: draws, rows and priorities that go through the ensemble."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from ostinato.buffers import priorities
+from ostinato.buffers.checkpoint import Target
+from ostinato.buffers.expansion import expand
+from ostinato.core.draw import Draw
+from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.replay import ReplayBuffer
+
+__all__ = ["Member", "locked"]
+
+
+@final
+class Member:
+    """What an ensemble needs of one of its buffers.
+
+    Args:
+        buffer: the buffer.
+        collate: takes the place of the buffer's own `collate_fn`; None keeps that.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
+        # one room: an ensemble draws from its buffers' engines and hears of their loads
+        self.engine = buffer._engine  # noqa: SLF001
+        self._feed = buffer._feed  # noqa: SLF001
+        self._dress = buffer._dress  # noqa: SLF001
+        self._slots = buffer._index  # noqa: SLF001
+        self.show = buffer._state  # noqa: SLF001
+        self.buffer = buffer
+        self.collate = collate
+
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Ticket:
+        """Draw slots; where a pass over the rows ends, the next one begins.
+
+        Args:
+            rows: how many.
+            generator: where chance comes from; None is the buffer's own source.
+            ranked: give rows of samplers without priorities the weight 1, and stamps.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+            OptionError: if generator and storage are on different devices.
+        """
+        engine = self.engine
+        device = engine.storage.device
+        if generator is not None and generator.device.type != device.type:
+            msg = (
+                f"the ensemble's generator lives on {generator.device}, a member's storage on {device}: use one device"
+            )
+            raise OptionError(msg)
+        with engine.lock:
+            source = engine.generator if generator is None else generator
+            tickets = [engine.fresh(rows, source)]
+            left = rows - _rows(tickets[0])
+            while left > 0 and tickets[-1].last:
+                tickets.append(engine.fresh(left, source))
+                left -= _rows(tickets[-1])
+            draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
+            if ranked and draw.weights is None:
+                weights = torch.ones(draw.slots.shape[0], device=device)
+                draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
+            return expand(engine, tickets[-1]._replace(draw=draw), source)
+
+    def make(self, ticket: Ticket) -> tuple[Any, Ticket, Rows] | None:
+        """Gather, collate and transform the rows of a draw; None if the buffer was emptied since."""
+        made = self._feed.make(ticket, self.collate)
+        return None if made is None else (made[0], made[1].ticket, made[1])
+
+    def index(self, ticket: Ticket) -> Tensor:
+        """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
+        index = self._slots(ticket.records)
+        return torch.stack(index, -1) if isinstance(index, tuple) else index
+
+    def generation(self, ticket: Ticket) -> Tensor:
+        """Return the stamps of a ranked draw's rows as samples carry them, int64 `[B]`."""
+        return ticket.per_record(priorities.generation(self.engine, ticket.draw.stamps))  # type: ignore[arg-type]
+
+    @property
+    def target(self) -> Target:
+        """Where a state goes."""
+        return Target(self.engine, self.buffer.transform, self.buffer.batch_size)
+
+    def loaded(self) -> None:
+        """Take note that a state was loaded: batches made ahead are of rows that are gone."""
+        self._feed.forget()
+
+
+def _joined(draws: Sequence[Draw]) -> Draw:
+    """Put several draws of one sampler together; what a draw says of its batch as a whole does not add up and goes."""
+    columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "stamps", "lengths")]
+    weights, stamps, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
+    return Draw(torch.cat([draw.slots for draw in draws]), weights, None, stamps, lengths, draws[0].pad)
+
+
+def _rows(ticket: Ticket) -> int:
+    """Return the records that a draw will become, before units."""
+    lengths = ticket.draw.lengths
+    return ticket.draw.slots.shape[0] if lengths is None else int(lengths.sum())
+
+
+def locked(members: Sequence[Member]) -> ExitStack:
+    """Take the locks of all members, in an order that is the same for every ensemble; the result gives them back."""
+    stack = ExitStack()
+    for member in sorted(members, key=lambda member: id(member.engine)):
+        stack.enter_context(member.engine.lock)
+    return stack

@@ -1,0 +1,109 @@
+"""The state of an ensemble: that of its members, and what is its own. The caller holds all locks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ostinato.buffers import checkpoint
+from ostinato.buffers.checkpoint import read_generator, read_ticket, revive, saved_rows, show_ticket, with_state
+from ostinato.buffers.records import Mix
+from ostinato.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ostinato.buffers.mixing import Mixer
+    from ostinato.buffers.records import Ticket
+
+__all__ = ["FORMAT", "collect", "own_copy", "restore"]
+
+FORMAT = "ostinato-ensemble"
+
+
+def collect(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
+    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
+    return {
+        "members": [member.show() for member in mixer.members],
+        "mixing": mixer.law.state_dict(),
+        "generator": None if mixer.generator is None else mixer.generator.get_state(),
+        "transforms": mixer.transform.state_dict(),
+        "batch_size": batch_size,
+        "pending": [
+            {"members": mix.members, "tickets": [show_ticket(ticket) for ticket in mix.tickets], "rng": mix.rng}
+            for mix in mixer.queued
+        ],
+    }
+
+
+def own_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy a state, so that later draws and writes do not change it."""
+    rest = {key: value for key, value in state.items() if key != "members"}
+    return {"members": [checkpoint.own_copy(mine) for mine in state["members"]], **checkpoint.own_tensors(rest)}
+
+
+def restore(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None:
+    """Restore a state, by copy; what does not fit is refused before anything changes.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    try:
+        queue, generator = _check(mixer, state, batch_size)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        msg = f"this is not the state of an ensemble ({error!r})"
+        raise CheckpointError(msg) from error
+    before = checkpoint.own_tensors(mixer.transform.state_dict())
+    mixer.transform.load_state_dict(state["transforms"])
+    try:
+        checkpoint.load_engine_states([member.target for member in mixer.members], state["members"])
+    except Exception:
+        mixer.transform.load_state_dict(before)
+        raise
+    mixer.law.load_state_dict(state["mixing"])
+    for member in mixer.members:
+        member.loaded()
+    if mixer.prefetch is not None:
+        mixer.prefetch.clear()
+    mixer.pending.clear()
+    revived = (_revive(mixer, *mix) for mix in queue)
+    mixer.pending.extend(mix for mix in revived if mix is not None)
+    if generator is not None:
+        mixer.generator = with_state(mixer.generator, generator)
+
+
+def _check(
+    mixer: Mixer, state: dict[str, Any], batch_size: int | None
+) -> tuple[list[tuple[list[int], list[Ticket], Tensor | None]], torch.Generator | None]:
+    """Check what is the ensemble's own; return draws made ahead, and a generator in the saved state."""
+    members = mixer.members
+    if len(state["members"]) != len(members):
+        msg = f"the checkpoint holds {len(state['members'])} members, this ensemble {len(members)}"
+        raise CheckpointError(msg)
+    mixer.law.check_state(state["mixing"])
+    if state["pending"] and state["batch_size"] != batch_size:
+        msg = (
+            f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this ensemble has "
+            f"batch_size={batch_size}: load it with the same batch_size"
+        )
+        raise CheckpointError(msg)
+    rows = [saved_rows(mine) for mine in state["members"]]
+    devices = [member.engine.storage.device for member in members]
+    queue = []
+    for mix in state["pending"]:
+        chosen = [int(i) for i in mix["members"]]
+        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(members) for i in chosen):
+            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
+            raise CheckpointError(msg)
+        pairs = zip(chosen, mix["tickets"], strict=True)
+        draws = [read_ticket(ticket, rows[i], members[i].engine) for i, ticket in pairs]
+        queue.append((chosen, draws, mix["rng"]))
+    device = devices[0] if mixer.generator is None else mixer.generator.device
+    return queue, read_generator(state["generator"], device)
+
+
+def _revive(mixer: Mixer, chosen: list[int], draws: list[Ticket], rng: Tensor | None) -> Mix | None:
+    engines = [mixer.members[i].engine for i in chosen]
+    tickets = [revive(engine, ticket) for engine, ticket in zip(engines, draws, strict=True)]
+    whole = [ticket for ticket in tickets if ticket is not None]
+    return Mix(chosen, whole, rng) if len(whole) == len(tickets) else None

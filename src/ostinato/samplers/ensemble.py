@@ -1,0 +1,223 @@
+"""Mixing several buffers: which of them a batch comes from, and how much of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Self, final
+
+import torch
+
+from ostinato.core.group import Group
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
+from ostinato.samplers.base import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["SamplerEnsemble"]
+
+_SAMPLEABLE = "sampleable"
+_NEARLY = 1e-6
+"""A share of a batch this close to a whole number is that number: `p` may have come as float32."""
+
+
+@final
+class SamplerEnsemble(Group[Sampler]):
+    """The samplers of a `ReplayBufferEnsemble`, and the law by which it mixes its members.
+
+    A batch consists of `num_buffer_sampled` parts of equal size `n`, each from one member. With `sample_from_all` every
+    member gives one part. Else member `i` gives `floor(n * p_i)` or `ceil(n * p_i)` parts, in expectation exactly
+    `n * p_i`: where `n * p_i` is a whole number, every batch has exactly that many. Which members get the parts left
+    over is drawn by systematic sampling (Madow 1949) over members in a random order; the order of the parts is random.
+
+    Args:
+        *samplers: at least one.
+        p: weights of the members, finite numbers of at least 0, which are divided by their sum; None for equal ones;
+            `"sampleable"` for the rows that each member holds at the time. A member of weight 0 is never drawn.
+        sample_from_all: one part from every member; excludes `p`.
+        num_buffer_sampled: parts of a batch; None is the number of members.
+
+    Raises:
+        KindError: if one is no sampler, or an option of the wrong kind.
+        OptionError: if an option is out of range, or options exclude each other.
+
+    Example:
+        >>> from ostinato import RandomSampler, SamplerEnsemble
+        >>> mix = SamplerEnsemble(RandomSampler(), RandomSampler(), p=[3, 1], num_buffer_sampled=4)
+        >>> sorted(mix.choose([100, 100], None))
+        [0, 0, 0, 1]
+    """
+
+    def __init__(
+        self,
+        *samplers: Sampler,
+        p: Sequence[float] | Tensor | str | None = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+    ) -> None:
+        super().__init__(samplers, Sampler)
+        if sample_from_all and p is not None:
+            msg = "sample_from_all=True takes equal parts from all members and excludes p: leave one of them out"
+            raise OptionError(msg)
+        self.sample_from_all = bool(sample_from_all)
+        self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None else self._check_parts(num_buffer_sampled)
+        self.p = p
+
+    def __repr__(self) -> str:
+        """Samplers and law."""
+        law = "sample_from_all=True" if self.sample_from_all else f"p={self._show_p()}"
+        members = ", ".join(map(repr, self.members))
+        return f"SamplerEnsemble({members}, {law}, num_buffer_sampled={self.num_buffer_sampled})"
+
+    @property
+    def p(self) -> Tensor | str | None:
+        """Share of each member, float64 `[members]`, of sum 1; None for equal ones. May be set at any time."""
+        return self._p
+
+    @p.setter
+    def p(self, value: Sequence[float] | Tensor | str | None) -> None:
+        if value is not None and self.sample_from_all:
+            msg = "an ensemble with sample_from_all=True takes equal parts from all members: p cannot be set"
+            raise OptionError(msg)
+        self._p = value if value is None or isinstance(value, str) else _shares(value, len(self.members))
+        if isinstance(value, str) and value != _SAMPLEABLE:
+            msg = f'p must be numbers, None or "sampleable", got {value!r}'
+            raise OptionError(msg)
+
+    def choose(self, rows: Sequence[int], generator: torch.Generator | None) -> list[int]:
+        """Draw which members the parts of the next batch come from.
+
+        Args:
+            rows: rows that each member holds now.
+            generator: the only source of chance; None stands for torch's global one.
+
+        Returns:
+            `num_buffer_sampled` numbers of members.
+
+        Raises:
+            EmptyBufferError: if a member that may be drawn has no rows; nothing is drawn then.
+        """
+        shares = self._shares_now(rows)
+        lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
+        if lacking:
+            msg = (
+                f"Cannot sample from an empty storage: members {lacking} of the ensemble hold no rows; add some first, "
+                'or mix with p="sampleable", which leaves them out'
+            )
+            raise EmptyBufferError(msg)
+        if self.sample_from_all:
+            return list(range(len(self.members)))
+        return _systematic(shares, self.num_buffer_sampled, generator)
+
+    def _shares_now(self, rows: Sequence[int]) -> list[float]:
+        if isinstance(self._p, torch.Tensor):
+            return [float(share) for share in self._p]
+        if self._p is None:
+            return [1 / len(self.members)] * len(self.members)
+        total = sum(rows)
+        if total == 0:
+            msg = "Cannot sample from an empty storage: no member of the ensemble holds rows; add some first"
+            raise EmptyBufferError(msg)
+        return [count / total for count in rows]
+
+    def subset(self, chosen: list[int]) -> Self:
+        """Return an ensemble of some of the samplers; their shares keep their ratio, batches their number of parts."""
+        return type(self)(
+            *(self.members[i] for i in chosen),
+            p=self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p,
+            sample_from_all=self.sample_from_all,
+            num_buffer_sampled=None if self.sample_from_all else self.num_buffer_sampled,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the law; the members' states are the buffers' own."""
+        p = self._p.tolist() if isinstance(self._p, torch.Tensor) else self._p
+        return {"p": p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": self.num_buffer_sampled}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse the state of another law; `p` may differ, as it may be set at any time.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        for name in ("sample_from_all", "num_buffer_sampled"):
+            if state[name] != getattr(self, name):
+                msg = (
+                    f"the checkpoint is of an ensemble with {name}={state[name]!r}, this one has "
+                    f"{name}={getattr(self, name)!r}: make it with the same options"
+                )
+                raise CheckpointError(msg)
+        try:
+            if state["p"] is not None and state["p"] != _SAMPLEABLE:
+                _shares(state["p"], len(self.members))
+        except (OptionError, KindError) as error:
+            msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
+            raise CheckpointError(msg) from None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, `p` included."""
+        self.check_state(state)
+        p = state["p"]
+        # as it was saved: dividing by a sum of nearly 1 once more would change the last digits
+        self._p = torch.tensor(p, dtype=torch.float64) if isinstance(p, list) else p
+
+    def _check_parts(self, value: Any) -> int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            msg = f"num_buffer_sampled must be an integer or None, got {value!r}"
+            raise KindError(msg)
+        parts = int(value.__index__())
+        if parts < 1:
+            msg = f"num_buffer_sampled must be at least 1, got {parts}"
+            raise OptionError(msg)
+        if self.sample_from_all and parts != len(self.members):
+            msg = (
+                f"sample_from_all=True takes one part from each of the {len(self.members)} members, got "
+                f"num_buffer_sampled={parts}: leave it out"
+            )
+            raise OptionError(msg)
+        return parts
+
+    def _show_p(self) -> Any:
+        return [round(share, 6) for share in self._p.tolist()] if isinstance(self._p, torch.Tensor) else repr(self._p)
+
+
+def _shares(value: Any, members: int) -> Tensor:
+    try:
+        weights = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f'p must be numbers, None or "sampleable", got {value!r} ({error})'
+        raise KindError(msg) from None
+    if weights.shape != (members,):
+        msg = f"p must hold one number for each of the {members} members, got shape {list(weights.shape)}"
+        raise OptionError(msg)
+    total = float(weights.sum())
+    if bool((weights < 0).any()) or not math.isfinite(total) or total <= 0:
+        msg = f"p must be finite numbers of at least 0, not all 0, got {weights.tolist()}"
+        raise OptionError(msg)
+    return weights / total
+
+
+def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator | None) -> list[int]:
+    """Draw `parts` members: [0, parts) is cut into stretches of `parts * share`, and one point drawn in each unit.
+
+    All points have the same fraction, so a stretch of length `l` holds `floor(l)` or `ceil(l)` of them. Members lie on
+    the line in a random order, so that no two of them exclude each other for good.
+    """
+    device = None if generator is None else generator.device
+    order: list[int] = torch.randperm(len(shares), generator=generator, device=device).tolist()
+    point = float(torch.rand((), dtype=torch.float64, generator=generator, device=device))
+    chosen: list[int] = []
+    end = 0.0
+    for member in order:
+        if shares[member] <= 0:
+            continue
+        end += parts * shares[member]
+        if abs(end - round(end)) < _NEARLY:
+            end = float(round(end))
+        while point < end and len(chosen) < parts:
+            chosen.append(member)
+            point += 1
+    places: list[int] = torch.randperm(parts, generator=generator, device=device).tolist()
+    return [chosen[place] for place in places]

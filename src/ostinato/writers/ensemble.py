@@ -1,0 +1,39 @@
+"""Writers side by side, for a `ReplayBufferEnsemble` that puts them together with storages and samplers."""
+
+from __future__ import annotations
+
+from typing import Self, final
+
+from ostinato.core.group import Group
+from ostinato.writers.base import Writer
+
+__all__ = ["WriterEnsemble"]
+
+
+@final
+class WriterEnsemble(Group[Writer]):
+    """The writers of a `ReplayBufferEnsemble`. It places no rows itself: rows are written through the members.
+
+    Args:
+        *writers: at least one.
+
+    Raises:
+        KindError: if one is no writer.
+        OptionError: if there is none.
+
+    Example:
+        >>> from ostinato import RoundRobinWriter, WriterEnsemble
+        >>> WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())[0]
+        RoundRobinWriter(cursor=0)
+    """
+
+    def __init__(self, *writers: Writer) -> None:
+        super().__init__(writers, Writer)
+
+    def __repr__(self) -> str:
+        """The writers."""
+        return f"WriterEnsemble({', '.join(map(repr, self.members))})"
+
+    def subset(self, chosen: list[int]) -> Self:
+        """Return an ensemble of some of the writers."""
+        return type(self)(*(self.members[i] for i in chosen))

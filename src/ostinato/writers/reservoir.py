@@ -1,0 +1,128 @@
+"""Keeping a uniform sample of everything ever offered: a reservoir."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from ostinato.core.draw import Picks
+from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.writers.base import Writer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ReservoirWriter"]
+
+
+@final
+class ReservoirWriter(Writer):
+    """Keeps a uniform sample of all rows ever written: after `t` rows each is present with probability `capacity / t`.
+
+    Algorithm R (Vitter 1985): the first rows fill the buffer; row number `t` after that takes the place `j`, uniform
+    over `[0, t)`, if there is such a slot, and is not kept otherwise. `extend` returns -1 for rows that were not kept,
+    or were replaced by a later row of the same batch. Rows that a storage brings along, and those of a checkpoint that
+    is loaded into a larger buffer, count as all that was written so far. Cost: O(rows), a random number for each row.
+
+    Args:
+        generator: source of chance, on the CPU; None is torch's global one. The writer owns it and saves its state:
+            give it one of its own, not that of the buffer.
+
+    Raises:
+        KindError: if it is no generator.
+        OptionError: if it lives on another device.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, ReservoirWriter
+        >>> writer = ReservoirWriter(generator=torch.Generator().manual_seed(0))
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), writer=writer)
+        >>> index = rb.extend({"step": torch.arange(100_000)})
+        >>> bool(rb["step"].double().mean() > 30_000)  # old rows are there as well as new ones
+        True
+    """
+
+    single_rows = True
+
+    def __init__(self, *, generator: torch.Generator | None = None) -> None:
+        self._generator = _checked(generator)
+        self._offered = 0
+        self._capacity = 0
+
+    def __repr__(self) -> str:
+        """Rows offered so far."""
+        return f"ReservoirWriter(offered={self._offered})"
+
+    @property
+    def offered(self) -> int:
+        """Rows offered so far, kept or not."""
+        return self._offered
+
+    @property
+    def cursor(self) -> int:
+        """Next free slot while the buffer fills, 0 afterwards."""
+        return self._offered if self._offered < self._capacity or self._capacity == 0 else 0
+
+    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:  # noqa: ARG002
+        """Give slots to the rows that are kept; of equal slots the last row wins."""
+        first, self._offered, self._capacity = self._offered, self._offered + rows, capacity
+        slots = np.arange(first, first + rows)
+        late = min(max(capacity - first, 0), rows)  # rows from here on find the buffer full
+        if late < rows:
+            draws = torch.rand(rows - late, dtype=torch.float64, generator=self._generator).numpy()
+            slots[late:] = draws * (slots[late:] + 1)  # the whole part: uniform over [0, t)
+        kept = np.flatnonzero(slots < capacity)
+        # of equal slots the first from behind is the last row
+        taken, behind = np.unique(slots[kept[::-1]], return_index=True)
+        winners = kept[::-1][behind]
+        positions = np.full(rows, -1)
+        positions[winners] = taken
+        return Picks(torch.from_numpy(taken), torch.from_numpy(winners), torch.from_numpy(positions))
+
+    def resume(self, rows: int, cursor: int) -> None:  # noqa: ARG002
+        """Take the rows that are there for all that was written so far."""
+        self._offered = rows
+
+    def clear(self) -> None:
+        """Begin a new history."""
+        self._offered = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, and the state of the generator where there is one."""
+        state = None if self._generator is None else self._generator.get_state()
+        return {"offered": self._offered, "capacity": self._capacity, "generator": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; a writer without a generator gets one where the state has one.
+
+        Raises:
+            CheckpointError: if the state is damaged.
+        """
+        offered, capacity, saved = int(state["offered"]), int(state["capacity"]), state["generator"]
+        if offered < 0 or capacity < 0:
+            msg = f"the writer's state is damaged: offered={offered}, capacity={capacity}"
+            raise CheckpointError(msg)
+        if saved is not None:
+            generator = torch.Generator()
+            try:
+                generator.set_state(saved)
+            except (RuntimeError, TypeError) as error:
+                msg = f"the writer's state is damaged: its generator cannot be restored ({error})"
+                raise CheckpointError(msg) from error
+            if self._generator is None:
+                self._generator = generator
+            else:
+                self._generator.set_state(saved)
+        self._offered, self._capacity = offered, capacity
+
+
+def _checked(generator: Any) -> torch.Generator | None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        msg = f"generator must be a torch.Generator or None, got {type(generator).__name__}"
+        raise KindError(msg)
+    if generator is not None and generator.device.type != "cpu":
+        msg = f"the generator of a ReservoirWriter lives on the CPU, got one on {generator.device}"
+        raise OptionError(msg)
+    return generator

@@ -1,0 +1,44 @@
+"""The examples run: small in every run of the tests, and in full where slow tests run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gymnasium")
+pytest.importorskip("matplotlib")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, directory: Path, *arguments: str) -> str:
+    """Run an example in a process of its own and return what it prints."""
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout
+
+
+def gaps(printed: str) -> dict[str, tuple[float, float]]:
+    """Distance from the demonstrations before and after training, with and without replay."""
+    found = re.findall(r"^(with\w* replay): gap to the demonstrations ([\d.]+) -> ([\d.]+)", printed, re.MULTILINE)
+    return {title: (float(first), float(last)) for title, first, last in found}
+
+
+def test_the_discriminator_example_runs(tmp_path: Path) -> None:
+    printed = run("amp_discriminator.py", tmp_path, "--iterations", "2")
+    assert set(gaps(printed)) == {"with replay", "without replay"}
+    assert printed.count("discriminator accuracy") == 4
+    assert (tmp_path / "amp_discriminator.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_agent_takes_on_the_demonstrated_motion(tmp_path: Path) -> None:
+    """The whole of it, in under a minute on an idle machine: the gap shrinks several times, replay on and off."""
+    moved = gaps(run("amp_discriminator.py", tmp_path, "--seed", "1"))
+    first, last = moved["with replay"]
+    assert first > 6
+    assert last < first / 3
+    assert moved["without replay"][1] < first

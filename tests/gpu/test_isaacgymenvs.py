@@ -1,0 +1,114 @@
+"""The AMP ring on a GPU: it never waits for the host, and its draws can be replayed. Skipped without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato.compat.isaacgymenvs import ReplayBuffer
+from ostinato.errors import OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture
+def no_sync() -> Iterator[None]:
+    """Make any wait of the host for the device an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def rows(first: int, count: int) -> dict[str, torch.Tensor]:
+    number = torch.arange(first, first + count, device="cuda")
+    return {"amp_obs": number[:, None] * torch.ones(8, device="cuda"), "id": number}
+
+
+def ids(batch: dict[str, torch.Tensor]) -> list[int]:
+    assert (batch["amp_obs"] == batch["id"][:, None]).all()
+    return batch["id"].tolist()
+
+
+def captured(buffer: ReplayBuffer, n: int) -> tuple[torch.cuda.CUDAGraph, dict[str, torch.Tensor]]:
+    """Capture `sample(n)`, after the first draw that it needs."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        buffer.sample(n)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = buffer.sample(n)
+    return graph, batch
+
+
+def test_store_and_sample_never_wait(no_sync: None) -> None:
+    buffer = ReplayBuffer(100, torch.device("cuda"))
+    for step in range(12):
+        buffer.store(rows(step * 30, 30))
+        buffer.sample(64)
+        buffer.sample(250)
+    buffer.reset()
+    buffer.store(rows(0, 30))
+    buffer.sample(16)
+
+
+def test_passes_on_the_device() -> None:
+    buffer = ReplayBuffer(50, torch.device("cuda"))
+    buffer.store(rows(0, 70))
+    drawn = [row for _ in range(10) for row in ids(buffer.sample(15))]
+    assert Counter(drawn) == dict.fromkeys(range(20, 70), 3)
+
+
+def test_replays_draw_on() -> None:
+    """Sixteen rows were drawn before the capture, none by it: the replays end that pass and make two more."""
+    buffer = ReplayBuffer(64, torch.device("cuda"))
+    buffer.store(rows(0, 64))
+    graph, batch = captured(buffer, 16)  # capturing draws nothing, warming up did
+    drawn: list[int] = []
+    for _ in range(11):
+        graph.replay()
+        drawn += ids(batch)
+    assert len(set(drawn[:48])) == 48  # the rest of the first pass
+    assert Counter(drawn[48:]) == dict.fromkeys(range(64), 2)
+    assert len(set(ids(buffer.sample(64)))) == 64
+
+
+def test_replays_meet_rows_stored_since_the_capture() -> None:
+    buffer = ReplayBuffer(100, torch.device("cuda"))
+    buffer.store(rows(0, 10))
+    graph, batch = captured(buffer, 10)
+    buffer.store(rows(10, 90))
+    seen: set[int] = set()
+    for _ in range(20):
+        graph.replay()
+        seen |= set(ids(batch))
+    assert seen == set(range(100))
+    buffer.store(rows(100, 100))  # all replaced
+    graph.replay()
+    assert min(ids(batch)) >= 100
+
+
+def test_a_capture_needs_a_draw_before_it_and_stores_none() -> None:
+    buffer = ReplayBuffer(100, torch.device("cuda"))
+    data = rows(0, 10)
+    buffer.store(data)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(UsageError, match="sample once before the capture"), torch.cuda.graph(graph):
+        buffer.sample(4)
+    buffer.sample(4)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(UsageError, match="store\\(\\) cannot be captured"), torch.cuda.graph(graph):
+        buffer.store(data)
+
+
+def test_rows_from_the_host_are_refused() -> None:
+    buffer = ReplayBuffer(100, torch.device("cuda"))
+    with pytest.raises(OptionError, match="field 'amp_obs' lies on cpu, this buffer on cuda:0"):
+        buffer.store({"amp_obs": torch.zeros(4, 8)})

@@ -1,0 +1,272 @@
+"""The compiled episode table by itself: bad arguments, the lock, threads. What it answers: tests/unit/core."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .tables import address, slots_of
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+STATE = (np.int32, np.int64, np.int64, np.uint8, np.uint8, np.int64)
+
+
+def note(table: Any, rows: int, *, ends: list[bool] | None = None, ids: list[int] | None = None) -> None:
+    """Note rows that go on at the cursor."""
+    flags = None if ends is None else np.array(ends, dtype=np.bool_)
+    streams = None if ids is None else slots_of(ids)
+    table.note(table.cursor, rows, 0, *(0 if x is None else address(x) for x in (flags, streams)), 0)
+
+
+def ask(table: Any, name: str, slots: NDArray[np.int64], *arguments: int) -> list[int]:
+    out = np.full(len(slots), -7, dtype=np.int64)
+    getattr(table, name)(*arguments, address(slots), len(slots), address(out))
+    return [int(x) for x in out]
+
+
+def windows(table: Any, slots: NDArray[np.int64], before: int, after: int) -> tuple[Any, Any]:
+    shape = (len(slots), before + 1 + after)
+    out, valid = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
+    table.window(address(slots), len(slots), before, after, 1, address(out), address(valid))
+    return out, valid
+
+
+def filled(native: ModuleType, capacity: int, length: int) -> Any:
+    """A full ring, all episodes of one length."""
+    table = native.Episodes(capacity, 1)
+    ends = np.arange(capacity) % length == length - 1
+    table.note(0, capacity, 0, address(ends), 0, 0)
+    return table
+
+
+def test_rows_follow_each_other(native: ModuleType) -> None:
+    table = native.Episodes(8, 1)
+    note(table, 5, ends=[False, False, True, False, False])
+    note(table, 5, ids=[1, 2, 1, 2, 2])
+    assert ask(table, "ahead", np.arange(8)) == [1, 0, 0, 1, 0, 1, 2, 0]
+    assert ask(table, "behind", np.arange(8)) == [1, 2, 0, 0, 1, 0, 0, 1]
+    assert (table.rows, table.present, table.count, table.serial, table.cursor) == (8, 8, 4, 4, 2)
+    out, valid = windows(table, slots_of([0, 6]), 1, 2)
+    assert out.tolist() == [[6, 0, 1, 1], [6, 6, 0, 1]]
+    assert valid.tolist() == [[True, True, True, False], [False, True, True, True]]
+
+
+def test_impossible_sizes_are_refused(native: ModuleType) -> None:
+    for capacity in (0, -1, 2**30 + 1):
+        with pytest.raises(ValueError, match=r"^capacity must be in \[1, 2\*\*30\], got"):
+            native.Episodes(capacity, 1)
+    for lanes in (0, -2, 3, 11):
+        with pytest.raises(ValueError, match=r"^lanes must be at least 1 and divide the capacity, got"):
+            native.Episodes(10, lanes)
+
+
+@pytest.mark.parametrize(
+    ("start", "rows", "skip", "error"),
+    [
+        *((-1, 1, 0, IndexError), (10, 1, 0, IndexError), (4, -1, 0, ValueError), (4, 11, 0, ValueError)),
+        *((4, 1, -1, ValueError), (4, 3, 2, ValueError), (5, 1, 0, ValueError), (4, 10, 2, ValueError)),
+        *((4, 2**62, 0, ValueError), (4, 10, 2**62 + 1, ValueError)),
+    ],
+)
+def test_a_run_that_does_not_fit_changes_nothing(
+    native: ModuleType, start: int, rows: int, skip: int, error: type[Exception]
+) -> None:
+    table = native.Episodes(10, 1)
+    note(table, 4)
+    with pytest.raises(error, match=r"out of range|a run must"):
+        table.note(start, rows, skip, 0, 0, 0)
+    assert (table.present, table.cursor, table.rows) == (4, 4, 4)
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 10**12, -(2**63), 2**63 - 1])
+def test_a_slot_outside_writes_nothing(native: ModuleType, bad: int) -> None:
+    table = native.Episodes(10, 1)
+    note(table, 10)
+    slots, out = slots_of([3, bad]), np.full(8, -7, dtype=np.int64)
+    at, to = address(slots), address(out)
+    for name, arguments in (
+        ("ahead", (at, 2, to)),
+        ("behind", (at, 2, to)),
+        ("ended", (at, 2, to)),
+        ("shift", (at, at, 2, to)),
+        ("window", (at, 2, 0, 1, 1, to, to)),
+    ):
+        with pytest.raises(IndexError, match=f"^index {bad} is out of range for 10 rows$"):
+            getattr(table, name)(*arguments)
+    assert (out == -7).all()
+
+
+def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
+    table = native.Episodes(10, 1)
+    with pytest.raises(ValueError, match=r"^need must be at least 1, got 0$"):
+        table.add_need(0)
+    handle = table.add_need(2)
+    for name, arguments in (
+        ("ahead", (0, -1, 0)),
+        ("behind", (0, -1, 0)),
+        ("ended", (0, -1, 0)),
+        ("shift", (0, 0, -1, 0)),
+        ("window", (0, -1, 0, 0, 1, 0, 0)),
+        ("draw", (handle, 0, -1, 0)),
+        ("draw_episodes", (handle, 0, -1, 0)),
+    ):
+        with pytest.raises(ValueError, match=r"^n must be at least 0, got -1$"):
+            getattr(table, name)(*arguments)
+    for span in ((-1, 0, 1), (0, -1, 1), (0, 0, 0), (2**31, 0, 1), (0, 2**63 - 1, 1)):
+        with pytest.raises(ValueError, match=r"^before and after must be in"):
+            table.window(0, 0, *span, 0, 0)
+    for other in (-1, handle + 1):
+        for name, rest in (("start_rows", ()), ("start_episodes", ()), ("draw", (0, 0, 0))):
+            with pytest.raises(ValueError, match=f"no need is registered as number {other}"):
+                getattr(table, name)(other, *rest)
+
+
+def test_nothing_is_drawn_where_there_is_nothing(native: ModuleType) -> None:
+    table = native.Episodes(10, 1)
+    handle, numbers = table.add_need(3), slots_of([5, 5])
+    note(table, 2)
+    for name in ("draw", "draw_episodes"):
+        getattr(table, name)(handle, 0, 0, 0)
+        with pytest.raises(IndexError, match=r"^no row has 2 rows after it$"):
+            getattr(table, name)(handle, address(numbers), 1, address(numbers))
+
+
+def test_any_number_draws_a_row(native: ModuleType) -> None:
+    """Callers promise 63 bits; a broken promise must not read foreign memory."""
+    table = filled(native, 100, 7)
+    handle = table.add_need(4)
+    numbers = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2000)
+    for drawn in (draws(table, "draw", handle, numbers), draws(table, "draw_episodes", handle, numbers)):
+        assert set(drawn) == {slot for slot in range(98) if slot % 7 < 4}
+
+
+def draws(table: Any, name: str, handle: int, numbers: NDArray[np.int64]) -> list[int]:
+    n = len(numbers) if name == "draw" else len(numbers) // 2
+    out = np.full(n, -7, dtype=np.int64)
+    getattr(table, name)(handle, address(numbers), n, address(out))
+    return [int(x) for x in out]
+
+
+def arrays_of(table: Any) -> list[NDArray[Any]]:
+    sizes = (table.present, *[table.records] * 4, table.free_count)
+    arrays = [np.zeros(size, dtype=dtype) for size, dtype in zip(sizes, STATE, strict=True)]
+    table.save(*(address(x) for x in arrays))
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("which", "value"), [(0, -2), (0, 4), (2, 2), (2, -1), (3, 2), (5, -1), (5, 4), ("cursor", 8), ("present", 9)]
+)
+def test_a_state_that_points_outside_changes_nothing(native: ModuleType, which: int | str, value: int) -> None:
+    table = native.Episodes(8, 2)
+    note(table, 2, ends=[True, False])
+    note(table, 6, ends=[False, False, True, False, False, False])
+    note(table, 4)
+    arrays = arrays_of(table)
+    before = [x.tolist() for x in arrays]
+    numbers = {"cursor": table.cursor, "serial": table.serial, "present": table.present, "records": table.records}
+    free = table.free_count
+    if isinstance(which, str):
+        numbers[which] = value
+    else:
+        arrays[which][0] = value
+    with pytest.raises(ValueError, match=r"^the state is not that of such a table$"):
+        table.load(*numbers.values(), free, *(address(x) for x in arrays))
+    assert [x.tolist() for x in arrays_of(table)] == before
+
+
+def test_memory_follows_rows_and_episodes(native: ModuleType) -> None:
+    assert native.Episodes(1, 1).nbytes == 8
+    table = filled(native, 10**6, 100)
+    assert table.nbytes < 4 * 10**6 + 100 * table.count
+    table.add_need(5)
+    assert table.nbytes < 4 * 10**6 + 140 * table.count
+
+
+def test_a_large_call_lets_other_threads_run(native: ModuleType) -> None:
+    """While one call draws, this thread must count; the draw takes many times the switch interval."""
+    table = filled(native, 1_000_000, 10)
+    handle = table.add_need(3)
+    numbers = np.random.default_rng(0).integers(0, 2**63 - 1, 3_000_000)
+    span = [0.0, 0.0]
+
+    def work() -> None:
+        out = np.zeros(len(numbers), dtype=np.int64)
+        at, to = address(numbers), address(out)
+        span[0] = time.perf_counter()
+        table.draw(handle, at, len(numbers), to)
+        span[1] = time.perf_counter()
+
+    thread = threading.Thread(target=work)
+    seen: list[float] = []
+    thread.start()
+    while thread.is_alive():
+        seen.append(time.perf_counter())
+    thread.join()
+    took = span[1] - span[0]
+    inside = [moment for moment in seen if span[0] + 0.3 * took < moment < span[1] - 0.5 * took]
+    assert len(inside) > 10, f"{len(inside)} moments of this thread within a call of {took:.3f} s"
+
+
+def test_threads_may_read_at_once(native: ModuleType) -> None:
+    table = filled(native, 50_000, 13)
+    handle = table.add_need(4)
+    numbers = np.random.default_rng(2).integers(0, 2**63 - 1, 20_000)
+
+    def read() -> tuple[Any, ...]:
+        slots = slots_of(draws(table, "draw", handle, numbers))
+        out, valid = windows(table, slots, 2, 9)
+        episodes = draws(table, "draw_episodes", handle, numbers)
+        return slots.tolist(), out.tolist(), valid.tolist(), episodes, ask(table, "ahead", slots)
+
+    expected, results = read(), []
+    threads = [threading.Thread(target=lambda: results.append(read())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(result == expected for result in results)
+    assert len(results) == 4
+
+
+def random_note(table: Any, random: np.random.Generator) -> None:
+    """A ring write of up to two rings, of lanes or of ids, with ends and masked rows."""
+    rows = int(random.integers(0, 2 * table.capacity + 1))
+    skip = max(0, rows - table.capacity)
+    ends, mask = random.random(rows) < random.choice([0.02, 0.3]), random.random(rows) < random.choice([0.9, 1.0])
+    ids = random.integers(0, 5, rows) if random.random() < 0.7 else None
+    start = (table.cursor + skip) % table.capacity
+    table.note(start, rows - skip, skip, address(ends), 0 if ids is None else address(ids), address(mask))
+
+
+@given(capacity=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_any_history_leaves_episodes_that_hang_together(native: ModuleType, capacity: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    table, loaded, every = native.Episodes(capacity, 1), native.Episodes(capacity, 1), np.arange(capacity)
+    handle = table.add_need(2)
+    for _ in range(12):
+        random_note(table, random)
+        ahead, behind = ask(table, "ahead", every), ask(table, "behind", every)
+        out, valid = windows(table, every, capacity, capacity)
+        for slot in range(capacity):
+            own = out[slot][valid[slot]].tolist()
+            assert len(own) == (ahead[slot] + 1 + behind[slot] if ahead[slot] >= 0 else 1)
+            assert own[max(behind[slot], 0)] == slot
+            assert all(out[other][valid[other]].tolist() == own for other in own)
+        assert sum(x >= 0 for x in ahead) == table.rows
+        assert table.start_rows(handle) == sum(x >= 1 for x in ahead)
+        arrays = arrays_of(table)
+        sizes = (table.cursor, table.serial, table.present, table.records, table.free_count)
+        loaded.load(*sizes, *(address(x) for x in arrays))
+        assert (ask(loaded, "ahead", every), ask(loaded, "behind", every)) == (ahead, behind)
+        assert all((a == b).all() for a, b in zip(arrays, arrays_of(loaded), strict=True))

@@ -1,0 +1,208 @@
+"""Ensembles: shapes, names of rows, members, and refusals."""
+
+# ruff: noqa: B023 (a note runs its action at once)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ._differences import Difference, Fails, check
+from ._script import library, rows
+
+if TYPE_CHECKING:
+    from ._script import Both, Note
+
+
+def _member(lib: Any, base: int, buffer: str = "TensorDictReplayBuffer", **options: Any) -> Any:
+    rb = getattr(lib, buffer)(storage=lib.LazyTensorStorage(10), **options)
+    rb.extend(rows(8, base))
+    return rb
+
+
+def _pair(lib: Any, **options: Any) -> Any:
+    return lib.ReplayBufferEnsemble(_member(lib, 0), _member(lib, 100), **options)
+
+
+def _all(lib: Any, **options: Any) -> Any:
+    return _pair(lib, sample_from_all=True, **options)
+
+
+@pytest.mark.parametrize("buffer", ["ReplayBuffer", "TensorDictReplayBuffer"])
+def test_what_a_batch_holds(both: Both, buffer: str) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBufferEnsemble(_member(lib, 0, buffer), _member(lib, 100, buffer), sample_from_all=True)
+        for size in (2, 6, 20):
+            batch, info = rb.sample(size, return_info=True)
+            note(f"shape {size}", lambda: tuple(batch.batch_size))
+            note("keys", lambda: sorted(map(str, batch.keys(True, True))))
+            note("members", lambda: batch["index", "buffer_ids"])
+            note("members in info", lambda: info["index", "buffer_ids"])
+            note(
+                "rows",
+                lambda: bool((batch["index", "index"] + 100 * batch["index", "buffer_ids"] == batch["obs"]).all()),
+            )
+
+    both(script)
+
+
+def test_draws_of_the_members_are_the_same(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _all(lib, batch_size=6)
+        note("batches", lambda: [rb.sample()["obs"] for _ in range(3)])
+        note("iterated", lambda: [batch["obs"] for batch, _ in zip(rb, range(2), strict=False)])
+        seeded = _all(lib, batch_size=6, generator=torch.Generator().manual_seed(3))
+        note("with a generator", lambda: [seeded.sample()["obs"] for _ in range(3)])
+
+    both(script)
+
+
+def test_a_member_of_weight_0(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _pair(lib, p=[1.0, 0.0])
+        note("members", lambda: [rb.sample(4)["index", "buffer_ids"].unique() for _ in range(20)])
+        rb.sampler.p = [0.0, 2.0]
+        note("changed", lambda: [rb.sample(4)["index", "buffer_ids"].unique() for _ in range(20)])
+        note("shapes", lambda: _pair(lib, p=[1, 2], num_buffer_sampled=4).sample(12)["obs"].shape)
+
+    both(script)
+
+
+def test_weights_by_what_there_is(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        empty = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
+        rb = lib.ReplayBufferEnsemble(empty, _member(lib, 100), p="sampleable")
+        note("members", lambda: [rb.sample(4)["index", "buffer_ids"] for _ in range(5)])
+
+    both(script)
+
+
+def test_ragged_parts(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        wide = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
+        wide.extend(TensorDict({"obs": torch.zeros(8, 3), "x": torch.ones(8)}, [8]))
+        members = _member(lib, 0), wide
+        rb = lib.ReplayBufferEnsemble(*members, sample_from_all=True)
+        note("side by side", lambda: [tuple(rb.sample(4)[i]["obs"].shape) for i in range(2)])
+        rb = lib.ReplayBufferEnsemble(*members, sample_from_all=True, collate_fn=lambda parts: len(parts))
+        note("collate_fn", lambda: rb.sample(4))
+        rb = lib.ReplayBufferEnsemble(
+            *members, sample_from_all=True, collate_fns=[lambda data: data["obs"], lambda data: data["x"]]
+        )
+        note("collate_fns", lambda: rb.sample(4))
+
+    both(script)
+
+
+def test_transforms(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        members = [_member(lib, base, transform=lambda td: td.set("twice", td["obs"] * 2)) for base in (0, 100)]
+        rb = lib.ReplayBufferEnsemble(
+            *members, sample_from_all=True, transform=lambda td: td.set("sum", td["twice"] + 1)
+        )
+        note("batch", lambda: (rb.sample(4)["obs"], rb.sample(4)["sum"]))
+
+    both(script)
+
+
+def test_members(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        members = [_member(lib, base) for base in (0, 100, 200)]
+        rb = lib.ReplayBufferEnsemble(*members, p=[0.5, 0.25, 0.25])
+        note("length", lambda: len(rb))
+        note("one", lambda: [rb[i] is members[i] for i in (0, 1, 2, -1)])
+        note("all", lambda: rb[:] is rb)
+        note("some", lambda: [len(rb[index]) for index in (slice(1, None), [0, 2], torch.tensor([1, 2]), range(2))])
+        note("their batches", lambda: rb[1:].sample(6)["obs"].shape)
+        note("parts", lambda: [len(part) for part in (rb.storage, rb.sampler, rb.writer)])
+        note.rows("rows of one", lambda: rb[1, 2:4])
+        note.rows("a row of each", lambda: rb[:, 2])
+        note.rows("rows of each", lambda: rb[:, 1:3])
+        note("beyond", lambda: rb[3])
+        note.refusal("a field", lambda: rb["obs"])
+        note.refusal("a float", lambda: rb[torch.tensor([0.5])])
+        rb.empty()
+        note("emptied", lambda: [len(member) for member in members])
+
+    both(script)
+
+
+def test_ready_parts(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBufferEnsemble(
+            storages=lib.StorageEnsemble(
+                lib.LazyTensorStorage(10),
+                lib.LazyTensorStorage(10),
+                transforms=[None, lambda td: td.set("new", td["obs"])],
+            ),
+            samplers=lib.SamplerEnsemble(lib.RandomSampler(), lib.SamplerWithoutReplacement(), p=[0, 1]),
+            writers=lib.WriterEnsemble(lib.TensorDictRoundRobinWriter(), lib.RoundRobinWriter()),
+        )
+        rb.storage[0], rb.sampler[1], rb.writer[1]
+        rb[1].extend(rows(4, 100))
+        note("length", lambda: len(rb))
+        note("lengths", lambda: [len(rb[0]), len(rb[1])])
+
+    both(script)
+
+
+def test_refusals(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _pair(lib)
+        note("indivisible", lambda: rb.sample(5))
+        note("no size", lambda: rb.sample())
+        note("extend", lambda: rb.extend(rows(2)))
+        note("add", lambda: rb.add(rows(1)[0]))
+        note.refusal("both", lambda: lib.ReplayBufferEnsemble(rb[0], storages=rb.storage))
+        note.refusal("p and all", lambda: _pair(lib, p=[0.5, 0.5], sample_from_all=True))
+        note.refusal("nothing", lambda: lib.ReplayBufferEnsemble())
+        note.refusal("negative", lambda: _pair(lib, p=[1.0, -1.0]).sample(4))
+        note.refusal("no mass", lambda: _pair(lib, p=[0.0, 0.0]).sample(4))
+        empty = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
+        note("empty", lambda: lib.ReplayBufferEnsemble(rb[0], empty, sample_from_all=True).sample(4))
+
+    both(script)
+
+
+def _counts(lib: Any) -> list[int]:
+    rb = _pair(lib, p=[0.75, 0.25], num_buffer_sampled=4)
+    return sorted({int((rb.sample(4)["index", "buffer_ids"] == 0).sum()) for _ in range(60)})
+
+
+def _passes(lib: Any) -> Any:
+    members = [_member(lib, base, sampler=lib.SamplerWithoutReplacement()) for base in (0, 100)]
+    return lib.ReplayBufferEnsemble(*members, sample_from_all=True).sample(20)["obs"].shape
+
+
+def _update(lib: Any) -> Any:
+    return _pair(lib).update_tensordict_priority(_pair(lib).sample(4))
+
+
+DIFFERENCES = [
+    Difference("every batch has its share", _counts, [0, 1, 2, 3, 4], [3]),
+    Difference("a part is whole, though a pass ends in it", _passes, torch.Size([2, 8]), torch.Size([2, 10])),
+    Difference("priorities of a sample can be updated", _update, Fails("AttributeError"), None),
+    Difference(
+        "one weight for each member",
+        lambda lib: len(_pair(lib, p=[1.0]).sample(4)),
+        2,
+        Fails("OptionError"),
+    ),
+    Difference("`...` is all members", lambda lib: len(_pair(lib)[...]), Fails("TypeError"), 2),
+    Difference("an ensemble is made of buffers", lambda lib: isinstance(_pair(lib), lib.ReplayBuffer), True, False),
+]
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.reason)
+def test_differences(difference: Difference) -> None:
+    check(difference)
+
+
+def test_refused_arguments_raise() -> None:
+    lib = library("ostinato")
+    for argument in ("routing_key", "routing_dim", "kwargs"):
+        with pytest.raises(TypeError, match=argument):
+            _pair(lib, **{argument: 0})

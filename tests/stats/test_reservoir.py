@@ -1,0 +1,53 @@
+"""The law of the reservoir: of everything ever written, each row is present with the same probability."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from ostinato import ReservoirWriter
+
+from .chi import p_value
+
+LOW, HIGH = 1e-4, 1 - 1e-4
+
+
+def kept(sizes: list[int], capacity: int, generator: torch.Generator) -> list[int]:
+    """Return which row is in each slot after batches of these sizes."""
+    writer, slots, first = ReservoirWriter(generator=generator), [-1] * capacity, 0
+    for size in sizes:
+        picks = writer.place(size, capacity, None)
+        for slot, row in zip(picks.slots.tolist(), picks.rows.tolist(), strict=True):
+            slots[slot] = first + row
+        first += size
+    return slots
+
+
+@pytest.mark.parametrize("sizes", [[1] * 24, [24], [3, 5, 16], [4, 20], [23, 1]], ids=str)
+def test_every_row_is_kept_with_the_same_probability(sizes: list[int]) -> None:
+    generator = torch.Generator().manual_seed(len(sizes))
+    counts: Counter[int] = Counter()
+    trials = 1000 if len(sizes) > 5 else 3000
+    for _ in range(trials):
+        rows = kept(sizes, 4, generator)
+        assert len(set(rows)) == 4
+        counts.update(rows)
+    # counts of rows kept together are not independent: p-values lie a little high, never low
+    assert p_value([counts[row] for row in range(24)]) > LOW
+    assert abs(counts[0] / trials - 4 / 24) < 0.05
+
+
+def test_every_set_of_rows_is_equally_likely() -> None:
+    generator = torch.Generator().manual_seed(7)
+    sets = Counter(tuple(sorted(kept([2, 4], 3, generator))) for _ in range(6000))
+    assert LOW < p_value([sets[chosen] for chosen in itertools.combinations(range(6), 3)]) < HIGH
+
+
+def test_batches_make_the_same_choices_as_single_rows() -> None:
+    for capacity in (1, 3, 10):
+        for sizes in ([50], [7, 43], [10, 1, 39], [20, 20, 10]):
+            one, many = (torch.Generator().manual_seed(capacity) for _ in range(2))
+            assert kept(sizes, capacity, many) == kept([1] * 50, capacity, one)

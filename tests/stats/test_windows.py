@@ -1,0 +1,207 @@
+"""The exact laws that units and slice samplers state, by chi-square with fixed seeds; every valid start is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import (
+    Episodes,
+    Hindsight,
+    LazyTensorStorage,
+    NStep,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    Sequence,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+
+from ..episodes import Log
+from ..windows import check_slices, reward_of
+from .chi import p_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENDS = [("next", "terminated"), ("next", "truncated")]
+LIMIT = 1e-4
+"""With seeds fixed a right law stays above for good."""
+DRAWS = 12_000
+
+
+def filled(log: Log, rows: int, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(log.capacity, ndim=2 if log.layout == "lanes" else 1),
+        generator=torch.Generator().manual_seed(3),
+        **options,
+    )
+    log.extend(rb, rows)
+    return rb
+
+
+def follows(counts: Counter[Any], law: Mapping[Any, float]) -> None:
+    """Nothing impossible was drawn, everything possible was, and as often as the law says."""
+    assert set(counts) == set(law)
+    keys = sorted(law)
+    if len(keys) > 1:
+        assert p_value([counts[key] for key in keys], [law[key] for key in keys]) > LIMIT
+
+
+def slots(log: Log, info: dict[Any, Any]) -> list[int]:
+    return log.slots_of(info["index"])
+
+
+def anchors(log: Log, info: dict[Any, Any], rows: int) -> list[int]:
+    return log.slots_of(info["anchor_index"])[::rows]
+
+
+def log_of(layout: str = "line", **options: Any) -> Log:
+    envs = 1 if layout == "line" else 2
+    return Log(30 * (envs if layout == "lanes" else 1), layout, envs=envs, **{"longest": 7, "seed": 5, **options})
+
+
+LAYOUTS = ["line", "lanes", "mixed"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("unit", [NStep(4, 0.9), Sequence(3), Sequence(3, "stop"), Sequence(2, burn_in=2)], ids=str)
+def test_every_row_is_drawn_as_often_as_any_other(layout: str, unit: Any) -> None:
+    log = log_of(layout)
+    episodes = Episodes(ENDS, "env" if layout == "mixed" else None)
+    rb = filled(log, 47, sample_unit=unit, episodes=episodes)
+    _, info = rb.sample(DRAWS, return_info=True)
+    counts = Counter(anchors(log, info, unit.rows) if isinstance(unit, Sequence) else slots(log, info))
+    follows(counts, dict.fromkeys(log.present(), 1.0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_slices_an_episode_uniformly_then_a_start_uniformly(layout: str) -> None:
+    log = log_of(layout)
+    sampler = SliceSampler(slice_len=3, end_keys=ENDS, traj_key="env" if layout == "mixed" else None)
+    rb = filled(log, 47, sampler=sampler)
+    counts = Counter(slots(log, rb.sample(3 * DRAWS, return_info=True)[1])[::3])
+    long = [line for line, _ in log.episodes() if len(line) >= 3]
+    follows(counts, {slot: 1 / (len(line) - 2) for line in long for slot in line[: len(line) - 2]})
+
+
+def test_short_slices_take_the_whole_of_a_short_episode() -> None:
+    log = log_of()
+    rb = filled(log, 47, sampler=SliceSampler(slice_len=4, end_keys=ENDS, strict_length=False))
+    batch, info = rb.sample(4 * DRAWS, return_info=True)
+    pieces = check_slices(log, batch, info, length=4, strict=False)
+    law = {}
+    for line, _ in log.episodes():
+        starts = max(1, len(line) - 3)
+        law.update({tuple(line[at : at + 4]): 1 / starts for at in range(starts)})
+    follows(Counter(map(tuple, pieces)), law)
+
+
+@pytest.mark.parametrize("span", [True, 1, (False, True), (True, False), (2, 1), (False, 2)], ids=str)
+@pytest.mark.parametrize("strict", [True, False])
+def test_spans_begin_uniformly_within_their_reach(span: Any, strict: bool) -> None:
+    log, length = log_of(), 3
+    rb = filled(log, 47, sampler=SliceSampler(slice_len=length, end_keys=ENDS, span=span, strict_length=strict))
+    sides = span if isinstance(span, tuple) else (span, span)
+    batch, info = rb.sample(length * DRAWS, return_info=True)
+    pieces = check_slices(log, batch, info, length=length, strict=strict, span=sides)
+    law: Counter[tuple[int, ...]] = Counter()
+    for line, _ in log.episodes():
+        full = min(length, len(line))
+        if strict and full < length:
+            continue
+        left, right = (full - 1 if side is True else min(int(side), full - 1) for side in sides)
+        starts = range(-left, len(line) - full + right + 1)
+        for at in starts:
+            law[tuple(line[max(at, 0) : at + full])] += 1 / len(starts)  # type: ignore[assignment]
+    follows(Counter(map(tuple, pieces)), law)
+
+
+def test_passes_begin_uniformly_within_each_episode() -> None:
+    log = log_of()
+    rb = filled(log, 47, sampler=SliceSamplerWithoutReplacement(slice_len=3, end_keys=ENDS), batch_size=3)
+    counts: Counter[int] = Counter()
+    long = [line for line, _ in log.episodes() if len(line) >= 3]
+    owner = {slot: number for number, line in enumerate(long) for slot in line}
+    for _ in range(600):
+        starts = [slots(log, info)[0] for info in (rb.sample(return_info=True)[1] for _ in long)]
+        counts.update(starts)
+        assert sorted(owner[slot] for slot in starts) == list(range(len(long)))
+    for line in long:
+        follows(Counter({s: counts[s] for s in line if s in counts}), dict.fromkeys(line[: len(line) - 2], 1.0))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
+def test_goals_are_chosen_uniformly_from_where_the_strategy_says(strategy: str, late: bool) -> None:
+    log = log_of()
+    unit = Hindsight(reward_of, her_ratio=0.7, strategy=strategy)
+    rb = ReplayBuffer(storage=LazyTensorStorage(30), sample_unit=unit, generator=torch.Generator().manual_seed(1))
+    log.extend(rb, 47, next_goals=not late)
+    batch, info = rb.sample(4 * DRAWS, return_info=True)
+    present, places = log.present(), log.places()
+    drawn = slots(log, info)
+    goals = batch["desired_goal"].tolist()
+    pairs = Counter((slot, g) for slot, g, yes in zip(drawn, goals, batch["relabelled"].tolist(), strict=True) if yes)
+    law: Counter[tuple[int, float]] = Counter()
+    for slot, (line, at) in places.items():
+        first = 1 if late else 0
+        span = {
+            "future": line[at + first :],
+            "final": line[-1:] if at + first < len(line) else [],
+            "episode": line[first:],
+            "random": list(places),
+        }[strategy]
+        for s in span:
+            row = present[s]
+            law[slot, row.episode * 1024.0 + row.t + (0 if late else 1)] += 1 / len(span)  # type: ignore[assignment]
+    follows(pairs, law)
+    able = {slot for slot, _ in law}
+    share = batch["relabelled"][torch.tensor([slot in able for slot in drawn])].double().mean()
+    assert abs(float(share) - 0.7) < 0.02
+
+
+# -- only some rows may be drawn ------------------------------------------------------------------------------------
+
+
+def allowed(log: Log, need: int) -> list[int]:
+    return [slot for line, _ in log.episodes() for slot in line[: max(0, len(line) - need + 1)]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("masked", [0.0, 0.2])
+def test_strict_windows_start_uniformly_where_they_fit(layout: str, masked: float) -> None:
+    log = log_of(layout, masked=masked)
+    episodes = Episodes(ENDS, "env" if layout == "mixed" else None, "mask")
+    rb = filled(log, 47, sample_unit=Sequence(2, "strict", bootstrap=1), episodes=episodes)
+    counts = Counter(anchors(log, rb.sample(DRAWS, return_info=True)[1], 3))
+    follows(counts, dict.fromkeys(allowed(log, 3), 1.0))
+
+
+@pytest.mark.parametrize("masked", [0.0, 0.2])
+def test_strict_windows_start_in_proportion_to_priorities(masked: float) -> None:
+    log = log_of(masked=masked)
+    episodes = Episodes(ENDS, mask_key="mask")
+    sampler = PrioritizedSampler(30, 1.0, 0.0, eps=0.0)
+    rb = filled(log, 47, sample_unit=Sequence(3, "strict"), episodes=episodes, sampler=sampler)
+    rb.update_priority(torch.arange(30), torch.arange(1.0, 31.0))
+    log.extend(rb, 4)
+    rb.update_priority(torch.arange(30), torch.arange(1.0, 31.0))
+    counts = Counter(anchors(log, rb.sample(DRAWS, return_info=True)[1], 3))
+    follows(counts, {slot: slot + 1.0 for slot in allowed(log, 3)})
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_prioritized_slices_start_in_proportion_to_priorities(strict: bool) -> None:
+    log = log_of()
+    sampler = PrioritizedSliceSampler(30, 1.0, 0.0, eps=0.0, slice_len=3, end_keys=ENDS, strict_length=strict)
+    rb = filled(log, 47, sampler=sampler)
+    rb.update_priority(torch.arange(30), torch.arange(1.0, 31.0))
+    batch, info = rb.sample(3 * DRAWS, return_info=True)
+    pieces = check_slices(log, batch, info, length=3, strict=strict, span=(False, False) if strict else (False, True))
+    counts = Counter(piece[0] for piece in pieces)
+    follows(counts, {slot: slot + 1.0 for slot in allowed(log, 3 if strict else 1)})

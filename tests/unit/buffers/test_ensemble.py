@@ -1,0 +1,689 @@
+"""Ensembles of buffers: shapes, names of rows, priorities on their way back, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from ostinato import (
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    StorageEnsemble,
+    TensorDictReplayBuffer,
+    WriterEnsemble,
+)
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SchemaError,
+    SlotError,
+    UsageError,
+)
+
+from ...tags import rows
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def plain(base: int, count: int = 10, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), **options)
+    if count:
+        rb.extend({"id": torch.arange(base, base + count)})
+    return rb
+
+
+def tds(base: int, count: int = 10, *, ranked: bool = False, **options: Any) -> TensorDictReplayBuffer:
+    sampler = PrioritizedSampler(10, 1.0, 1.0, eps=0.0) if ranked else RandomSampler()
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, **options)
+    if count:
+        rb.extend(TensorDict({"id": torch.arange(base, base + count)}, [count]))
+    return rb
+
+
+def priorities(member: ReplayBuffer) -> torch.Tensor:
+    assert isinstance(member.sampler, PrioritizedSampler)
+    return member.sampler.priorities
+
+
+def pair(**options: Any) -> ReplayBufferEnsemble:
+    return ReplayBufferEnsemble(plain(0), plain(100), **{"generator": seeded(), **options})
+
+
+def of_member(ids: torch.Tensor) -> torch.Tensor:
+    return (ids >= 100).long()
+
+
+# -- what a batch is -----------------------------------------------------------------------------------------
+
+
+def test_parts_are_stacked_and_their_rows_named() -> None:
+    rb = pair()
+    for size in (2, 4, 10):
+        batch, info = rb.sample(size, return_info=True)
+        assert batch["id"].shape == (2, size // 2)
+        assert torch.equal(of_member(batch["id"]), info["index"]["buffer_ids"])
+        assert torch.equal(batch["id"] % 100, info["index"]["index"])
+
+
+def test_tensordicts_carry_the_names_of_their_rows() -> None:
+    rb = ReplayBufferEnsemble(tds(0), tds(100), generator=seeded())
+    batch, info = rb.sample(6, return_info=True)
+    assert batch.batch_size == (2, 3)
+    assert torch.equal(batch["index", "buffer_ids"], of_member(batch["id"]))
+    assert torch.equal(batch["index", "index"], batch["id"] % 100)
+    assert torch.equal(info["index", "buffer_ids"], batch["index", "buffer_ids"])
+    assert set(batch.keys()) == {"id", "index"}
+
+
+def test_two_dimensional_rows_are_named_by_step_and_lane() -> None:
+    members = [ReplayBuffer(storage=LazyTensorStorage(12, ndim=2)) for _ in range(2)]
+    for base, member in enumerate(members):
+        member.extend({"id": torch.arange(12).view(3, 4) + 100 * base})
+    batch, info = ReplayBufferEnsemble(*members, generator=seeded()).sample(6, return_info=True)
+    index = info["index"]["index"]
+    assert index.shape == (2, 3, 2)
+    assert torch.equal(index[..., 1] * 4 + index[..., 0] + 100 * info["index"]["buffer_ids"], batch["id"])
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tensor", "tensordict"])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_every_kind_of_data(kind: str, storage: Any) -> None:
+    members = [ReplayBuffer(storage=storage(10)) for _ in range(2)]
+    for base, member in enumerate(members):
+        ids = range(100 * base, 100 * base + 5)
+        member.extend(rows(ids, f"{kind}s" if storage is ListStorage else kind))
+    batch = ReplayBufferEnsemble(*members, sample_from_all=True).sample(8)
+    first = batch[..., 0] / 5 if kind == "tensor" else batch[0] if kind == "tuple" else batch["id"]
+    assert first.shape == (2, 4)
+    assert (first[0] < 100).all()
+    assert (first[1] >= 100).all()
+
+
+def test_rows_of_different_shapes_go_through_collate_fn() -> None:
+    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide.extend({"id": torch.zeros(5, 3)})
+    with pytest.raises(KindError, match="collate_fn"):
+        ReplayBufferEnsemble(plain(0), wide, sample_from_all=True).sample(4)
+    parts, info = ReplayBufferEnsemble(plain(0), wide, sample_from_all=True, collate_fn=list).sample(
+        4, return_info=True
+    )
+    assert [tuple(part["id"].shape) for part in parts] == [(2,), (2, 3)]
+    assert info["index"]["buffer_ids"].tolist() == [[0, 0], [1, 1]]
+
+
+def test_tensordicts_of_different_fields_lie_side_by_side() -> None:
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    other.extend(TensorDict({"id": torch.zeros(5, 3), "x": torch.ones(5)}, [5]))
+    batch = ReplayBufferEnsemble(tds(0), other, sample_from_all=True).sample(4)
+    assert batch[1]["id"].shape == (2, 3)
+    assert batch[1]["x"].tolist() == [1, 1]
+    assert batch["index", "buffer_ids"].tolist() == [[0, 0], [1, 1]]
+
+
+def test_a_flat_batch_has_flat_names() -> None:
+    rb = ReplayBufferEnsemble(tds(0), tds(100), collate_fn=torch.cat, generator=seeded())
+    batch = rb.sample(6)
+    assert batch.batch_size == (6,)
+    assert torch.equal(batch["index", "buffer_ids"], of_member(batch["id"]))
+    assert torch.equal(batch["index", "index"], batch["id"] % 100)
+
+
+class _Stingy(RandomSampler):
+    """Gives one row less than it is asked for, as samplers of whole slices may."""
+
+    def draw(self, view: Any, batch_size: int, generator: torch.Generator | None) -> Any:
+        return super().draw(view, batch_size - 1, generator)
+
+
+def test_parts_of_different_length_have_flat_names() -> None:
+    members = plain(0), plain(100, sampler=_Stingy())
+    parts, info = ReplayBufferEnsemble(*members, sample_from_all=True, collate_fn=list).sample(6, return_info=True)
+    assert [part["id"].shape[0] for part in parts] == [3, 2]
+    assert info["index"]["buffer_ids"].tolist() == [0, 0, 0, 1, 1]
+    together = torch.cat([part["id"] for part in parts])
+    assert torch.equal(together % 100, info["index"]["index"])
+
+
+def test_transforms_of_members_come_first() -> None:
+    def double(batch: Any) -> Any:
+        return {"id": batch["id"] * 2}
+
+    def add(batch: Any) -> Any:
+        assert batch["id"].shape == (2, 2)
+        return {"id": batch["id"] + 1}
+
+    rb = ReplayBufferEnsemble(plain(0, transform=double), plain(100), sample_from_all=True, transform=add)
+    batch, info = rb.sample(4, return_info=True)
+    index = info["index"]["index"]
+    assert torch.equal(batch["id"][0], index[0] * 2 + 1)
+    assert torch.equal(batch["id"][1], index[1] + 101)
+
+
+def test_collate_fns_take_the_place_of_the_members_own() -> None:
+    rb = ReplayBufferEnsemble(
+        plain(0), plain(100), sample_from_all=True, collate_fns=[None, lambda data: {"id": -data["id"]}]
+    )
+    ids = rb.sample(4)["id"]
+    assert (ids[0] >= 0).all()
+    assert (ids[1] <= -100).all()
+    assert (rb[1].sample(3)["id"] >= 100).all(), "the member itself keeps its own"
+
+
+# -- which members -------------------------------------------------------------------------------------------
+
+
+def test_a_member_of_weight_0_is_never_drawn_and_may_be_empty() -> None:
+    rb = ReplayBufferEnsemble(plain(0), plain(100, 0), p=[1.0, 0.0], generator=seeded())
+    assert all((rb.sample(4)["id"] < 100).all() for _ in range(100))
+
+
+def test_the_ratio_of_every_batch_is_exact() -> None:
+    rb = pair(p=[0.75, 0.25], num_buffer_sampled=4)
+    for _ in range(50):
+        assert (rb.sample(16)["id"] >= 100).sum() == 4
+
+
+def test_weights_may_change_at_any_time() -> None:
+    rb = pair(p=[1, 0])
+    assert (rb.sample(4)["id"] < 100).all()
+    rb.sampler.p = [0, 1]
+    assert (rb.sample(4)["id"] >= 100).all()
+
+
+def test_empty_members_are_refused_before_anything_is_drawn() -> None:
+    generator = seeded()
+    rb = ReplayBufferEnsemble(plain(0), plain(100, 0), generator=generator)
+    before = generator.get_state()
+    with pytest.raises(EmptyBufferError, match=r"members \[1\].*sampleable"):
+        rb.sample(4)
+    assert torch.equal(generator.get_state(), before)
+    rb.sampler.p = "sampleable"
+    assert (rb.sample(4)["id"] < 100).all()
+    rb[0].empty()
+    with pytest.raises(EmptyBufferError):
+        rb.sample(4)
+
+
+def test_passes_without_repetition_stay_whole_within_a_member() -> None:
+    members = [plain(0, 3, sampler=SamplerWithoutReplacement()), plain(100, 7, sampler=SamplerWithoutReplacement())]
+    rb = ReplayBufferEnsemble(*members, sample_from_all=True, generator=seeded())
+    drawn: Counter[int] = Counter()
+    for _ in range(21):
+        batch = rb.sample(10)["id"]
+        assert batch.shape == (2, 5)
+        drawn.update(batch.flatten().tolist())
+    assert {drawn[i] for i in range(3)} == {35}
+    assert {drawn[i] for i in range(100, 107)} == {15}
+
+
+# -- members -------------------------------------------------------------------------------------------------
+
+
+def test_members_are_chosen_as_from_a_list() -> None:
+    a, b, c = plain(0), plain(100), plain(200)
+    rb = ReplayBufferEnsemble(a, b, c, p=[1, 2, 1], generator=seeded())
+    assert len(rb) == 3
+    assert rb[0] is a
+    assert rb[-1] is c
+    assert rb[torch.tensor(1)] is b
+    assert rb[:] is rb
+    assert rb[...] is rb
+    for index in ([0, 2], slice(None, None, 2), torch.tensor([0, 2]), range(0, 3, 2)):
+        some = rb[index]
+        assert some.members == (a, c)
+        assert some.sampler.p.tolist() == [0.5, 0.5]
+        assert some.sampler.num_buffer_sampled == 3
+    assert [len(part) for part in (rb.storage, rb.sampler, rb.writer)] == [3, 3, 3]
+    assert rb.storage[1] is b.storage
+    assert rb.sampler[1] is b.sampler
+    assert rb.writer[1:].members == (b.writer, c.writer)
+
+
+def test_rows_are_read_by_member_and_index() -> None:
+    rb = pair()
+    assert rb[1, 2]["id"] == 102
+    assert rb[0, 1:3]["id"].tolist() == [1, 2]
+    assert rb[:, 2]["id"].tolist() == [2, 102]
+    assert rb[:, 1:3]["id"].tolist() == [[1, 2], [101, 102]]
+    rb[:, 1:3]["id"].zero_()
+    assert rb[0, 1]["id"] == 1
+
+
+@pytest.mark.parametrize("index", [2, -3, [0, 2], slice(2, None), []])
+def test_members_out_of_range(index: Any) -> None:
+    with pytest.raises(SlotError):
+        pair()[index]
+
+
+@pytest.mark.parametrize("index", ["id", 1.0, True, torch.tensor([True, False]), [[0]], None, (0, 0, 0)])
+def test_members_are_no_floats_masks_or_fields(index: Any) -> None:
+    with pytest.raises(KindError):
+        pair()[index]
+
+
+def test_an_ensemble_is_written_through_its_members() -> None:
+    rb = pair()
+    for write in (rb.add, rb.extend):
+        with pytest.raises(UsageError, match=r"ensemble\[i\]"):
+            write({"id": torch.zeros(1)})
+    rb[1].extend({"id": torch.tensor([777])})
+    assert 777 in rb[1]["id"]
+    rb.empty()
+    assert [len(member) for member in rb.members] == [0, 0]
+
+
+def test_emptying_is_all_or_nothing() -> None:
+    data = ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter())
+    data.extend({"id": torch.arange(4)})
+    data.set_writer(ImmutableDatasetWriter())
+    rb = ReplayBufferEnsemble(plain(0), data)
+    with pytest.raises(UsageError, match="member 1"):
+        rb.empty()
+    assert [len(member) for member in rb.members] == [10, 4]
+
+
+def test_an_ensemble_of_parts_is_one_of_buffers() -> None:
+    rb = ReplayBufferEnsemble(
+        storages=StorageEnsemble(
+            LazyTensorStorage(10), LazyTensorStorage(10), transforms=[None, lambda d: {"id": -d["id"]}]
+        ),
+        samplers=SamplerEnsemble(RandomSampler(), SamplerWithoutReplacement(), sample_from_all=True),
+        writers=WriterEnsemble(RoundRobinWriter(), RoundRobinWriter()),
+        batch_size=4,
+    )
+    for member in rb.members:
+        member.extend({"id": torch.arange(1, 6)})
+    ids = rb.sample()["id"]
+    assert (ids[0] > 0).all()
+    assert (ids[1] < 0).all()
+    assert rb[1].sampler.epochal
+
+
+def test_stats_add_up() -> None:
+    rb = pair(batch_size=4, prefetch=1)
+    for _ in range(3):
+        rb.sample()
+    stats = rb.stats()
+    assert (stats.rows, stats.capacity, stats.rows_written, stats.rows_drawn) == (20, 20, 20, 12)
+    assert (stats.row_age_mean, stats.row_age_max) == (4.5, 9)
+    assert rb.write_count == 20
+
+
+# -- priorities ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["batch", "info", "index", "members only"])
+def test_priorities_reach_the_rows_of_their_members(form: str) -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True), generator=seeded())
+    batch, info = rb.sample(8, return_info=True)
+    new = (batch["id"] + 5).double()
+    members = {"index": batch["index", "index"], "buffer_ids": batch["index", "buffer_ids"][:, 0]}
+    forms: dict[str, Any] = {"batch": batch, "info": info, "index": batch["index"], "members only": members}
+    rb.update_priority(forms[form], new)
+    for base, member in zip((0, 100), rb.members, strict=True):
+        drawn = set(batch["id"].flatten().tolist())
+        expected = [base + i + 5 if base + i in drawn else 1 for i in range(10)]
+        assert priorities(member).tolist() == expected
+
+
+def test_tensordict_priorities_use_each_members_key() -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True, priority_key="loss"), sample_from_all=True)
+    batch = rb.sample(8)
+    batch["td_error"], batch["loss"] = torch.full((2, 4), 3.0), torch.full((2, 4), 7.0)
+    rb.update_tensordict_priority(batch)
+    for member, part, value in zip(rb.members, batch["index", "index"], (3, 7), strict=True):
+        assert set(priorities(member)[part].tolist()) == {value}
+    with pytest.raises(KeyMissingError, match="loss"):
+        rb.update_tensordict_priority(batch.exclude("loss"))
+
+
+def test_priorities_of_replaced_rows_fall_out() -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True), sample_from_all=True)
+    batch = rb.sample(8)
+    rb[1].extend(TensorDict({"id": torch.arange(200, 210)}, [10]))
+    batch["td_error"] = torch.full((2, 4), 9.0)
+    rb.update_tensordict_priority(batch)
+    assert priorities(rb[1]).max() == 1
+    assert priorities(rb[0]).max() == 9
+    assert rb.stats().stale_updates == 4
+
+
+def test_weights_stand_beside_rows_of_uniform_members() -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100), sample_from_all=True, generator=seeded())
+    rb[0].update_priority(torch.arange(10), torch.arange(1.0, 11.0))
+    batch = rb.sample(8)
+    slots = batch["index", "index"]
+    assert torch.allclose(batch["priority_weight"][0], 1 / (slots[0] + 1.0))
+    assert batch["priority_weight"][1].tolist() == [1] * 4
+    assert torch.equal(batch["index_generation"], slots + 1)
+    rb.update_priority(batch, 5.0)
+    assert priorities(rb[0])[slots[0]].tolist() == [5] * 4
+
+
+def test_bad_priorities_change_no_member() -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(100, ranked=True), sample_from_all=True)
+    batch = rb.sample(4)
+    bad = torch.ones(2, 2) * 4
+    bad[1, 1] = float("nan")
+    with pytest.raises(PriorityError):
+        rb.update_priority(batch, bad)
+    index = {"index": torch.tensor([[0, 1], [2, 50]]), "buffer_ids": torch.tensor([0, 1])}
+    with pytest.raises(SlotError):
+        rb.update_priority(index, torch.ones(2, 2) * 4)
+    with pytest.raises(SlotError):
+        rb.update_priority({**index, "buffer_ids": torch.tensor([0, 2])}, 4.0)
+    with pytest.raises(SchemaError):
+        rb.update_priority(batch, torch.ones(3))
+    with pytest.raises(SchemaError):
+        rb.update_priority(batch["index"], torch.ones(2, 2), torch.ones(3, dtype=torch.int64))
+    with pytest.raises(KindError, match="buffer_ids"):
+        rb.update_priority(torch.tensor([0]), torch.ones(1))
+    with pytest.raises(UsageError):
+        rb.update_priority(batch)
+    assert all(priorities(member).max() == 1 for member in rb.members)
+
+
+def test_an_ensemble_without_priorities_warns() -> None:
+    rb = ReplayBufferEnsemble(tds(0), tds(100))
+    batch = rb.sample(4)
+    with pytest.warns(UserWarning, match="no effect"):
+        rb.update_priority(batch, 1.0)
+    with pytest.warns(UserWarning, match="no effect"):
+        rb.update_tensordict_priority(batch)
+
+
+_NAMES: tuple[Any, ...] = (("index", "buffer_ids"), ("index", "index"), "id")
+
+
+class Model:
+    """Plain members: slot -> [row, priority], ring cursors, and the largest priority ever given to each."""
+
+    def __init__(self, count: int) -> None:
+        self.rows: list[dict[int, list[float]]] = [{} for _ in range(count)]
+        self.cursor = [0] * count
+        self.top = [0.0] * count
+        self.serial = 0
+
+    def write(self, i: int, n: int) -> range:
+        new = range(self.serial, self.serial + n)
+        for row in new:
+            self.rows[i][self.cursor[i]] = [row, self.top[i] or 1.0]
+            self.cursor[i] = (self.cursor[i] + 1) % 10
+        self.serial += n
+        return new
+
+    def update(self, batch: Any, new: torch.Tensor) -> None:
+        names = [batch[key].flatten().tolist() for key in _NAMES]
+        for i, slot, row, value in zip(*names, new.flatten().tolist(), strict=True):
+            if self.rows[i][slot][0] == row:
+                self.rows[i][slot][1] = value
+                self.top[i] = max(self.top[i], value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_priorities_follow_a_plain_model(data: st.DataObject) -> None:
+    """Writes, draws and late updates in any order."""
+    count = data.draw(st.integers(1, 3))
+    members = [tds(0, 0, ranked=True) for _ in range(count)]
+    model = Model(count)
+    rb = ReplayBufferEnsemble(*members, p="sampleable", generator=seeded(data.draw(st.integers(0, 99))))
+    drawn: list[Any] = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        step = data.draw(st.sampled_from(["write", "draw", "update"]))
+        if step == "write":
+            i = data.draw(st.integers(0, count - 1))
+            new = model.write(i, data.draw(st.integers(1, 12)))
+            members[i].extend(TensorDict({"id": torch.tensor(list(new))}, [len(new)]))
+        elif step == "draw" and any(model.rows):
+            drawn.append(rb.sample(count * data.draw(st.integers(1, 5))))
+            for i, slot, row in zip(*(drawn[-1][key].flatten().tolist() for key in _NAMES), strict=True):
+                assert model.rows[i][slot][0] == row
+        elif step == "update" and drawn:
+            batch = drawn.pop(data.draw(st.integers(0, len(drawn) - 1)))
+            values = torch.rand(batch.batch_size, dtype=torch.float64)
+            rb.update_priority(batch, values)
+            model.update(batch, values)
+    for member, rows_ in zip(members, model.rows, strict=True):
+        assert not rows_ or priorities(member).tolist() == [rows_[slot][1] for slot in range(len(rows_))]
+
+
+# -- chance, prefetch, iteration -----------------------------------------------------------------------------
+
+
+def test_prefetch_changes_nothing_but_the_waiting() -> None:
+    batches = []
+    for depth in (None, 1, 3):
+        rb = pair(batch_size=6, prefetch=depth)
+        batches.append([rb.sample()["id"].tolist() for _ in range(8)])
+    assert batches[0] == batches[1] == batches[2]
+
+
+def test_the_generator_is_the_only_source_of_chance() -> None:
+    first, second = pair(batch_size=6), pair(batch_size=6)
+    torch.rand(3)
+    one = [first.sample()["id"].tolist() for _ in range(4)]
+    torch.rand(5)
+    assert [second.sample()["id"].tolist() for _ in range(4)] == one
+
+
+def test_members_keep_their_own_generators() -> None:
+    a, b = plain(0, generator=seeded(1)), plain(100, generator=seeded(2))
+    twin = plain(0, generator=seeded(1))
+    rb = ReplayBufferEnsemble(a, b, generator=seeded())
+    rb.sample(8)
+    assert torch.equal(a.sample(5)["id"], twin.sample(5)["id"])
+
+
+def test_draws_queued_in_a_member_are_its_own() -> None:
+    member = plain(0, batch_size=7, prefetch=2, generator=seeded())
+    member.sample()
+    member.append_transform(lambda data: data)  # its queued draws wait to be made again
+    rb = ReplayBufferEnsemble(member, plain(100), sample_from_all=True)
+    assert rb.sample(4)["id"].shape == (2, 2)
+    assert member.sample()["id"].shape == (7,)
+
+
+def test_iteration_has_no_end() -> None:
+    rb = pair(batch_size=4)
+    assert len([batch for batch, _ in zip(rb, range(50), strict=False)]) == 50
+    with pytest.raises(UsageError, match="batch_size"):
+        next(iter(pair()))
+
+
+def test_prefetched_rows_that_were_replaced_are_marked() -> None:
+    rb = ReplayBufferEnsemble(plain(0), plain(100), sample_from_all=True, batch_size=4, prefetch=1)
+    rb.sample()
+    while not rb.stats().prefetch_ready:
+        pass
+    rb[1].extend({"id": torch.arange(200, 210)})
+    batch, info = rb.sample(return_info=True)
+    assert info["stale"].tolist() == [[False, False], [True, True]]
+    assert (batch["id"][1] < 200).all()
+
+
+def test_a_member_emptied_meanwhile_is_drawn_anew() -> None:
+    rb = ReplayBufferEnsemble(plain(0), plain(100), p="sampleable", batch_size=4, prefetch=2)
+    rb.sample()
+    rb.empty()
+    rb[0].extend({"id": torch.arange(5)})
+    assert (rb.sample()["id"] < 5).all()
+
+
+def test_transforms_added_later_reach_queued_draws() -> None:
+    rb, twin = pair(batch_size=4, prefetch=2), pair(batch_size=4)
+    assert torch.equal(rb.sample()["id"], twin.sample()["id"])
+    rb.append_transform(lambda data: {"id": -data["id"]})
+    assert torch.equal(rb.sample()["id"], -twin.sample()["id"])
+    rb.insert_transform(0, lambda data: {"id": data["id"] + 1})
+    assert torch.equal(rb.sample()["id"], -twin.sample()["id"] - 1)
+
+
+def test_threads_may_write_and_sample() -> None:
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), tds(1000, ranked=True), batch_size=8, prefetch=2)
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def write(member: int) -> None:
+        n = 0
+        while not stop.is_set():
+            n += 7
+            rb[member].extend(TensorDict({"id": torch.arange(n, n + 7) % 1000 + 1000 * member}, [7]))
+
+    def learn() -> None:
+        try:
+            for _ in range(60):
+                batch = rb.sample()
+                assert torch.equal((batch["id"] >= 1000).long(), batch["index", "buffer_ids"])
+                rb.update_priority(batch, torch.rand(2, 4))
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(i,)) for i in range(2)]
+    learners = [threading.Thread(target=learn) for _ in range(2)]
+    for thread in writers + learners:
+        thread.start()
+    for thread in learners:
+        thread.join()
+    stop.set()
+    for thread in writers:
+        thread.join()
+    assert not errors, errors
+
+
+def test_pickles_are_copies_that_go_on() -> None:
+    for depth in (None, 2):
+        rb = pair(batch_size=6, prefetch=depth)
+        rb.sample()
+        copy = pickle.loads(pickle.dumps(rb))
+        assert all(torch.equal(rb.sample()["id"], copy.sample()["id"]) for _ in range(5))
+        copy[0].extend({"id": torch.full((10,), 5)})
+        assert rb[0]["id"].tolist() == list(range(10))
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+A, B = 0, 100
+"""Stand for members whose rows begin with these ids; made in each test, since native memory must not outlive it."""
+REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ((), {}, OptionError, "storages= is missing"),
+    ((A, B), {"samplers": SamplerEnsemble(RandomSampler())}, OptionError, "not of both"),
+    ((A, "b"), {}, KindError, "ReplayBuffers, got str at 1"),
+    ((A, A), {}, OptionError, "only once"),
+    ((A, ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))), {}, OptionError, "ndim"),
+    ((A, B), {"p": [0.5, 0.5], "sample_from_all": True}, OptionError, "excludes p"),
+    ((A, B), {"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),
+    ((A, B), {"p": [1.0, -1.0]}, OptionError, "at least 0"),
+    ((A, B), {"p": [0.0, 0.0]}, OptionError, "not all 0"),
+    ((A, B), {"p": [float("nan"), 1.0]}, OptionError, "finite"),
+    ((A, B), {"p": "best"}, OptionError, "sampleable"),
+    ((A, B), {"p": object()}, KindError, "p must be numbers"),
+    ((A, B), {"num_buffer_sampled": 0}, OptionError, "at least 1"),
+    ((A, B), {"num_buffer_sampled": 1.5}, KindError, "integer"),
+    ((A, B), {"num_buffer_sampled": 3, "sample_from_all": True}, OptionError, "leave it out"),
+    ((A, B), {"batch_size": 5}, OptionError, "divisible by num_buffer_sampled=2, got 5"),
+    ((A, B), {"prefetch": 2}, OptionError, "batch size"),
+    ((A, B), {"generator": 3}, KindError, "generator"),
+    ((A, B), {"collate_fns": [None]}, OptionError, "one entry for each"),
+    ((A, B), {"collate_fns": [None, 3]}, KindError, "callables"),
+    ((A, B), {"shared": True}, OptionError, "shared"),
+    ((), {"storages": LazyTensorStorage(3), "samplers": 1, "writers": 1}, KindError, "must be a StorageEnsemble"),
+    (
+        (),
+        {
+            "storages": StorageEnsemble(LazyTensorStorage(3)),
+            "samplers": SamplerEnsemble(RandomSampler(), RandomSampler()),
+            "writers": WriterEnsemble(RoundRobinWriter()),
+        },
+        OptionError,
+        "equally many",
+    ),
+    (
+        (),
+        {
+            "storages": StorageEnsemble(LazyTensorStorage(3)),
+            "samplers": SamplerEnsemble(RandomSampler()),
+            "writers": WriterEnsemble(RoundRobinWriter()),
+            "p": [1.0],
+        },
+        OptionError,
+        "give p to it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("members", "options", "error", "words"), REFUSED)
+def test_refused_constructions(members: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    made = {0: plain(0), 100: plain(100)}
+    members = [made.get(member, member) if isinstance(member, int) else member for member in members]
+    with pytest.raises(error, match=words):
+        ReplayBufferEnsemble(*members, **options)
+
+
+def test_batch_sizes_must_be_divisible() -> None:
+    with pytest.raises(OptionError, match="divisible"):
+        pair().sample(5)
+    with pytest.raises(UsageError, match="batch_size not specified"):
+        pair().sample()
+
+
+def test_groups_refuse_other_things() -> None:
+    with pytest.raises(KindError, match="Storage, got RandomSampler at 0"):
+        StorageEnsemble(RandomSampler())  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="at least one Writer"):
+        WriterEnsemble()
+    with pytest.raises(OptionError, match="one entry for each"):
+        StorageEnsemble(LazyTensorStorage(3), transforms=[None, None])
+    with pytest.raises(OptionError, match="cannot be set"):
+        SamplerEnsemble(RandomSampler(), sample_from_all=True).p = [1.0]
+
+
+def test_priorities_of_batches_that_lie_side_by_side() -> None:
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0))
+    other.extend(TensorDict({"id": torch.zeros(5, 3)}, [5]))
+    rb = ReplayBufferEnsemble(tds(0, ranked=True), other, sample_from_all=True)
+    batch = rb.sample(4)
+    assert batch["priority_weight"].tolist() == [[1, 1], [1, 1]]
+    rb.update_priority(batch, torch.tensor([[3.0, 3.0], [4.0, 4.0]]))
+    assert [priorities(member).max() for member in rb.members] == [3, 4]
+    batch["td_error"] = torch.full((2, 2), 8.0)
+    rb.update_tensordict_priority(batch)
+    assert [priorities(member).max() for member in rb.members] == [8, 8]
+
+
+def test_items_that_are_trajectories_have_one_priority() -> None:
+    members = []
+    for base in (0, 100):
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(10), sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0, reduction="max")
+        )
+        rb.extend(TensorDict({"id": torch.arange(base, base + 4)[:, None].expand(4, 3)}, [4, 3]))
+        members.append(rb)
+    both = ReplayBufferEnsemble(*members, sample_from_all=True)
+    batch = both.sample(4)
+    assert batch["index", "index"].shape == (2, 2, 3)
+    batch["td_error"] = torch.tensor([2.0, 9.0, 4.0]).expand(2, 2, 3)
+    both.update_tensordict_priority(batch)
+    for member, slots in zip(members, batch["index", "index"][..., 0], strict=True):
+        assert set(priorities(member)[slots].tolist()) == {9}

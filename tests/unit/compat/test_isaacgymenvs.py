@@ -1,0 +1,189 @@
+"""The door for IsaacGymEnvs: the ring, passes, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.compat.isaacgymenvs import ReplayBuffer
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    SchemaError,
+)
+
+CPU = torch.device("cpu")
+
+
+def rows(first: int, count: int) -> dict[str, torch.Tensor]:
+    """Rows that say which they are, in two fields of different dtypes."""
+    number = torch.arange(first, first + count)
+    return {"amp_obs": number[:, None] * torch.ones(3), "id": number}
+
+
+def ids(batch: dict[str, torch.Tensor]) -> list[int]:
+    assert (batch["amp_obs"] == batch["id"][:, None]).all()
+    return batch["id"].tolist()
+
+
+@given(
+    size=st.integers(1, 9),
+    script=st.lists(
+        st.tuples(st.sampled_from(["store", "sample", "reset"]), st.integers(1, 25)), min_size=1, max_size=12
+    ),
+)
+def test_it_is_a_ring_whose_passes_give_each_slot_once(size: int, script: list[tuple[str, int]]) -> None:
+    buffer = ReplayBuffer(size, CPU)
+    held: dict[int, int] = {}
+    total, drawn = 0, set[int]()
+    for verb, count in [("store", 2), *script]:
+        if verb == "store":
+            buffer.store(rows(total, count))
+            held |= {i % size: i for i in range(total, total + count)}
+            total += count
+        elif verb == "reset":
+            buffer.reset()
+            total, drawn = 0, set()
+            held = {}
+        elif held:
+            slots = {row: slot for slot, row in held.items()}
+            for row in ids(buffer.sample(count)):
+                assert slots[row] not in drawn, "a row came twice in a pass"
+                drawn = drawn | {slots[row]} if len(drawn) + 1 < len(held) else set()
+        assert buffer.get_total_count() == total
+        assert buffer.get_buffer_size() == size
+
+
+def test_memory_takes_the_form_of_the_first_rows_and_stays() -> None:
+    buffer = ReplayBuffer(100, "cpu")
+    assert buffer._rows.storage.nbytes == 0
+    buffer.store({"a": torch.zeros(4, 2, 3, dtype=torch.float64), "b": torch.zeros(4, dtype=torch.uint8)})
+    columns = buffer._rows.storage.columns  # type: ignore[attr-defined]
+    where = columns[("a",)].data_ptr()
+    assert columns[("a",)].shape == (100, 2, 3)
+    batch = buffer.sample(7)
+    assert (batch["a"].dtype, batch["b"].dtype, batch["a"].shape) == (torch.float64, torch.uint8, (7, 2, 3))
+    assert batch["a"].device == CPU
+    buffer.reset()
+    buffer.store({"a": torch.ones(4, 2, 3, dtype=torch.float64), "b": torch.zeros(4, dtype=torch.uint8)})
+    assert buffer._rows.storage.columns[("a",)].data_ptr() == where  # type: ignore[attr-defined]
+    assert (buffer.sample(4)["a"] == 1).all()
+
+
+def test_samples_and_what_was_stored_are_not_views() -> None:
+    buffer, given = ReplayBuffer(8, CPU), rows(0, 8)
+    buffer.store(given)
+    given["id"].fill_(-1)
+    buffer.sample(8)["id"].fill_(-1)
+    assert sorted(ids(buffer.sample(8))) == list(range(8))
+
+
+@pytest.mark.parametrize("count", [10, 11, 25])
+def test_batches_of_the_capacity_and_more_are_stored(count: int) -> None:
+    buffer = ReplayBuffer(10, CPU)
+    buffer.store(rows(0, 4))
+    buffer.store(rows(4, count))
+    assert sorted(ids(buffer.sample(10))) == list(range(4 + count - 10, 4 + count))
+    assert buffer.get_total_count() == 4 + count
+
+
+def test_low_slots_are_not_favoured_while_it_fills() -> None:
+    buffer = ReplayBuffer(1000, CPU)
+    buffer.store(rows(0, 7))
+    assert Counter(ids(buffer.sample(7 * 40))) == dict.fromkeys(range(7), 40)
+
+
+def test_reset_shuffles_anew() -> None:
+    buffer = ReplayBuffer(50, CPU)
+    orders = set()
+    for _ in range(5):
+        buffer.store(rows(0, 50))
+        orders.add(tuple(ids(buffer.sample(50))))
+        buffer.reset()
+    assert len(orders) == 5
+
+
+def test_draws_follow_torchs_generator() -> None:
+    drawn = []
+    for _ in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            buffer = ReplayBuffer(20, CPU)
+            buffer.store(rows(0, 20))
+            drawn.append(ids(buffer.sample(50)))
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        ({"amp_obs": torch.zeros(3, 3)}, KeyMissingError, r"missing \['id'\]"),
+        ({**rows(0, 3), "extra": torch.zeros(3)}, KeyMissingError, r"unknown \['extra'\]"),
+        ({"amp_obs": torch.zeros(3, 3), "id": torch.arange(4)}, SchemaError, "field 'id' must be .*batch size"),
+        ({"amp_obs": torch.zeros(3, 4), "id": torch.arange(3)}, SchemaError, "field 'amp_obs' must be float32"),
+        ({"amp_obs": torch.zeros(3, 3), "id": torch.zeros(3)}, SchemaError, "field 'id' must be int64"),
+        ({"amp_obs": torch.zeros(3, 3), "id": torch.tensor(3)}, SchemaError, "field 'id' must hold rows"),
+        ({"amp_obs": torch.zeros(0, 3), "id": torch.arange(0)}, SchemaError, "at least one row"),
+        (
+            {**rows(0, 3), "id": torch.zeros(3, dtype=torch.int64, device="meta")},
+            OptionError,
+            "field 'id' lies on meta",
+        ),
+        ({**rows(0, 3), "id": [1, 2, 3]}, KindError, "field 'id' must be a tensor, got list"),
+        (torch.zeros(3), KindError, "a dict of named tensors, got Tensor"),
+    ],
+)
+def test_rows_that_do_not_fit_change_nothing(data: Any, error: type[Exception], says: str) -> None:
+    buffer = ReplayBuffer(10, CPU)
+    buffer.store(rows(0, 5))
+    with pytest.raises(error, match=says):
+        buffer.store(data)
+    assert buffer.get_total_count() == 5
+    assert sorted(ids(buffer.sample(5))) == list(range(5))
+
+
+def test_the_first_rows_are_checked_as_well() -> None:
+    buffer = ReplayBuffer(10, CPU)
+    with pytest.raises(SchemaError, match=r"field 'id' has batch size \[4\], field 'amp_obs' has \[3\]"):
+        buffer.store({"amp_obs": torch.zeros(3, 3), "id": torch.arange(4)})
+    with pytest.raises(SchemaError, match="no fields"):
+        buffer.store({})
+    buffer.store({"other": torch.zeros(2)})  # the form of rows that were refused does not stick
+    assert buffer.get_total_count() == 2
+
+
+def test_an_empty_buffer_has_nothing_to_sample() -> None:
+    buffer = ReplayBuffer(10, CPU)
+    with pytest.raises(EmptyBufferError, match="empty storage: add rows first"):
+        buffer.sample(1)
+    buffer.store(rows(0, 3))
+    buffer.reset()
+    with pytest.raises(EmptyBufferError):
+        buffer.sample(1)
+
+
+def test_sizes_and_devices_that_make_no_sense() -> None:
+    buffer = ReplayBuffer(10, CPU)
+    buffer.store(rows(0, 3))
+    with pytest.raises(OptionError, match="n must be at least 1, got 0"):
+        buffer.sample(0)
+    with pytest.raises(KindError, match=r"n must be an integer, got 1\.5"):
+        buffer.sample(1.5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="buffer_size must be at least 1, got 0"):
+        ReplayBuffer(0, CPU)
+    with pytest.raises(OptionError, match=r"device must be a torch\.device or its name, got 'auto'"):
+        ReplayBuffer(10, "auto")
+    assert repr(buffer) == "ReplayBuffer(buffer_size=10, device=cpu, rows=3, total_count=3)"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_where_there_is_none_is_refused_at_once() -> None:
+    with pytest.raises(OptionError, match="torch sees no CUDA device"):
+        ReplayBuffer(10, torch.device("cuda:0"))

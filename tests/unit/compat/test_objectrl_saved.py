@@ -1,0 +1,212 @@
+"""Saved memories: what ObjectRL can read, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato.compat.objectrl import ReplayBuffer
+from ostinato.errors import CheckpointError, DamagedFileError
+
+CPU = torch.device("cpu")
+
+
+def filled(count: int, size: int = 10, first: int = 0) -> ReplayBuffer:
+    buffer = ReplayBuffer(CPU, CPU, size)
+    if count:
+        buffer.add_batch(TensorDict({"id": torch.arange(first, first + count)}, [count]))
+    return buffer
+
+
+def ids(buffer: ReplayBuffer) -> list[int]:
+    return buffer.sample_all()["id"].tolist()  # type: ignore[no-any-return]
+
+
+def original_save(path: Path, **numbers: int) -> None:
+    """What ObjectRL writes."""
+    torch.save(numbers, f"{path}.metadata")
+
+
+@pytest.mark.parametrize("count", [0, 7, 10, 13])
+def test_experience_comes_back(tmp_path: Path, count: int) -> None:
+    saved = filled(count)
+    saved.save(str(tmp_path / "deep" / "buffer"))
+    other = filled(3, size=5, first=100)
+    report = other.load(tmp_path / "deep" / "buffer")
+    assert report.restored == ("buffer_size", "data_size", "pointer", "experience")
+    assert (report.rows, report.metadata) == (min(count, 10), (10, min(count, 10), count % 10))
+    assert "rows of experience found" in str(report)
+    assert (other.buffer_size, other.data_size, other.pointer) == (10, min(count, 10), count % 10)
+    for buffer in (saved, other):
+        buffer.add_batch(TensorDict({"id": torch.arange(50, 54)}, [4]))
+    assert ids(saved) == ids(other)
+
+
+def test_the_metadata_is_what_objectrl_reads(tmp_path: Path) -> None:
+    filled(13).save(str(tmp_path / "buffer"))
+    found = torch.load(tmp_path / "buffer.metadata", weights_only=True)
+    assert {key: found[key] for key in ("buffer_size", "data_size", "pointer")} == {
+        "buffer_size": 10,
+        "data_size": 10,
+        "pointer": 3,
+    }
+
+
+def test_metadata_of_objectrl_alone(tmp_path: Path) -> None:
+    original_save(tmp_path / "buffer", buffer_size=20, data_size=9, pointer=9)
+    empty = filled(0)
+    with pytest.warns(UserWarning, match="comes without experience: only metadata is restored"):
+        report = empty.load(str(tmp_path / "buffer"))
+    assert (report.restored, report.metadata.data_size, report.rows) == (("buffer_size",), 9, 0)
+    assert (empty.buffer_size, len(empty)) == (20, 0)
+    assert "no experience found" in str(report)
+
+
+def test_metadata_alone_for_a_memory_that_holds_the_rows(tmp_path: Path) -> None:
+    buffer = filled(10)
+    buffer.pointer = 4
+    buffer.save(str(tmp_path / "buffer"), metadata_only=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["buffer.metadata"]
+    buffer.pointer = 0
+    with pytest.warns(UserWarning, match="only metadata"):
+        assert buffer.load(str(tmp_path / "buffer")).restored == ("buffer_size", "data_size", "pointer")
+    assert buffer.pointer == 4
+    other = filled(3)
+    with pytest.warns(UserWarning, match="only metadata"), pytest.raises(CheckpointError, match="holds 3 rows of 10"):
+        other.load(str(tmp_path / "buffer"))
+    assert ids(other) == [0, 1, 2]
+
+
+def test_metadata_alone_after_a_whole_save_is_not_mixed_with_it(tmp_path: Path) -> None:
+    filled(10).save(str(tmp_path / "buffer"))
+    filled(10, first=100).save(str(tmp_path / "buffer"), metadata_only=True)
+    with pytest.warns(UserWarning, match="only metadata"):
+        assert filled(0).load(str(tmp_path / "buffer")).rows == 0
+
+
+def test_saving_again_leaves_one_save(tmp_path: Path) -> None:
+    for first in range(4):
+        filled(5, first=first).save(str(tmp_path / "buffer"))
+        other = filled(0)
+        other.load(str(tmp_path / "buffer"))
+        assert ids(other) == list(range(first, first + 5))
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_metadata_that_disagrees_with_the_experience_is_refused(tmp_path: Path) -> None:
+    filled(7).save(str(tmp_path / "buffer"))
+    for numbers in ({"data_size": 8}, {"pointer": 2}, {"buffer_size": 20}):
+        original_save(tmp_path / "buffer", **{"buffer_size": 10, "data_size": 7, "pointer": 7, **numbers})
+        other = filled(2)
+        with pytest.raises(CheckpointError, match="not of one save"):
+            other.load(str(tmp_path / "buffer"))
+        assert ids(other) == [0, 1]
+    original_save(tmp_path / "buffer", buffer_size=10, data_size=7, pointer=7)
+    assert filled(0).load(str(tmp_path / "buffer")).rows == 7  # ObjectRL wrote over it, and they agree
+
+
+def test_experience_that_is_missing_is_named(tmp_path: Path) -> None:
+    filled(7).save(str(tmp_path / "buffer"))
+    (tmp_path / "buffer.experience-0").rename(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match=r"experience-0 is missing"):
+        assert filled(0).load(str(tmp_path / "buffer")).restored == ("buffer_size",)
+
+
+def test_damaged_experience_is_refused(tmp_path: Path) -> None:
+    filled(7).save(str(tmp_path / "buffer"))
+    data = next((tmp_path / "buffer.experience-0").glob("*.bin"))
+    data.write_bytes(b"\xff" * data.stat().st_size)
+    other = filled(2)
+    with pytest.raises(DamagedFileError):
+        other.load(str(tmp_path / "buffer"))
+    assert ids(other) == [0, 1]
+
+
+class _Attack:
+    """Makes a directory when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("attacked",)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", DamagedFileError),
+        (b"no metadata", DamagedFileError),
+        (pickle.dumps(_Attack()), DamagedFileError),
+        ([1, 2], DamagedFileError),
+        ({}, DamagedFileError),
+        ({"buffer_size": 10, "data_size": 7}, DamagedFileError),
+        ({"buffer_size": 10, "data_size": 7.0, "pointer": 7}, DamagedFileError),
+        ({"buffer_size": 10, "data_size": 11, "pointer": 1}, CheckpointError),
+        ({"buffer_size": 10, "data_size": 3, "pointer": 5}, CheckpointError),
+        ({"buffer_size": 10, "data_size": 10, "pointer": 10}, CheckpointError),
+        ({"buffer_size": 10, "data_size": 7, "pointer": 7, "experience": "../other"}, DamagedFileError),
+        ({"buffer_size": 10, "data_size": 7, "pointer": 7, "experience": _Attack()}, DamagedFileError),
+    ],
+    ids=range(12),
+)
+def test_metadata_that_is_none_is_refused_and_never_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, error: type[Exception]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if isinstance(content, bytes):
+        Path("buffer.metadata").write_bytes(content)
+    else:
+        torch.save(content, "buffer.metadata")
+    buffer = filled(2)
+    with pytest.raises(error, match=r"buffer\.metadata"):
+        buffer.load("buffer")
+    assert ids(buffer) == [0, 1]
+    assert not Path("attacked").exists()
+
+
+def test_nothing_there_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no .*nothing\.metadata: give the path"):
+        filled(0).load(str(tmp_path / "nothing"))
+
+
+SAVER = """
+import sys, torch
+from tensordict import TensorDict
+from ostinato.compat.objectrl import ReplayBuffer
+
+buffer = ReplayBuffer("cpu", "cpu", 1000)
+print("ready", flush=True)
+for round in range(1, 10_000):
+    buffer.add_batch(TensorDict({"id": torch.full((round % 7 + 1,), round)}, [round % 7 + 1]))
+    buffer.save(sys.argv[1])
+    print(round, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+@pytest.mark.slow
+def test_a_killed_save_leaves_a_whole_one(tmp_path: Path) -> None:
+    """What was reported saved, or the save after it, comes back; metadata and experience never disagree."""
+    for attempt in range(6):
+        path = tmp_path / str(attempt) / "buffer"
+        with subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.readline()
+            time.sleep(0.05 + 0.037 * attempt)
+            process.send_signal(signal.SIGKILL)
+            said = process.stdout.read().split()
+        done = int(said[-1]) if said else 1
+        buffer = filled(0)
+        report = buffer.load(str(path))
+        assert report.rows == len(buffer), json.dumps(report)
+        assert max(ids(buffer)) in {done, done + 1}
