@@ -149,10 +149,9 @@ class ReplayBuffer(HostBuffer):
         """
         now, after = self._observation("obs", obs), self._observation("next_obs", next_obs)
         over = self._checked("done", done, np.bool_)
-        limit = (
-            [bool(info.get("TimeLimit.truncated", False)) for info in infos] if self.handle_timeout_termination else []
-        )
-        late = self._checked("infos", limit or np.zeros_like(over), np.bool_)
+        late = np.zeros_like(over)
+        if self.handle_timeout_termination:
+            late = self._checked("infos", [info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
         row = {
             "obs": now,
             "next_obs": after,
@@ -170,8 +169,6 @@ class ReplayBuffer(HostBuffer):
     def reset(self) -> None:
         """Forget all rows; memory is kept."""
         self._rows.empty()
-        if self._seams is not None:
-            self._seams = _Seams(self.n_envs)
         self._count()
 
     def _count(self) -> None:

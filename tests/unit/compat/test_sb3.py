@@ -104,7 +104,7 @@ class Rollout:
             rows = []
             for i in range(n_envs):
                 done = bool(rng.random() < 0.2)
-                late = done and bool(rng.random() < 0.5)
+                late = bool(rng.random() < (0.5 if done else 0.05))  # some wrappers cut without saying done
                 cut = cuts and not done and bool(rng.random() < 0.1)
                 action, reward = rng.normal(size=2).astype(np.float32).tolist()
                 row = Row(now[i], self._fresh(), action, reward, done, late, cut)
@@ -137,7 +137,7 @@ class Rollout:
             row = self.steps[t + k][i]
             total += GAMMA**k * row.reward
             k += 1
-            if k == n or row.done or row.cut or t + k - 1 == newest:
+            if k == n or row.done or row.cut or (handle and row.late) or t + k - 1 == newest:
                 return row.after, float(row.done and not (handle and row.late)), total, GAMMA**k
 
 
@@ -438,6 +438,29 @@ def test_pickling_keeps_seams() -> None:
         assert row[3] == pytest.approx(rollout.truth(now, 3, 11)[2], rel=1e-4, abs=1e-5)
 
 
+def test_ends_count_where_observations_do_not_show_them() -> None:
+    buffer = make("plain", 10, 1, n_steps=3, gamma=GAMMA)
+    for t in range(4):
+        same = np.zeros((1, 3), np.float32)
+        buffer.add(same, same, np.zeros((1, 2)), np.array([10.0**t]), np.array([t == 1]), [{}])
+    returns = {round(x, 2) for x in buffer.sample(200).rewards[:, 0].tolist()}
+    assert returns == {1 + GAMMA * 10, 10, 100 + GAMMA * 1000, 1000}
+
+
+def test_arrays_may_be_written_over_after_add() -> None:
+    """Environments that fill the same arrays again and again, and are reset in the middle of an episode."""
+    buffer = make("plain", 10, 1, n_steps=2, gamma=GAMMA)
+    now, after = np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
+    for t, first in enumerate([0, 1, 7]):
+        now[:], after[:] = first, first + 1
+        if t == 2:
+            after[:] = now  # what was written over must not pass for what was seen
+        buffer.add(now, after, np.zeros((1, 2)), np.array([10.0**t]), np.array([False]), [{}])
+    samples = buffer.sample(200)
+    returns = dict(zip(samples.observations[:, 0].tolist(), samples.rewards[:, 0].tolist(), strict=True))
+    assert returns == pytest.approx({0: 1 + GAMMA * 10, 1: 10, 7: 100})
+
+
 def test_reset_forgets_all_rows() -> None:
     buffer = make("plain", 10, 1, n_steps=3, gamma=GAMMA)
     Rollout(0, 1, 14).fill(buffer, PLAIN)
@@ -561,7 +584,7 @@ def test_wrong_shapes_are_refused_and_change_nothing() -> None:
     good: dict[str, Any] = {
         "obs": obs, "next_obs": obs, "action": obs[:, :2], "reward": ones, "done": ones, "infos": [{}, {}]
     }  # fmt: skip
-    bad = {"obs": obs.T, "next_obs": obs[:1], "action": obs, "reward": ones[:1], "done": ones[:, None], "infos": [{}]}
+    bad = {"obs": obs.T, "next_obs": obs[:1], "action": obs, "reward": ones[:1], "done": ones[:, None], "infos": []}
     for name, value in bad.items():
         with pytest.raises(SchemaError, match=rf"^{name} must have the shape \[2.*environments first"):
             buffer.add(**{**good, name: value})
