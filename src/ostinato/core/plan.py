@@ -113,9 +113,9 @@ class Plan(NamedTuple):
 
 def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor, pad: int = 0) -> Plan:
     """Return the plan in which each anchor is the first of its slice's rows; see `Draw`."""
-    longest = pad or int(lengths[0] if lengths.stride(0) == 0 else lengths.max())
+    longest = pad or int(lengths.max())
     rows, _ = table.window(anchors, 0, longest - 1)
-    if lengths.stride(0) == 0 and not pad:
+    if lengths.stride(0) == 0 and pad:  # one number for all: nothing to fill up
         return Plan(schema, anchors, rows.view(-1), repeat=longest)
     steps = torch.arange(longest, device=rows.device)
     inside = steps < lengths[:, None]

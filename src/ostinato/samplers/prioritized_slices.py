@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, constant, episodes_of, slice_episodes
+from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, episodes_of, slice_episodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self._slicing.require(starts.rows, starts.need, table)
         drawn = super().draw(view, number, generator)
         if self._slicing.plain:
-            return drawn._replace(lengths=constant(length, number, drawn.slots))
+            return drawn._replace(lengths=self._slicing.full(length, number, drawn.slots.device), pad=length)
         return drawn._replace(lengths=(table.ahead(drawn.slots) + 1).clamp_(max=length))
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:

@@ -14,7 +14,6 @@ from ostinato.samplers.slicing import (
     SliceOptions,
     Slicing,
     check_ignored,
-    constant,
     episodes_of,
     slice_episodes,
 )
@@ -154,7 +153,7 @@ class SliceSampler(Sampler):
         randoms = torch.randint(0, TOP, (2 * number,), generator=generator, device=view.device)
         rows = starts.draw_episodes(randoms)
         if slicing.plain:
-            return Draw(rows, lengths=constant(length, number, rows))
+            return Draw(rows, lengths=slicing.full(length, number, rows.device), pad=length)
         first, lengths = slicing.place(rows, length, view, generator)
         return Draw(first, lengths=lengths, pad=length if slicing.options.pad_output else 0)
 

@@ -122,7 +122,7 @@ class NStep(SampleUnit):
         rows, valid = table.window(plan.records, 0, n - 1)
         exact = plan.schema.leaves[reward].dtype is torch.float64
         powers = self._powers(plan.records.device, torch.float64 if exact else torch.float32)
-        steps = valid.sum(1)
+        steps = table.ahead(plan.records).add_(1).clamp_(1, n)
         last = rows[:, -1].contiguous()
         columns = {position: Column(Request(position, last)) for position in after}
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), valid * powers[:n])
