@@ -24,7 +24,7 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
         OptionError: if the storage has no fields.
     """
     unit, draw, dice = engine.unit, ticket.draw, ticket.dice
-    if unit is None and draw.lengths is None:
+    if (unit is None or unit.plain) and draw.lengths is None:
         return ticket
     schema, view = engine.storage.schema, engine.view()
     if schema is None:

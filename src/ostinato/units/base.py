@@ -31,6 +31,8 @@ class SampleUnit(ABC):
 
     episodes: Episodes | None = None
     """Where episodes begin and end; None for a unit that need not know."""
+    plain: bool = False
+    """Whether it leaves rows as they are, so that any storage will do."""
     rank: int = 0
     """Where it stands in a chain: units of lower rank change the plan first; two of one rank exclude each other."""
 

@@ -35,6 +35,8 @@ class Transition(SampleUnit):
         torch.Size([4])
     """
 
+    plain = True
+
     def __repr__(self) -> str:
         """Class alone."""
         return "Transition()"
