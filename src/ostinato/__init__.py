@@ -9,6 +9,7 @@ from ostinato.buffers import (
 )
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.writers import (
     ImmutableDatasetWriter,
@@ -44,5 +45,7 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "ToDevice",
+    "Trajectory",
+    "TrajectoryReplayBuffer",
     "Writer",
 ]
