@@ -1,13 +1,16 @@
-"""Positioned reads: many short pieces of a file, each straight into the memory where it is wanted."""
+"""Positioned reads: many short pieces of files, each straight into the memory where it is wanted."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from ostinato._backend import native
 from ostinato.durable.dtypes import raw_view
 from ostinato.errors import DamagedFileError
 
@@ -19,13 +22,14 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Placed
 
-__all__ = ["GAP_BYTES", "pread", "read_into", "read_run", "read_strided", "read_tensor"]
+__all__ = ["GAP_BYTES", "pread", "read_into", "read_pieces", "read_strided", "read_tensor"]
 
 GAP_BYTES = 4096
 """Pieces closer than this are read in one call: what lies between costs no page more than they do."""
-_MAX_PIECES = 500  # half of what Linux takes in one call, as each piece may have a gap before it
-_SEEKING = threading.Lock()
+_MOST_PIECES = 500  # half of what Linux takes in one call, as each piece may have a gap before it
 _SCRATCH = memoryview(bytearray(GAP_BYTES))  # written by many threads, read by none
+_SEEKING = threading.Lock()
+_read_pieces = getattr(native, "read_pieces", None)
 
 
 def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
@@ -42,37 +46,63 @@ def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
         view, offset = view[count:], offset + count
 
 
-def read_run(fd: int, pieces: Sequence[memoryview], offsets: Sequence[int], path: Path) -> None:
-    """Fill pieces that follow each other in the file with gaps of at most `GAP_BYTES`.
+def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, targets: np.ndarray) -> int:
+    """Read pieces of open files, each straight to its address; what lies close in a file is read in one call.
 
     Args:
-        fd: The file.
-        pieces: Where the bytes go.
-        offsets: Where they lie, ascending, without overlap.
-        path: For messages.
+        fds: The file of each piece, int64 `[N]`.
+        offsets: Where it lies, int64 `[N]`, ascending within a file.
+        widths: Its bytes, int64 `[N]`.
+        targets: The address of its memory, int64 `[N]`, which the caller keeps alive.
+
+    Returns:
+        The first piece whose file ends before it does, or N. What targets hold from there on is undefined.
 
     Raises:
-        DamagedFileError: The file ends before.
+        OSError: A read failed.
     """
-    for start in range(0, len(pieces), _MAX_PIECES):
-        _read_run(fd, pieces[start : start + _MAX_PIECES], offsets[start : start + _MAX_PIECES], path)
+    if _read_pieces is not None:
+        columns = [np.ascontiguousarray(column, dtype=np.int64) for column in (fds, offsets, widths, targets)]
+        reached, error = _read_pieces(*(column.ctypes.data for column in columns), len(fds), GAP_BYTES)
+        if error:
+            raise OSError(error, os.strerror(error))
+        return int(reached)
+    gaps = offsets[1:] - offsets[:-1] - widths[:-1]
+    cuts = np.flatnonzero((fds[1:] != fds[:-1]) | (gaps > GAP_BYTES) | (gaps < 0)) + 1
+    views = [_view(*pair) for pair in zip(targets.tolist(), widths.tolist(), strict=True)]
+    starts, files = offsets.tolist(), fds.tolist()
+    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(fds)], strict=True):
+        for at in range(first, last, _MOST_PIECES):
+            end = min(at + _MOST_PIECES, last)
+            short = _read_run(files[at], views[at:end], starts[at:end])
+            if short is not None:
+                return at + short
+    return len(fds)
 
 
-def _read_run(fd: int, pieces: Sequence[memoryview], offsets: Sequence[int], path: Path) -> None:
-    if len(pieces) == 1:
-        if _pread_into(fd, pieces, offsets[0]) != len(pieces[0]):
-            read_into(fd, pieces[0], offsets[0], path)
-        return
-    views: list[memoryview] = []
+def _view(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def _read_run(fd: int, views: Sequence[memoryview], offsets: Sequence[int]) -> int | None:
+    """Read pieces that follow each other with small gaps; return the first that the file ends before."""
+    parts: list[memoryview] = []
     end = offsets[0]
-    for piece, offset in zip(pieces, offsets, strict=True):
+    for view, offset in zip(views, offsets, strict=True):
         if offset > end:
-            views.append(_SCRATCH[: offset - end])
-        views.append(piece)
-        end = offset + len(piece)
-    if _pread_into(fd, views, offsets[0]) != end - offsets[0]:  # a short read: each by itself
-        for piece, offset in zip(pieces, offsets, strict=True):
-            read_into(fd, piece, offset, path)
+            parts.append(_SCRATCH[: offset - end])
+        parts.append(view)
+        end = offset + len(view)
+    if _pread_into(fd, parts, offsets[0]) == end - offsets[0]:
+        return None
+    for number, (view, offset) in enumerate(zip(views, offsets, strict=True)):  # a short read: each by itself
+        done = 0
+        while done < len(view):
+            count = _pread_into(fd, [view[done:]], offset + done)
+            if count == 0:
+                return number
+            done += count
+    return None
 
 
 def read_tensor(fd: int, placed: Placed, path: Path) -> Tensor:
@@ -96,9 +126,7 @@ def read_strided(fd: int, placed: Placed, path: Path) -> Tensor:
     """
     raw = torch.empty(placed.end() - placed.offset, dtype=torch.uint8)
     read_into(fd, raw_view(raw), placed.offset, path)
-    itemsize = placed.torch_dtype.itemsize
-    strides = placed.strides or torch.empty(placed.shape, device="meta").stride()
-    steps = [step // itemsize for step in strides] if placed.strides is not None else list(strides)
+    steps = [step // placed.torch_dtype.itemsize for step in placed.strides or ()]
     return raw.view(placed.torch_dtype).as_strided(placed.shape, steps)
 
 

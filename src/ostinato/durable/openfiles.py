@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from ostinato.durable.files import open_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
     from pathlib import Path
 
 __all__ = ["OpenFile", "OpenFiles"]
@@ -44,29 +45,33 @@ class OpenFiles:
 
     def __init__(self, limit: int) -> None:
         """Hold at most `limit` files open, besides those in use right now."""
-        self._limit = limit
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self.limit = limit
+        self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return how many are held."""
         return len(self._files)
 
-    def get(self, path: Path) -> OpenFile:
-        """Return the open file of a path; it stays open as long as the caller holds it.
+    def get(self, key: Hashable, path: Callable[[], Path]) -> OpenFile:
+        """Return an open file, which stays open as long as the caller holds it.
+
+        Args:
+            key: What files are told apart by; cheaper to make and to compare than a path.
+            path: Called where the file is not open yet.
 
         Raises:
             DamagedFileError: It is missing, or no regular file.
         """
         with self._lock:
-            file = self._files.get(path)
+            file = self._files.get(key)
             if file is None:
-                file = OpenFile(path)
-                self._files[path] = file
-                if len(self._files) > self._limit:
+                file = OpenFile(path())
+                self._files[key] = file
+                if len(self._files) > self.limit:
                     self._files.popitem(last=False)
             else:
-                self._files.move_to_end(path)
+                self._files.move_to_end(key)
             return file
 
     def clear(self) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ostinato.durable.dtypes import DTYPES, raw_view
-from ostinato.durable.extents import GAP_BYTES, read_run, read_strided
+from ostinato.durable.extents import read_pieces, read_strided
 from ostinato.durable.headers import Placed
 from ostinato.durable.trees import nest
+from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.durable.openfiles import OpenFiles
+    from ostinato.durable.openfiles import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.entries import Entry, Held, Place
     from ostinato.trajectories.form import Form
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sources", "gather"]
 
+_MOST_FILES = 128
 _Fields: TypeAlias = "dict[TreePath, tuple[str, tuple[int, ...]]]"
 
 
@@ -42,13 +44,17 @@ class Sources(NamedTuple):
     path: Callable[[Entry], Path]
     whole: Callable[[Entry], Held]
 
+    def open(self, entry: Entry) -> OpenFile:
+        """Return the open file of an entry that has a place."""
+        directory = entry.place.directory if entry.place is not None else None
+        return self.files.get((directory, entry.id), lambda: self.path(entry))
+
 
 class _Target(NamedTuple):
-    """The batch that is being filled: tensors, and their memory by rows and as bytes."""
+    """The batch that is being filled: tensors, and those with elements once more as bytes `[N, bytes of a row]`."""
 
     tensors: dict[TreePath, Tensor]
     rows: dict[TreePath, np.ndarray]
-    views: dict[TreePath, memoryview]
 
 
 class _Group(NamedTuple):
@@ -92,9 +98,12 @@ def _target(count: int, fields: _Fields) -> _Target:
     tensors = {
         path: torch.empty((count, *row_shape), dtype=DTYPES[dtype]) for path, (dtype, row_shape) in fields.items()
     }
-    views = {path: raw_view(tensor) for path, tensor in tensors.items() if tensor.numel()}
-    rows = {path: np.frombuffer(view, dtype=np.uint8).reshape(count, -1) for path, view in views.items()}
-    return _Target(tensors, rows, views)
+    rows = {
+        path: np.frombuffer(raw_view(tensor), dtype=np.uint8).reshape(count, -1)
+        for path, tensor in tensors.items()
+        if tensor.numel()
+    }
+    return _Target(tensors, rows)
 
 
 def _from_memory(target: _Target, form: Form, held: Held, chosen: np.ndarray, rows: np.ndarray) -> None:
@@ -109,7 +118,7 @@ def _from_strided(
 ) -> None:
     """Read rows whose elements do not lie in order, one by one."""
     path = sources.path(entry)
-    file = sources.files.get(path)
+    file = sources.open(entry)
     for number, field in enumerate(entry.form.fields):
         tensor = target.tensors.get(field.path)
         if tensor is None or not tensor.numel():
@@ -130,32 +139,28 @@ def _strides_in_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _from_files(target: _Target, form: Form, group: _Group, picked: Picked, sources: Sources) -> None:
-    """Read rows by their offsets, ordered by file and offset; what lies close together in one call."""
+    """Read rows by their offsets, ordered by file and offset, a bounded number of files at a time."""
     mine = np.full(len(picked.entries), -1)
     mine[group.numbers] = np.arange(len(group.numbers))
     chosen = np.flatnonzero(mine[picked.which] >= 0)
     file_of = mine[picked.which[chosen]]
-    used = [number for number, field in enumerate(form.fields) if field.path in target.views]
+    used = [number for number, field in enumerate(form.fields) if field.path in target.rows]
     widths = form.row_bytes[used]
     bases = np.array([place.offsets for place in group.places], dtype=np.int64)[:, used]
-    offsets = (bases[file_of] + form.rows(picked.transitions[chosen])[:, used] * widths).T.reshape(-1)
-    files = np.tile(file_of, len(used))
-    ends = offsets + np.repeat(widths, len(chosen))
+    starts = np.array([target.rows[form.fields[number].path].ctypes.data for number in used], dtype=np.int64)
+    offsets = (bases[file_of] + form.rows(picked.transitions[chosen])[:, used] * widths).reshape(-1)
+    targets = (starts + chosen[:, None] * widths).reshape(-1)
+    files = np.repeat(file_of, len(used))
     order = np.lexsort((offsets, files))
-    offsets, files, ends = offsets[order], files[order], ends[order]
-    gaps = offsets[1:] - ends[:-1]
-    cuts = np.flatnonzero((files[1:] != files[:-1]) | (gaps > GAP_BYTES) | (gaps < 0)) + 1
-    pieces: list[memoryview] = []
-    for number, width in zip(used, widths.tolist(), strict=True):
-        view = target.views[form.fields[number].path]
-        pieces += [view[at : at + width] for at in (chosen * width).tolist()]
-    ordered = [pieces[number] for number in order.tolist()]
-    starts = offsets.tolist()
-    run_files = files[np.concatenate(([0], cuts))].tolist()
-    bounds = [0, *cuts.tolist(), len(ordered)]
-    last = -1
-    for run, file_number in enumerate(run_files):
-        if file_number != last:
-            path = sources.path(group.entries[file_number])
-            file, last = sources.files.get(path), file_number
-        read_run(file.fd, ordered[bounds[run] : bounds[run + 1]], starts[bounds[run] : bounds[run + 1]], path)
+    files, offsets, targets, sizes = files[order], offsets[order], targets[order], np.tile(widths, len(chosen))[order]
+    step = max(min(sources.files.limit, _MOST_FILES), 1)
+    for first in range(0, len(group.entries), step):
+        entries = group.entries[first : first + step]
+        opened = [sources.open(entry) for entry in entries]  # held until the reads are done
+        low, high = np.searchsorted(files, (first, first + step))
+        fds = np.array([file.fd for file in opened], dtype=np.int64)[files[low:high] - first]
+        reached = read_pieces(fds, offsets[low:high], sizes[low:high], targets[low:high])
+        if reached < high - low:
+            path = sources.path(group.entries[files[low + reached]])
+            msg = f"{path} ends before byte {offsets[low + reached] + sizes[low + reached]}: it was cut"
+            raise DamagedFileError(msg)
