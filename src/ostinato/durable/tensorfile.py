@@ -142,7 +142,7 @@ def read_header(path: Path, format_name: str, *, allow_pickle: bool) -> Header:
         return _pickled_header(path.stat().st_size, values)
     fd = open_file(path)
     try:
-        return (safetensors if format_name == "safetensors" else torchfile).read_header(fd, path)
+        return safetensors.read_header(fd, path) if format_name == "safetensors" else torchfile.read_header(fd, path)
     finally:
         os.close(fd)
 

@@ -10,8 +10,7 @@ import mmap
 import os
 import pickle
 import zipfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +22,8 @@ from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, DamagedFileError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ostinato.durable.headers import Sink
     from ostinato.durable.trees import TreePath
 
@@ -34,7 +35,7 @@ _LOAD_ERRORS = (RuntimeError, OSError, ValueError, KeyError, TypeError, EOFError
 
 def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any]) -> None:
     """Write a plain nested dict as `torch.save` does."""
-    torch.save(nest({**tensors, **plain}), sink)  # type: ignore[arg-type] - write and flush suffice
+    torch.save(nest({**tensors, **plain}), cast("IO[bytes]", sink))  # it asks for write and flush alone
 
 
 def read_header(fd: int, path: Path) -> Header:
@@ -53,8 +54,8 @@ def read_header(fd: int, path: Path) -> Header:
             _damaged(path, f"{'.'.join(key)[:80]} is no dense plain tensor")
     base = _base(tensors.values(), records, path)
     placed = tuple(_place(key, tensor, base, path) for key, tensor in tensors.items())
-    for tensor in placed:
-        tensor.check(size, path)
+    for piece in placed:
+        piece.check(size, path)
     return Header(size, placed, {key: value for key, value in values.items() if key not in tensors})
 
 

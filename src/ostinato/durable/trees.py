@@ -40,7 +40,9 @@ def flatten(tree: Mapping[str, Any], *, where: object) -> dict[TreePath, Any]:
             raise KindError(msg)
         for key in value:
             if not isinstance(key, str):
-                msg = f"{where}: the key {key!r:.80} in {show(path) or 'the root'} must be text, got {type(key).__name__}"
+                msg = (
+                    f"{where}: the key {key!r:.80} in {show(path) or 'the root'} must be text, got {type(key).__name__}"
+                )
                 raise KindError(msg)
         waiting += [((*path, key), value[key]) for key in reversed(value)]
     return found

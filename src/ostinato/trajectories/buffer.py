@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 import weakref
@@ -25,11 +24,11 @@ from ostinato.trajectories.state import State, generator_in, numbers
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
-    from torch import Tensor
 
 __all__ = ["TrajectoryReplayBuffer"]
 
@@ -115,7 +114,8 @@ class TrajectoryReplayBuffer:
 
     def __repr__(self) -> str:
         """Name what it holds."""
-        return f"TrajectoryReplayBuffer({len(self)} trajectories, {self.total_samples} transitions, {self._state.format_name})"
+        counts = f"{len(self)} trajectories, {self.total_samples} transitions"
+        return f"TrajectoryReplayBuffer({counts}, {self._state.format_name})"
 
     def __enter__(self) -> Self:
         """Return the buffer; `close` is called at the end of the block."""
@@ -227,7 +227,7 @@ class TrajectoryReplayBuffer:
                 raise EmptyBufferError(msg)
             below = self._members.window_samples
             if not replace and num_chunks > below:
-                msg = f"num_chunks must be in [1, {below}] (transitions in the window) with replace=False, got {num_chunks}"
+                msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {num_chunks}"
                 raise OptionError(msg)
             fields = common_fields(self._members.forms, drop=missing == "drop")
             picked = self._members.pick(numbers(self._state.generator, num_chunks, below, replace=replace))
@@ -311,8 +311,8 @@ class TrajectoryReplayBuffer:
         self._shelf.flush()
         if not self._shelf.fold_if_same(target, set(self.trajectory_ids)):
             msg = (
-                f"{target} is where this buffer saves to, and it does not list the same trajectories (others were loaded, "
-                "or lay there before): save the checkpoint to another path"
+                f"{target} is where this buffer saves to, and it does not list the same trajectories (others were "
+                "loaded, or lay there before): save the checkpoint to another path"
             )
             raise CheckpointError(msg)
 

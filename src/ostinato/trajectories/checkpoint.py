@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ostinato.durable.files import fsync_dir, link_or_copy, new_token
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.tensorfile import check_format, write_tree
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.errors import CheckpointError, OptionError
 from ostinato.trajectories.entries import Entry, place_of
 from ostinato.trajectories.listing import fold, read_listing, resolve
 
@@ -142,9 +142,7 @@ def share(ids: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
     return ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]
 
 
-def load(
-    path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Literal["raise", "skip"]
-) -> Loaded:
+def load(path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Literal["raise", "skip"]) -> Loaded:
     """Read what a directory holds; files are looked at, their rows are not read.
 
     Raises:

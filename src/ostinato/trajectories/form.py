@@ -23,7 +23,17 @@ __all__ = ["Field", "Form", "make_form"]
 
 _FLAGS = ("terminations", "truncations", "dones", "intervene_flags")
 _VALUES = ("prev_values",)
-_KNOWN = (*_FLAGS, *_VALUES, "actions", "rewards", "prev_logprobs", "versions", "forward_inputs", "curr_obs", "next_obs")
+_KNOWN = (
+    *_FLAGS,
+    *_VALUES,
+    "actions",
+    "rewards",
+    "prev_logprobs",
+    "versions",
+    "forward_inputs",
+    "curr_obs",
+    "next_obs",
+)
 _SHAPERS = ("prev_logprobs", "rewards")
 
 

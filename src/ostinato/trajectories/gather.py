@@ -1,4 +1,4 @@
-"""One batch: the rows that were drawn, from memory where a trajectory is there, else by positioned reads of its file."""
+"""One batch: the rows that were drawn, from memory where a trajectory is there, else by positioned reads."""
 
 from __future__ import annotations
 

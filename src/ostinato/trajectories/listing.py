@@ -1,8 +1,8 @@
 """What a directory of trajectories says that it holds: index, metadata, our own list beside them, and a journal.
 
-    trajectory_index.json, metadata.json   as RLinf writes and reads them
-    ostinato_store.jsonl                   where each field lies in its file, checksums, the generator's state; may be missing
-    ostinato_journal.jsonl                 what was saved since the last fold; gone once the buffer is closed
+trajectory_index.json, metadata.json   as RLinf writes and reads them
+ostinato_store.jsonl                   where each field lies, checksums, the generator's state; may be missing
+ostinato_journal.jsonl                 what was saved since the last fold; gone once the buffer is closed
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def common_fields(forms: list[Form], *, drop: bool) -> dict[TreePath, tuple[str,
     if len(common) < len(known) and not drop:
         missing = ", ".join(sorted(show(path) for path in known - set(common)))
         msg = (
-            f"some trajectories of the window lack {missing}: sample with missing='drop' for batches of the keys that all "
-            "have, or keep such trajectories in separate buffers"
+            f"some trajectories of the window lack {missing}: sample with missing='drop' for batches of the keys that "
+            "all have, or keep such trajectories in separate buffers"
         )
         raise KeyMissingError(msg)
     for path, signature in common.items():

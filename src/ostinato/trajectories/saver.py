@@ -105,8 +105,8 @@ class Saver:
                 self._start()
             self._changed.notify_all()
         msg = (
-            f"{len(ids)} trajectories could not be saved (ids {', '.join(map(str, ids[:10]))}): {error}; they are kept in "
-            "memory and tried again"
+            f"{len(ids)} trajectories could not be saved (ids {', '.join(map(str, ids[:10]))}): {error}; they are kept "
+            "in memory and tried again"
         )
         raise CheckpointError(msg) from error
 
@@ -149,7 +149,7 @@ class Saver:
             results: Sequence[Place | Exception]
             try:
                 results = self._save([job.entry for job in jobs])
-            except Exception as error:  # reported by the next call
+            except Exception as error:  # noqa: BLE001 - reported by the next call
                 results = [error] * len(jobs)
             with self._changed:
                 for job, result in zip(jobs, results, strict=True):

@@ -97,11 +97,11 @@ class Store:
         for entry in entries:
             try:
                 results.append(self._write(entry, listing.head.trajectory_format))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - reported for this trajectory
                 results.append(error)
         try:
             self._note(entries, results)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - reported for all of them
             return [result if isinstance(result, Exception) else error for result in results]
         return results
 

@@ -32,17 +32,17 @@ class Trajectory:
 
     Fields that the rollout does not have are None. Tensors are `[T, B, ...]`, on any device, and may be longer only so:
 
-    - flags (`terminations`, `truncations`, `dones`, `intervene_flags`) may have `T + E` rows for a rollout of `E` epochs of
-      `T / E` steps: one row before the first step of each epoch, which belongs to no transition;
+    - flags (`terminations`, `truncations`, `dones`, `intervene_flags`) may have `T + E` rows for a rollout of `E`
+      epochs of `T / E` steps: one row before the first step of each epoch, which belongs to no transition;
     - `prev_values` may have `T + E` rows: one bootstrap row after the last step of each epoch (`T + 1` for one epoch).
 
-    Numpy arrays are taken as tensors. Other values (lists of text, say) are saved with the rest and stay out of batches.
+    Numpy arrays are taken as tensors. Other values (lists of text, say) are saved, and stay out of batches.
     """
 
     max_episode_length: int | None = 0
     """Most steps of an episode."""
     model_weights_id: str | None = None
-    """Which weights acted: `{uuid}_{count of updates}`, or any text that may stand in a file name; None: a new uuid and 0."""
+    """Which weights acted: `{uuid}_{count of updates}`, or any text for a file name; None: a new uuid and 0."""
     actions: Tensor | None = None
     """`[T, B, *A]`."""
     intervene_flags: Tensor | None = None
