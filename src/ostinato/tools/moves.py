@@ -18,6 +18,7 @@ from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.trajectories.checkpoint import check_new, new_directory
 from ostinato.trajectories.entries import Entry, Facts, file_name
+from ostinato.trajectories.store import sweep
 from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, Head, Listing, fold, read_listing, resolve
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _run(work: _Work, target: Path, *, copy: bool, on_progress: Callable[[int, i
     check_new(target)
     partial = target.with_name(f"{target.name}.partial")
     resumed = not copy and _has_plan(partial, work.name)
-    if not copy and partial.exists() and not resumed:
+    if not copy and not resumed and _holds_more_than_a_torn_plan(partial):
         msg = f"{partial} is in the way: it holds other unfinished work; finish that first, or choose another target"
         raise CheckpointError(msg)
     _check_files(work, partial if resumed else None)
@@ -185,6 +186,7 @@ def _run(work: _Work, target: Path, *, copy: bool, on_progress: Callable[[int, i
     with _locked(work.sources):
         _check_one_disk(work.sources, target)
         _move(work, partial, on_progress)
+        sweep(partial)
         _write_lists(work, partial)
         for directory in (partial, *work.sources):
             fsync_dir(directory)
@@ -257,11 +259,16 @@ def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
     return path.exists() and parse_json(path.read_bytes(), path) == name
 
 
+def _holds_more_than_a_torn_plan(directory: Path) -> bool:
+    return directory.exists() and any(not path.name.startswith(f"{_PLAN}.") for path in directory.iterdir())
+
+
 def _finish(target: Path, sources: tuple[Path, ...], *, merged: bool, resumed: bool = True) -> MoveReport:
     """Bring the lists of the sources up to date; the plan in the target goes last, so that this can be done again."""
     gone = set() if merged else set(read_listing(target).facts)
     with _locked(sources):
         for source in sources:
+            sweep(source)
             if merged:
                 for name in (JOURNAL, INDEX, "trajector_index.json", METADATA, STORE):
                     (source / name).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -245,7 +246,8 @@ class Shelf:
     def end(self) -> None:
         """Close and remove spilled files: the buffer is gone."""
         try:
-            self.close()
+            with suppress(FileNotFoundError):  # somebody has removed the directory before
+                self.close()
         finally:
             with self._store_lock:
                 if self._store is not None and not self.options.auto_save:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ostinato.trajectories.entries import Entry, Place
     from ostinato.trajectories.form import Form
 
-__all__ = ["Store", "highest_id"]
+__all__ = ["Store", "highest_id", "sweep"]
 
-_LEFT_OVER = re.compile(r"\.[0-9a-f]{16}\.tmp|.*\.json[l]?\.[0-9a-f]{16}\.tmp")
+_LEFT_OVER = re.compile(r"\.[0-9a-f]{16}\.tmp|.*\.jsonl?\.[0-9a-f]{16}\.tmp")
 
 
 def highest_id(directory: Path) -> int:
@@ -31,6 +31,13 @@ def highest_id(directory: Path) -> int:
     if not directory.is_dir():
         return -1
     return max((number for path in directory.iterdir() if (number := id_of_name(path.name)) is not None), default=-1)
+
+
+def sweep(directory: Path) -> None:
+    """Remove half-written files that a killed process left; the caller holds the lock of the directory."""
+    for path in directory.iterdir():
+        if _LEFT_OVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 @final
@@ -73,9 +80,7 @@ class Store:
         self._listing = listing
 
     def _recover(self, head: Head) -> Listing:
-        for path in self.directory.iterdir():
-            if _LEFT_OVER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        sweep(self.directory)
         if not (self.directory / INDEX).exists() and not (self.directory / JOURNAL).exists():
             return Listing(self.directory, head, {})
         listing = read_listing(self.directory, strict=False)
