@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _OWN_KIND = "numpy batches only, see dict"
 LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | {
     "prioritized-rows": "sizes are compared for Ostinato alone",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
 }

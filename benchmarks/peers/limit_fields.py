@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from benchmarks.peers import _limits
 
-LACKS = {"start": "see the limit in torch"}
+LACKS = dict.fromkeys(("start", "trajectories"), "see the limit in torch")
 WORKLOADS = _limits.workloads(packed=False)
 version = _limits.version

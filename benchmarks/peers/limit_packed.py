@@ -7,6 +7,7 @@ from benchmarks.peers import _limits
 LACKS = {
     "images": "wide fields: see the limit by field",
     "amp": "one field: see the limit by field",
+    "trajectories": "see the limit in torch",
     "start": "see the limit in torch",
 }
 WORKLOADS = _limits.workloads(packed=True)

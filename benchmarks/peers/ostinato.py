@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+from benchmarks.peers import _trajectories
 from benchmarks.peers._composable import workloads
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
 LACKS = {"start": "imports the same", "prioritized-rows": "see the compiled way"} if _OFF else {}
-WORKLOADS = {name: call for name, call in workloads("ostinato").items() if not (_OFF and name.split(".")[0] in LACKS)}
+WORKLOADS = {
+    name: call
+    for name, call in (workloads("ostinato") | _trajectories.WORKLOADS).items()
+    if not (_OFF and name.split(".")[0] in LACKS)
+}
 
 
 def version() -> str:

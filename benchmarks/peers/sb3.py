@@ -21,6 +21,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "mmap": "no memory-mapped storage",
     "prioritized": "no prioritized sampling",
     "prioritized-rows": "no prioritized sampling",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
 }

@@ -21,6 +21,7 @@ _OWN_KIND = "one kind of batch only, see dict"
 LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | {
     "prioritized-rows": "sizes are compared for Ostinato alone",
     "mmap": "no memory-mapped storage",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
 }

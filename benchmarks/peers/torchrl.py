@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.peers._composable import workloads
 
-LACKS = {"prioritized-rows": "sizes are compared for Ostinato alone"}
+LACKS = {"prioritized-rows": "sizes are compared for Ostinato alone", "trajectories": "no rollouts in files"}
 WORKLOADS = {name: call for name, call in workloads("torchrl.data").items() if not name.startswith("prioritized-rows")}
 
 

@@ -18,8 +18,8 @@ from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.trajectories.checkpoint import check_new, new_directory
 from ostinato.trajectories.entries import Entry, Facts, file_name
-from ostinato.trajectories.store import sweep
 from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, Head, Listing, fold, read_listing, resolve
+from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:
     import os

@@ -1,4 +1,4 @@
-"""Kills a process at its k-th file operation: `os.write` half done, or just before `fsync`, `rename`, `link`, `unlink`."""
+"""Kills a process at its k-th file operation: `os.write` half done, or just before the others."""
 
 from __future__ import annotations
 

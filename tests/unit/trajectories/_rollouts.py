@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ostinato import Trajectory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def serials(number: int, steps: int, envs: int) -> torch.Tensor:
@@ -22,7 +24,7 @@ def rollout(number: int, steps: int = 6, envs: int = 2, *, epochs: int = 0, **mo
     With `epochs` flags have a leading row for each epoch (-1 in `dones_as_numbers`), and `prev_values` a trailing one.
     """
     serial = serials(number, steps, envs)
-    values = {
+    values: dict[str, Any] = {
         "max_episode_length": steps,
         "actions": serial.repeat(1, 1, 3),
         "rewards": serial.clone(),

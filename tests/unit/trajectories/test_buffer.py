@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.unit.trajectories._rollouts import check_batch, files, rollout, serials
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, SlotError
-from tests.unit.trajectories._rollouts import check_batch, files, rollout, serials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +108,10 @@ def test_one_seed_one_sequence_and_no_global_randomness() -> None:
 
 def test_key_sets_that_differ() -> None:
     buffer = TrajectoryReplayBuffer(sample_window_size=2)
-    full, bare = rollout(0, 2), Trajectory(rewards=serials(1, 2, 2), curr_obs={"states": serials(1, 2, 2).repeat(1, 1, 2)})
+    full, bare = (
+        rollout(0, 2),
+        Trajectory(rewards=serials(1, 2, 2), curr_obs={"states": serials(1, 2, 2).repeat(1, 1, 2)}),
+    )
     buffer.add_trajectories([full, bare])
     with pytest.raises(KeyMissingError, match=r"lack actions, curr_obs.main_images, .*missing='drop'"):
         buffer.sample(4)

@@ -1,4 +1,4 @@
-"""`kill -9` at every write, fsync, rename, link and unlink: what was reported saved is there, nothing torn is ever read."""
+"""`kill -9` at every write, fsync, rename, link and unlink: what was reported saved is there, nothing is torn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.unit.trajectories._kills import run_and_kill
+from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 from ostinato import TrajectoryReplayBuffer
 from ostinato.errors import CheckpointError
 from ostinato.tools import merge, split, verify
-from tests.unit.trajectories._kills import run_and_kill
-from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,16 +10,17 @@ import stat
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.durable import files as durable_files
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError
-from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 FORMATS = ("pt", "pkl", "safetensors")
 SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
@@ -193,7 +194,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a" / "trajectory_1_opaque-1.pt"
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DamagedFileError, match="no.* regular file"):
+    with pytest.raises(DamagedFileError, match=r"no.* regular file"):
         loaded(tmp_path / "a")
 
 
@@ -276,7 +277,7 @@ def test_ranks_out_of_range(tmp_path: Path, rank: int, ranks: int) -> None:
         loaded(tmp_path / "a", world_size=3)
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),
     "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: path.write_bytes(b""),
@@ -332,7 +333,7 @@ def test_a_file_that_goes_while_it_is_sampled_is_named(tmp_path: Path) -> None:
         pass
     buffer = loaded(tmp_path / "a")
     os.truncate(tmp_path / "a" / files(tmp_path / "a")[0], 900)
-    with pytest.raises(DamagedFileError, match="trajectory_0_.* it was cut"):
+    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was cut"):
         buffer.sample(100)
 
 
@@ -440,14 +441,12 @@ def test_a_failed_write_is_reported_by_the_next_call_and_then_mended(
         monkeypatch.setattr(f"{module}.create_file", full)
     future = buffer.add_trajectories([rollout(1, 3)])
     assert future is not None
-    with pytest.raises(Exception, match="cannot write .* bytes needed"):
+    with pytest.raises(Exception, match=r"cannot write .* bytes needed"):
         future.result()
     wait_until(lambda: buffer.get_stats()["pending_saves"] == 1)
     for call in (lambda: buffer.add_trajectories([rollout(2, 3)]), lambda: buffer.sample(1), buffer.flush):
         with pytest.raises(CheckpointError, match=r"1 trajectories could not be saved \(ids 1\): .*tried again"):
-            for _ in range(200):
-                call()
-                time.sleep(0.01)
+            repeat(call)
     assert buffer.trajectory_ids == [0, 1]
     check_batch(buffer.sample(20)) if buffer.get_stats()["pending_saves"] == 0 else None
     for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
@@ -474,6 +473,12 @@ def test_close_reports_what_could_not_be_saved(tmp_path: Path) -> None:
     (tmp_path / "a").chmod(stat.S_IRWXU)
 
 
+def repeat(call: Any) -> None:
+    for _ in range(200):
+        call()
+        time.sleep(0.01)
+
+
 def wait_until(true: Any) -> None:
     for _ in range(500):
         if true():
@@ -495,11 +500,11 @@ def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "crashed")
     journal = tmp_path / "crashed" / "ostinato_journal.jsonl"
     assert loaded(tmp_path / "crashed").trajectory_ids == [0, 1, 2, 3]
-    journal.write_bytes(journal.read_bytes() + b"0123456789abcdef {\"torn")
+    journal.write_bytes(journal.read_bytes() + b'0123456789abcdef {"torn')
     assert loaded(tmp_path / "crashed").trajectory_ids == [0, 1, 2, 3]
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(lines[0] + lines[1].replace(b"f", b"e") + b"".join(lines[2:4]))
-    with pytest.raises(DamagedFileError, match="ostinato_journal.jsonl is damaged in line 2"):
+    with pytest.raises(DamagedFileError, match=r"ostinato_journal\.jsonl is damaged in line 2"):
         loaded(tmp_path / "crashed")
     (tmp_path / "crashed" / "metadata.json").unlink()
     buffer.clear()

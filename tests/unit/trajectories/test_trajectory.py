@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.trajectories._rollouts import check_batch, rollout, serials
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.errors import KindError, OptionError, SchemaError
-from tests.unit.trajectories._rollouts import check_batch, rollout, serials
 
 
 def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
@@ -41,7 +41,10 @@ def test_a_last_bootstrap_row_beside_several_epochs() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dones": torch.zeros(10, 2, 1).bool()}, r"dones must be \[6, 2, ...\], or one row more for each rollout epoch"),
+        (
+            {"dones": torch.zeros(10, 2, 1).bool()},
+            r"dones must be \[6, 2, ...\], or one row more for each rollout epoch",
+        ),
         ({"dones": torch.zeros(6, 3, 1).bool()}, "dones must be"),
         ({"actions": torch.zeros(7, 2, 3)}, r"actions must be \[6, 2, ...\] \(T and B of prev_logprobs"),
         ({"curr_obs": {"states": torch.zeros(6)}}, "curr_obs.states must be"),
