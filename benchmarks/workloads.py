@@ -11,7 +11,7 @@ MILLION = 1_000_000
 IMAGE_ROWS = 10_000
 US = 1e-6
 RLINF_S = 0.71
-"""What RLinf's class takes for the workload `trajectories`, reading 694 MB; it cannot be installed beside the others."""
+"""What RLinf's class takes for the workload `trajectories`, reading 694 MB; measured apart."""
 
 
 @dataclass(frozen=True)

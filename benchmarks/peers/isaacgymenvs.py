@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from benchmarks.adapter import Call, Setup
 
-_OTHERS = ("uniform", "prioritized", "prioritized-rows", "extend", "add", "images", "mmap", "start")
+_OTHERS = ("uniform", "prioritized", "prioritized-rows", "extend", "add", "images", "mmap", "trajectories", "start")
 LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")
 
 

@@ -1,4 +1,4 @@
-"""Limit: bare torch, one tensor per field: `index_select(out=)` and `copy_`; bare reads of files; and importing torch alone."""
+"""Limit: bare torch, one tensor per field: `index_select(out=)` and `copy_`; reads of files; importing torch alone."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +20,9 @@ from tests.unit.trajectories._rollouts import check_batch, files, rollout
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.durable import files as durable_files
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORMATS = ("pt", "pkl", "safetensors")
 SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
