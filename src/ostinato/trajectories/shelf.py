@@ -13,7 +13,7 @@ from ostinato.durable.openfiles import OpenFiles
 from ostinato.durable.tensorfile import read_tree
 from ostinato.trajectories.cache import Cache
 from ostinato.trajectories.entries import Held
-from ostinato.trajectories.gather import Sources
+from ostinato.trajectories.gather import Blocks, Sources
 from ostinato.trajectories.saver import Promise, Saver
 from ostinato.trajectories.store import Store, highest_id
 
@@ -62,7 +62,7 @@ class Shelf:
         self._store_lock = threading.RLock()
         self._store: Store | None = None
         self._saver = Saver(self._save, options.queue_size)
-        self.sources = Sources(self._files, self.path_of, self._read_whole)
+        self.sources = Sources(self._files, self.path_of, self._read_whole, Blocks())
 
     @property
     def directory(self) -> Path | None:

@@ -178,7 +178,7 @@ def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:
     journal.append([{"n": 1}, {"n": "ü\n"}])
     journal.append([{"n": 3}])
     journal.close()
-    nodes = [{"head": 1}, {"n": 1}, {"n": "ü\n"}, {"n": 3}]
+    nodes: list[dict[str, Any]] = [{"head": 1}, {"n": 1}, {"n": "ü\n"}, {"n": 3}]
     assert list(read_lines(path, whole=True)) == nodes
     raw = path.read_bytes()
     ends = [number + 1 for number, byte in enumerate(raw) if byte == 10]

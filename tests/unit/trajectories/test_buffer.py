@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import threading
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +17,6 @@ from tests.unit.trajectories._rollouts import check_batch, files, rollout, seria
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, SlotError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def filled(count: int, steps: int = 3, **options: Any) -> TrajectoryReplayBuffer:
@@ -238,3 +238,54 @@ def test_several_threads_add_and_sample(tmp_path: Path) -> None:
     again = TrajectoryReplayBuffer()
     again.load_checkpoint(tmp_path / "a")
     assert len(set(check_batch(again.sample(100, replace=False)))) == 100
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_only_the_rows_drawn_are_read(tmp_path: Path, form: str) -> None:
+    """Counted by the operating system, with the file cache dropped: at most three times the bytes of the batch."""
+    pictures = torch.randint(0, 256, (25, 4, 64, 64, 3), dtype=torch.uint8)
+    one = Trajectory(rewards=torch.rand(25, 4, 1), actions=torch.rand(25, 4, 7), curr_obs={"main_images": pictures})
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "a", trajectory_format=form) as buffer:
+        buffer.add_trajectories([one] * 30)
+    again = TrajectoryReplayBuffer()
+    again.load_checkpoint(tmp_path / "a")
+    for name in files(tmp_path / "a"):
+        fd = os.open(tmp_path / "a" / name, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    before = bytes_read()
+    batch = again.sample(128)
+    read = bytes_read() - before
+    if read == 0:
+        pytest.skip("this system does not count reads, or files lie in memory")
+    wanted = sum(tensor.nbytes for tensor in (batch["rewards"], batch["actions"], batch["curr_obs"]["main_images"]))
+    assert wanted / 2 < read <= 3 * wanted
+
+
+def bytes_read() -> int:
+    """Bytes that this process has made the disk read."""
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        pytest.skip("this system does not count reads")
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+@pytest.mark.slow
+def test_adding_stalls_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: Path) -> None:
+    """The processor time of the adding thread, against that of a copy: other work on the machine does not count."""
+    pictures = torch.randint(0, 256, (50, 4, 64, 64, 3), dtype=torch.uint8)
+    one = Trajectory(rewards=torch.rand(50, 4, 1), curr_obs={"main_images": pictures})
+    added, copied, kept = [], [], []
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "a", trajectory_format="safetensors", save_queue_size=30
+    ) as buffer:
+        buffer.add_trajectories([one])
+        for _ in range(20):
+            start = time.thread_time()
+            buffer.add_trajectories([one])
+            added.append(time.thread_time() - start)
+            start = time.thread_time()
+            kept.append(pictures.clone())  # new memory, as the buffer's copy is
+            copied.append(time.thread_time() - start)
+    assert statistics.median(added) < 3 * statistics.median(copied) + 1e-3
