@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -115,6 +116,12 @@ def id_of_name(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+@lru_cache(maxsize=4096)
+def _shared(offsets: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one object for equal offsets: most files of a directory have the same."""
+    return offsets
+
+
 def form_of(header: Header, where: object) -> Form:
     """Work out the form of a file.
 
@@ -129,7 +136,8 @@ def place_of(directory: Path, header: Header, form: Form, checksum: str) -> Plac
     by_path = {placed.path: placed for placed in header.tensors}
     placed = [by_path[field.path] for field in form.fields]
     strides = tuple(p.strides for p in placed)
-    return Place(directory, header.nbytes, checksum, tuple(p.offset for p in placed), strides if any(strides) else None)
+    offsets = _shared(tuple(p.offset for p in placed))
+    return Place(directory, header.nbytes, checksum, offsets, strides if any(strides) else None)
 
 
 def read_facts(key: object, node: object, where: object) -> Facts:
@@ -212,8 +220,13 @@ def entry_from_json(node: dict[str, Any], forms: dict[int, Form], directory: Pat
         if not good or facts.shape != form.shape:
             msg = "its parts do not fit"
             raise ValueError(msg)
-        steps = strides or (None,) * len(offsets)
-        for field, offset, step in zip(form.fields, offsets, steps, strict=True):
+        if strides is None and all(  # the common case, said quickly
+            0 <= offset <= nbytes - size for offset, size in zip(offsets, form.field_bytes, strict=True)
+        ):
+            return Entry(
+                facts._replace(shape=form.shape), form, Place(directory, nbytes, checksum, _shared(offsets), None)
+            )
+        for field, offset, step in zip(form.fields, offsets, strides or (None,) * len(offsets), strict=True):
             if offset != -1:
                 Placed(field.path, field.dtype, field.shape, offset, step).check(nbytes, directory)
     except DamagedFileError:

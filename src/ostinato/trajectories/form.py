@@ -67,7 +67,7 @@ class Form:
     A transition has the number `t * B + b`.
     """
 
-    __slots__ = ("_maps", "_of", "envs", "fields", "row_bytes", "shape", "signature", "steps")
+    __slots__ = ("_maps", "_of", "envs", "field_bytes", "fields", "row_bytes", "shape", "signature", "steps")
 
     def __init__(self, fields: tuple[Field, ...], shape: tuple[int, ...], maps: list[list[int]], of: list[int]) -> None:
         self.fields = fields
@@ -76,6 +76,8 @@ class Form:
         self.steps, self.envs = shape[:2]
         self.row_bytes = np.array([field.row_bytes for field in fields], dtype=np.int64)
         """Bytes of a row of each field, `[F]`."""
+        self.field_bytes = tuple(field.row_bytes * field.shape[0] * field.shape[1] for field in fields)
+        """Bytes of all rows of each field."""
         self.signature = {field.path: (field.dtype, field.row_shape) for field in fields}
         """What a batch of such rows holds: by path, dtype and shape of a row."""
         self._maps = np.array(maps, dtype=np.int64).reshape(-1, self.steps)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
 
 def kills(work: Callable[[Callable[[bytes], None]], None], prepare: Callable[[], None]) -> Iterator[tuple[bool, bytes]]:
@@ -38,7 +38,7 @@ def opened(path: Path) -> TrajectoryReplayBuffer:
     return buffer
 
 
-@pytest.mark.parametrize("form", [pytest.param("pt", marks=pytest.mark.slow), "safetensors"])
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: str) -> None:
     """Two sessions over one directory: the second finds what a crash of the first left."""
     place = iter(tmp_path / str(number) for number in count())
