@@ -23,6 +23,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "prioritized-rows": "sizes are compared for Ostinato alone",
     "prioritized-threads": "threads are compared for Ostinato alone",
     "priority-update": "sizes are compared for Ostinato alone",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
 }

@@ -29,6 +29,7 @@ _OTHERS = (
     "add",
     "images",
     "mmap",
+    "trajectories",
     "start",
 )
 LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")

@@ -6,6 +6,7 @@ from benchmarks.peers import _limits
 
 LACKS = {
     "start": "see the limit in torch",
+    "trajectories": "see the limit in torch",
     "prioritized-threads": "Ostinato alone",
     "priority-update": "Ostinato alone",
 }

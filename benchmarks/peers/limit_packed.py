@@ -9,6 +9,7 @@ LACKS = {
     "priority-update": "Ostinato alone",
     "images": "wide fields: see the limit by field",
     "amp": "one field: see the limit by field",
+    "trajectories": "see the limit in torch",
     "start": "see the limit in torch",
 }
 WORKLOADS = _limits.workloads(packed=True)
