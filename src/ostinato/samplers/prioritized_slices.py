@@ -104,6 +104,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         )
 
     def _starts(self, view: View) -> Starts | None:
+        if view.rows == 0:
+            return None  # an empty buffer keeps no account of episodes yet
         table = episodes_of(view)
         need = 1 if self._length is None else self._slicing.least(self._length)
         return None if need == 1 and not table.masked else table.starts(need)
