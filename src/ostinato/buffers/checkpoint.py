@@ -63,6 +63,7 @@ def engine_state(
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
+        "unit": unit_name(engine),
         "pending": [show_ticket(ticket) for ticket in (*queued, *engine.pending)],
         **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
@@ -74,6 +75,11 @@ class Target(NamedTuple):
     engine: Engine
     transform: Compose
     batch_size: int | None
+
+
+def unit_name(engine: Engine) -> str | None:
+    """Return what kind of unit, or chain of them, a buffer has."""
+    return None if engine.unit is None else engine.unit.kind
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +146,14 @@ def _check_state(
         if saved != mine:
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
+    if engine.chronicle is not None:
+        engine.chronicle.check_state(engine.storage, state["storage"]["state"])
+    if state["pending"] and state.get("unit") != unit_name(engine):
+        msg = (
+            f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
+            "load it with the same sample_unit"
+        )
+        raise CheckpointError(msg)
     if state["pending"] and state["batch_size"] != batch_size:
         msg = (
             f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this buffer has "

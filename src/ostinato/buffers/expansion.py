@@ -34,11 +34,11 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
         plan = Plan(schema, draw.slots, draw.slots)
     else:
         plan = slices(schema, view.episodes, draw.slots, draw.lengths, draw.pad)
-        if draw.stamps is not None:
-            plan = plan._replace(stamps=view.stamps.of_present(plan.records))
     if unit is not None:
         dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
         plan = unit.expand(plan, view, dice)
+    if draw.stamps is not None and plan.records is not draw.slots:
+        plan = plan._replace(stamps=view.stamps.of_present(plan.records))
     return ticket._replace(plan=plan, dice=dice)
 
 

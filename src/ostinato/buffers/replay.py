@@ -362,22 +362,10 @@ class ReplayBuffer:
 
     def _info(self, batch: Batch) -> dict[str, Any]:
         ticket = batch.ticket
-        info = {"index": self._index(ticket.records), **self._ranks(ticket), **(ticket.draw.info or {}), **batch.notes}
+        info = {"index": self._index(ticket.records), **priorities.ranks(self._engine, ticket), **(ticket.draw.info or {}), **batch.notes}
         if "anchor_index" in info:
             info["anchor_index"] = self._index(info["anchor_index"])
         return info
-
-    def _ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """What samples of prioritized buffers carry beside their index."""
-        draw = ticket.draw
-        if draw.weights is None:
-            return {}
-        ranks = {"priority_weight": ticket.per_record(draw.weights)}
-        if draw.stamps is not None:
-            own = None if ticket.plan is None else ticket.plan.stamps
-            stamps = ticket.per_record(draw.stamps) if own is None else own
-            ranks["index_generation"] = priorities.generation(self._engine, stamps)
-        return ranks
 
     def __len__(self) -> int:
         """Rows present (cells with `ndim=2`)."""

@@ -27,6 +27,7 @@ _OWN_KEYS = (
     "sequence_id",
     "step_in_sequence",
     "anchor_index",
+    "anchor_generation",
 )
 """Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
 
@@ -96,7 +97,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._dress(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **self._ranks(ticket)})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **priorities.ranks(self._engine, ticket)})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data

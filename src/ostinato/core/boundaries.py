@@ -125,7 +125,8 @@ class Episodes:
     @property
     def soft(self) -> bool:
         """Whether nothing, or nothing binding, was said of where episodes end."""
-        return self.optional or (not self.fixed and not self.paths and self.end_key is None)
+        by_usual_names = self.end_key is None and (self.traj_key is None or self.optional)
+        return by_usual_names and self.mask_key is None and not self.fixed
 
     @property
     def paths(self) -> tuple[Path, ...]:

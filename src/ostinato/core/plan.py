@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ostinato.core.bits import as_bits
 from ostinato.core.draw import Request
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
     shape = rows.shape[1:]
     out = rows.view(records, *column.tail, *shape)
     if column.blank is not None:
-        out[column.blank] = 0
+        as_bits(out)[column.blank] = 0
     if column.weights is not None:
         out = (out * column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)).sum(1)
     elif column.merge:

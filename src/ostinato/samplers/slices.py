@@ -282,7 +282,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             CheckpointError: if the state is damaged, or of other options.
         """
         firsts = state["firsts"]
-        if firsts.dtype is not torch.int64 or firsts.ndim != 1 or int(state["rows"]) > firsts.shape[0]:
+        sound = firsts.dtype is torch.int64 and firsts.ndim == 1 and int(state["rows"]) <= firsts.shape[0]
+        if not sound or (firsts.numel() and int(firsts.min()) < 0):
             msg = "the sampler's state is damaged: it names more episodes than it holds"
             raise CheckpointError(msg)
         SamplerWithoutReplacement.load_state_dict(self, state)

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
 from ostinato.errors import OptionError
-from ostinato.storages.bits import as_bits
+from ostinato.core.bits import as_bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

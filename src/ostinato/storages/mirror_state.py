@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import CheckpointError
-from ostinato.storages.bits import as_bits
+from ostinato.core.bits import as_bits
 from ostinato.storages.mirror import MirroredTable
 
 if TYPE_CHECKING:

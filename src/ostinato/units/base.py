@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError, SchemaError
+from ostinato.errors import KeyMissingError, OptionError, UsageError, SchemaError
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,26 @@ class SampleUnit(ABC):
     """Where episodes begin and end; None for a unit that need not know."""
     plain: bool = False
     """Whether it leaves rows as they are, so that any storage will do."""
+    options: tuple[str, ...] = ()
+    """Attributes that stay as the unit was made: buffers have fitted themselves to them."""
     rank: int = 0
     """Where it stands in a chain: units of lower rank change the plan first; two of one rank exclude each other."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but no option a second time.
+
+        Raises:
+            UsageError: for an option.
+        """
+        if name in self.options and name in self.__dict__:
+            msg = f"{name} of a {type(self).__name__} is fixed when it is made, got {value!r}: make another unit"
+            raise UsageError(msg)
+        super().__setattr__(name, value)
+
+    @property
+    def kind(self) -> str:
+        """What kind of unit it is: its class, and of a chain those of its units."""
+        return type(self).__name__
 
     @property
     def need(self) -> int:

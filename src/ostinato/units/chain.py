@@ -73,6 +73,11 @@ class _Chain(SampleUnit):
         return math.prod(unit.rows for unit in self._units)
 
     @property
+    def kind(self) -> str:
+        """The kinds of its units."""
+        return " + ".join(unit.kind for unit in self._units)
+
+    @property
     def need(self) -> int:
         """The most that one of them needs."""
         return max(unit.need for unit in self._units)

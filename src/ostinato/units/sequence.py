@@ -85,6 +85,7 @@ class Sequence(SampleUnit):
         torch.Size([6])
     """
 
+    options = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
     rank = 0
 
     def __init__(
