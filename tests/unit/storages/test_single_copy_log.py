@@ -202,7 +202,7 @@ def _slots(index: Any, lanes: int) -> list[int]:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @given(seed=st.integers(0, 2**32), operations=st.lists(st.sampled_from(OPERATIONS), min_size=1, max_size=12))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_every_read_equals_the_log(mapped: bool, seed: int, operations: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         poison_memory(patch)
