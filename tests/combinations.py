@@ -47,7 +47,8 @@ LANES = 2
 
 
 def _reward(batch: Any) -> Tensor:
-    return (batch["next", "achieved_goal"] == batch["desired_goal"]).float()
+    reached: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
+    return reached.float()
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -122,6 +123,8 @@ class Cell:
     def refusal(self) -> str | None:
         """Why it is refused; None if it works."""
         ranked = self.writer in {"TensorDictMaxValueWriter", "ReservoirWriter"}
+        if "Slice" in self.sampler and self.unit.startswith("Sequence"):
+            return "slices"
         if ranked and self.windows:
             return "order"
         if ranked and "single_copy" in self.storage:
@@ -132,8 +135,6 @@ class Cell:
             return "ranks"
         if self.windows and self.storage == "ListStorage":
             return "fields"
-        if "Slice" in self.sampler and self.unit.startswith("Sequence"):
-            return "slices"
         return None
 
     @property

@@ -29,6 +29,12 @@ _OTHERS = (
     "add",
     "images",
     "mmap",
+    "slices",
+    "slices-writing",
+    "slices-rows",
+    "n-step",
+    "frame-stack",
+    "single-copy",
     "trajectories",
     "start",
 )

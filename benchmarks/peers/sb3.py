@@ -26,6 +26,8 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
+    **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }
 
 

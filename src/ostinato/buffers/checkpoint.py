@@ -147,7 +147,7 @@ def _check_state(
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
     if engine.chronicle is not None:
-        engine.chronicle.check_state(engine.storage, state["storage"]["state"])
+        engine.chronicle.check_state(state["storage"]["state"])
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (
             f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
@@ -233,7 +233,10 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
 
 def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
-    return expand_again(engine, ticket._replace(serial=engine.stamps.written, stamps=engine.stamps))
+    draw = ticket.draw
+    if draw.stamps is not None:  # rows replaced since the draw are read as they are now
+        draw = draw._replace(stamps=engine.stamps.of(draw.slots))
+    return expand_again(engine, ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps))
 
 
 def show_ticket(ticket: Ticket) -> dict[str, Any]:
@@ -241,7 +244,8 @@ def show_ticket(ticket: Ticket) -> dict[str, Any]:
     draw = ticket.draw
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
-    return {**state, "pad": draw.pad, **{name: value for name, value in more.items() if value is not None}}
+    held = {name: value for name, value in more.items() if value is not None}
+    return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
 def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
@@ -264,7 +268,11 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
     if pad and (lengths is None or int(lengths.max()) > pad):
         msg = f"the checkpoint holds a queued draw of slices that are longer than their pad={pad}: it is damaged"
         raise CheckpointError(msg)
-    draw = Draw(slots, weights, None, stamps, lengths, pad)
+    length = int(state.get("length", 0))
+    if not 0 <= length <= rows:
+        msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
+        raise CheckpointError(msg)
+    draw = Draw(slots, weights, None, stamps, lengths, pad, length)
     return Ticket(draw, 0, bool(state["last"]), engine.stamps, state["rng"], None, dice)
 
 

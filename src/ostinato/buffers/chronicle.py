@@ -117,7 +117,7 @@ class Chronicle:
         paths = [list(map(list, resolved.end_paths)), resolved.traj_path, resolved.mask_path]
         return None if resolved.fixed else repr(paths)
 
-    def check_state(self, storage: Storage, state: dict[str, Any]) -> None:
+    def check_state(self, state: dict[str, Any]) -> None:
         """Refuse rows that could not tell where their episodes end, before they are loaded.
 
         Raises:

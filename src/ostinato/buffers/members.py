@@ -10,7 +10,6 @@ import torch
 from ostinato.buffers import priorities
 from ostinato.buffers.checkpoint import Target
 from ostinato.buffers.expansion import expand
-from ostinato.core.draw import Draw
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import Rows, Ticket
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.draw import Draw
 
 __all__ = ["Member", "locked"]
 
@@ -112,13 +112,14 @@ def _joined(draws: Sequence[Draw]) -> Draw:
     """Put several draws of one sampler together; what a draw says of its batch as a whole does not add up and goes."""
     columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "stamps", "lengths")]
     weights, stamps, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
-    return Draw(torch.cat([draw.slots for draw in draws]), weights, None, stamps, lengths, draws[0].pad)
+    slots = torch.cat([draw.slots for draw in draws])
+    return draws[0]._replace(slots=slots, weights=weights, info=None, stamps=stamps, lengths=lengths)
 
 
 def _rows(ticket: Ticket) -> int:
     """Return the records that a draw will become, before units."""
-    lengths = ticket.draw.lengths
-    return ticket.draw.slots.shape[0] if lengths is None else int(lengths.sum())
+    draw = ticket.draw
+    return draw.slots.shape[0] * (draw.length or 1) if draw.lengths is None else int(draw.lengths.sum())
 
 
 def locked(members: Sequence[Member]) -> ExitStack:

@@ -144,7 +144,7 @@ class Mixer:
             if batch.batch_size[: len(lead)] != lead:
                 lead = torch.Size([lead.numel()])
             if batch.batch_size[: len(lead)] == lead:  # else the caller's collate_fn made something else of the rows
-                shaped = {key: value.reshape(*lead, *_row_shape(key, value, names)) for key, value in names.items()}
+                shaped = {key: value.reshape(*lead, *_row_shape(value, names)) for key, value in names.items()}
                 plain = {key: value for key, value in shaped.items() if isinstance(key, str) or key[0] == "index"}
                 kinds.put(batch, plain, len(lead))
         return Made(batch, tickets, rows, names)
@@ -214,7 +214,7 @@ def _common(parts: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
     return {key: _together([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
 
 
-def _row_shape(key: Any, value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:
+def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:
     """Return what an index has beyond one number for each row: the coordinates of storages with `ndim=2`."""
     return tuple(value.shape[names["index", "buffer_ids"].ndim :])
 

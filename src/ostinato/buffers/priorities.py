@@ -265,7 +265,7 @@ def _stamps_given(given: Any, slots: Tensor) -> Tensor:
             f"got {stamps.dtype}{list(stamps.shape)}"
         )
         raise SchemaError(msg)
-    return stamps.reshape(-1).to(slots.device, torch.int64)
+    return stamps.reshape(-1).to(slots.device, torch.int64).contiguous()
 
 
 def in_storage_order(priority: Any, index: Any) -> Any:

@@ -362,7 +362,12 @@ class ReplayBuffer:
 
     def _info(self, batch: Batch) -> dict[str, Any]:
         ticket = batch.ticket
-        info = {"index": self._index(ticket.records), **priorities.ranks(self._engine, ticket), **(ticket.draw.info or {}), **batch.notes}
+        info = {
+            "index": self._index(ticket.records),
+            **priorities.ranks(self._engine, ticket),
+            **(ticket.draw.info or {}),
+            **batch.notes,
+        }
         if "anchor_index" in info:
             info["anchor_index"] = self._index(info["anchor_index"])
         return info
@@ -459,6 +464,20 @@ class ReplayBuffer:
         with self._engine.lock:
             if self.sampler.prioritized:
                 priorities.as_sampler(self.sampler).settle()
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows once more: after edits through views. Cost: O(rows), later.
+
+        Raises:
+            UsageError: if nothing in this buffer asks for episodes.
+        """
+        with self._engine.lock:
+            if self._engine.chronicle is None:
+                msg = "this buffer keeps no account of episodes: no sample_unit, slice sampler or episodes= asks for it"
+                raise UsageError(msg)
+            self._feed.drop()
+            self._engine.chronicle.forget()
+            self._engine.begin_priorities()
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""

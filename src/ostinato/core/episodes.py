@@ -56,8 +56,8 @@ class EpisodeTable:
     about 100 bytes for each episode present.
 
     The table is in host memory. Tensors may be contiguous or not, and on any device; answers come back to where the
-    question came from, which waits for that device. Not locked: the buffer's lock orders notes and reads; reads alone may
-    run in several threads at once.
+    question came from, which waits for that device. Not locked: the buffer's lock orders notes and reads; reads alone
+    may run in several threads at once.
 
     Args:
         capacity: Slots of the ring, in `[1, 2**30]`.

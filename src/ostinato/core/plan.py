@@ -112,12 +112,13 @@ class Plan(NamedTuple):
         return torch.cat([self.anchors, self.records, *parts.values()])
 
 
-def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor, pad: int = 0) -> Plan:
+def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor | int, pad: int = 0) -> Plan:
     """Return the plan in which each anchor is the first of its slice's rows; see `Draw`."""
+    if isinstance(lengths, int):
+        rows, _ = table.window(anchors, 0, lengths - 1)
+        return Plan(schema, anchors, rows.view(-1), repeat=lengths)
     longest = pad or int(lengths.max())
     rows, _ = table.window(anchors, 0, longest - 1)
-    if lengths.stride(0) == 0 and pad:  # one number for all: nothing to fill up
-        return Plan(schema, anchors, rows.view(-1), repeat=longest)
     steps = torch.arange(longest, device=rows.device)
     inside = steps < lengths[:, None]
     if pad:

@@ -55,6 +55,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         torch.Size([6])
     """
 
+    slices = True
+
     def __init__(
         self,
         max_capacity: int,
@@ -126,7 +128,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self._slicing.require(starts.rows, starts.need, table)
         drawn = super().draw(view, number, generator)
         if self._slicing.plain:
-            return drawn._replace(lengths=self._slicing.full(length, number, drawn.slots.device), pad=length)
+            return drawn._replace(length=length)
         return drawn._replace(lengths=(table.ahead(drawn.slots) + 1).clamp_(max=length))
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:

@@ -85,6 +85,8 @@ class SliceSampler(Sampler):
         True
     """
 
+    slices = True
+
     def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
         """Make the sampler that `replacement` asks for."""
         made = cls if replacement or cls is not SliceSampler else SliceSamplerWithoutReplacement
@@ -153,7 +155,7 @@ class SliceSampler(Sampler):
         randoms = torch.randint(0, TOP, (2 * number,), generator=generator, device=view.device)
         rows = starts.draw_episodes(randoms)
         if slicing.plain:
-            return Draw(rows, lengths=slicing.full(length, number, rows.device), pad=length)
+            return Draw(rows, length=length)
         first, lengths = slicing.place(rows, length, view, generator)
         return Draw(first, lengths=lengths, pad=length if slicing.options.pad_output else 0)
 

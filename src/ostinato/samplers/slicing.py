@@ -131,7 +131,6 @@ class Slicing:
         self.left, self.right = (_side(side, options.slice_len) for side in span)
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
         self._init = None if options.init_key is None else as_path(options.init_key)
-        self._full: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.int64))
         self._ends: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool))
 
     def split(self, batch_size: int) -> tuple[int, int]:
@@ -147,13 +146,6 @@ class Slicing:
             msg = f"batch_size must be a multiple of {name}={part}, got {batch_size}"
             raise UsageError(msg)
         return (batch_size // part, part) if number is None else (part, batch_size // part)
-
-    def full(self, length: int, number: int, device: torch.device) -> Tensor:
-        """Return the lengths of `number` slices of `length` rows, int64; without memory for each, as all are equal."""
-        key = (length, number, device)
-        if self._full[0] != key:
-            self._full = (key, torch.tensor([length], device=device).expand(number))
-        return self._full[1]
 
     @property
     def plain(self) -> bool:

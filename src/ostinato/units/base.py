@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError, UsageError, SchemaError
+from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,8 @@ class SampleUnit(ABC):
 
     episodes: Episodes | None = None
     """Where episodes begin and end; None for a unit that need not know."""
+    single: bool = False
+    """Whether it makes windows of single rows, so that a sampler of slices leaves nothing to do."""
     plain: bool = False
     """Whether it leaves rows as they are, so that any storage will do."""
     options: tuple[str, ...] = ()

@@ -61,6 +61,7 @@ class _Chain(SampleUnit):
 
     def __init__(self, units: list[SampleUnit]) -> None:
         self._units = units
+        self.single = any(unit.single for unit in units)
         self.episodes = merge_episodes([unit.episodes for unit in units])
 
     def __repr__(self) -> str:

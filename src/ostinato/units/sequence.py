@@ -85,6 +85,7 @@ class Sequence(SampleUnit):
         torch.Size([6])
     """
 
+    single = True
     options = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
     rank = 0
 
@@ -139,9 +140,6 @@ class Sequence(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Let each record become a window."""
-        if plan.repeat > 1 or plan.owner is not None:
-            msg = "Sequence makes windows of single rows, and slice samplers draw slices already: leave one of them out"
-            raise OptionError(msg)
         table, anchors = episodes_of(view), plan.records
         if self.episode_boundary == "include_reset":
             rows, valid = self._in_lane(anchors, view, table.lanes)

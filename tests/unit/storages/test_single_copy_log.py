@@ -161,7 +161,7 @@ class Trial:
         self.check_fetch(rb, some)
 
     def check_fetch(self, rb: ReplayBuffer, slots: list[int]) -> None:
-        paths = [leaf.path for leaf in rb.storage.schema.leaves]  # type: ignore[attr-defined]
+        paths = [leaf.path for leaf in rb.storage.schema.leaves]  # type: ignore[union-attr]
         names = [".".join(map(str, path)) for path in paths]
         at, pick = torch.tensor(slots), torch.tensor([self.rng.random() < 0.5 for _ in slots])
         pairs = [("next.obs", None), ("obs", "next.obs"), ("next.image", "image"), ("action", None)]

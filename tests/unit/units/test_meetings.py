@@ -155,9 +155,7 @@ def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() 
 
 
 def test_slices_of_an_ensemble_carry_the_stamps_of_all_their_rows() -> None:
-    members = [
-        prioritized(PrioritizedSliceSampler(100, 1.0, 1.0, slice_len=4, end_key="done")) for _ in range(2)
-    ]
+    members = [prioritized(PrioritizedSliceSampler(100, 1.0, 1.0, slice_len=4, end_key="done")) for _ in range(2)]
     ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=seeded())
     sample = ensemble.sample()
     sample["td_error"] = torch.rand(sample.shape)
@@ -204,3 +202,34 @@ def test_stacks_are_filled_with_zeros_whatever_the_dtype(dtype: torch.dtype) -> 
     stacks = buffer.sample()["obs"].float()
     assert bool((stacks[:, -1] == 1).all())
     assert bool((stacks == 0).any())
+
+
+def test_edits_through_views_are_followed_when_the_buffer_is_told() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=NStep(4, 1.0), batch_size=256)
+    buffer.extend(rows())
+    buffer.sample()
+    buffer[:]["done"][24] = True
+    buffer.read_episodes()
+    batch = buffer.sample()
+    first, last = batch["obs"], batch["next_obs"] - 1
+    assert not bool(((first <= 24) & (last > 24)).any())
+    with pytest.raises(UsageError, match="no account of episodes"):
+        ReplayBuffer().read_episodes()
+
+
+def test_windows_of_slices_are_refused_when_the_parts_meet() -> None:
+    with pytest.raises(OptionError, match="leave one of them out"):
+        ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=4), sample_unit=Sequence(2))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=Sequence(2))
+    with pytest.raises(OptionError, match="leave one of them out"):
+        buffer.set_sampler(SliceSampler(slice_len=4))
+
+
+def test_a_generation_of_any_strides_is_read_right() -> None:
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), batch_size=8)
+    buffer.extend(rows())
+    _, info = buffer.sample(return_info=True)
+    strided = torch.zeros(8, 3, dtype=torch.int64)
+    strided[:, 0] = info["index_generation"]
+    buffer.update_priority(info["index"], torch.rand(8), strided[:, 0])
+    assert buffer.stats().stale_updates == 0
