@@ -41,6 +41,7 @@ __all__ = [
     "save",
     "saved_rows",
     "show_ticket",
+    "unit_name",
     "with_state",
 ]
 
@@ -78,8 +79,8 @@ class Target(NamedTuple):
 
 
 def unit_name(engine: Engine) -> str | None:
-    """Return what kind of unit, or chain of them, a buffer has."""
-    return None if engine.unit is None else engine.unit.kind
+    """Return what a buffer's unit is, with its options."""
+    return None if engine.unit is None else repr(engine.unit)
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def _check_state(
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
     if engine.chronicle is not None:
-        engine.chronicle.check_state(state["storage"]["state"])
+        engine.chronicle.check_state(state["storage"]["state"], state.get("episodes"))
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (
             f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
@@ -273,7 +274,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
         msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
         raise CheckpointError(msg)
     draw = Draw(slots, weights, None, stamps, lengths, pad, length)
-    return Ticket(draw, 0, bool(state["last"]), engine.stamps, state["rng"], None, dice)
+    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], None, dice)
 
 
 @final

@@ -10,7 +10,7 @@ from ostinato.core.boundaries import Marks, as_flags, as_ids
 from ostinato.core.draw import Request, Run, ring_range
 from ostinato.core.episodes import EpisodeTable
 from ostinato.core.state import decode_schema
-from ostinato.errors import CapacityError, CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, CheckpointError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,20 +117,39 @@ class Chronicle:
         paths = [list(map(list, resolved.end_paths)), resolved.traj_path, resolved.mask_path]
         return None if resolved.fixed else repr(paths)
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse rows that could not tell where their episodes end, before they are loaded.
+    def check_state(self, state: dict[str, Any], table: dict[str, Any] | None) -> None:
+        """Refuse rows that could not tell where their episodes end, and a damaged table, before anything is loaded.
+
+        Args:
+            state: of the storage.
+            table: of the episodes, if the buffer that was saved kept account of them.
 
         Raises:
             CheckpointError: naming what they lack.
         """
+        self._check_rows(state)
+        if not table or self.wanted.fixed:
+            return
+        found = EpisodeTable(int(state["capacity"]), max(1, int(state["lanes"])))
+        found.load_state_dict({key: value for key, value in table.items() if key != "read"})
+        if found.rows + found.masked != int(state["rows"]) or int(table["cursor"]) != int(state["cursor"]):
+            msg = f"the checkpoint's episodes are not those of its {state['rows']} rows: it is damaged"
+            raise CheckpointError(msg)
+
+    def _check_rows(self, state: dict[str, Any]) -> None:
         if self.wanted.fixed or not state.get("rows"):
             return
         if state.get("schema") is None:
             msg = f"the checkpoint's rows have no fields to tell where episodes end, which {self.wanted!r} asks for"
             raise CheckpointError(msg)
         try:
-            self.wanted.resolve({leaf.path for leaf in decode_schema(state["schema"]).leaves})
-        except KeyMissingError as error:
+            leaves = decode_schema(state["schema"]).leaves
+            paths = self.wanted.resolve({leaf.path for leaf in leaves}).paths
+            wide = [leaf for leaf in leaves if leaf.path in paths and leaf.nbytes != leaf.dtype.itemsize]
+            if wide:
+                msg = f"{wide[0]} must hold one value per row to tell where episodes end"
+                raise SchemaError(msg)
+        except SchemaError as error:
             msg = f"the checkpoint does not fit this buffer: {error}"
             raise CheckpointError(msg) from error
 

@@ -290,7 +290,7 @@ class Engine:
             draw = self.sampler.draw(view, batch_size, generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps)
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
@@ -378,6 +378,8 @@ class Engine:
         storage = source.storage
         check_pair(storage, self.writer)
         check_sampler(storage, self.sampler)
+        if self.chronicle is not None:
+            self.chronicle.check_span(storage)
         with self.lock:
             if len(storage):
                 self.writer.resume(len(storage), storage.cursor)  # first: it may refuse

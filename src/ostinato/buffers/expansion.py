@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.core.plan import Plan, fold, slices
 from ostinato.errors import OptionError
+from ostinato.units import episodes_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +32,10 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
     if schema is None:
         msg = f"{type(engine.storage).__name__} has no fields for {unit or engine.sampler!r}: use LazyTensorStorage"
         raise OptionError(msg)
-    if each is None or view.episodes is None:
+    if each is None:
         plan = Plan(schema, draw.slots, draw.slots)
     else:
-        plan = slices(schema, view.episodes, draw.slots, each, draw.pad)
+        plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
     if unit is not None:
         dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
         plan = unit.expand(plan, view, dice)
@@ -49,6 +50,8 @@ def expand_again(engine: Engine, ticket: Ticket) -> Ticket | None:
     if engine.unit is None and each is None:
         return ticket
     view = engine.view()
+    if ticket.sampler is not engine.sampler:
+        return None  # another sampler took over since
     ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
     need = 1 if view.starts is None else view.starts.need
     if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):

@@ -306,12 +306,18 @@ def _of_anchors(sample: Any, priority: Any, stamps: Any) -> tuple[Any, Any, Any]
     first = (sample["step_in_sequence"] == 0).reshape(-1)
     windows = int(first.sum())
     values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority))
-    if values.shape[: len(lead)] != lead or (len(lead) == 1 and lead[0] == windows):  # one for each window, or for all
+    if values.numel() == 1:
+        values = values.reshape(1).expand(lead)
+    if values.shape[: len(lead)] != lead or (len(lead) == 1 and lead[0] == windows):  # one for each window
         few = isinstance(stamps, Tensor) and stamps.numel() == first.numel()
         return anchors[first], values, stamps.reshape(-1)[first] if few else stamps
+    seen = valid.reshape(-1).to(anchors.device)
+    if not bool(seen.all()):
+        anchors, first = anchors[seen], first[seen]
+        values = values.reshape(seen.numel(), -1)[seen.to(values.device)]
+        stamps = stamps.reshape(-1)[seen.to(stamps.device)] if isinstance(stamps, Tensor) else stamps
     index, group = torch.unique(anchors, dim=0, return_inverse=True)
-    values = values.detach().reshape(first.numel(), -1).to(torch.float64)
-    values = values.masked_fill(~valid.reshape(-1, 1).to(values.device), -torch.inf).amax(1)
+    values = values.detach().reshape(first.numel(), -1).to(torch.float64).amax(1)
     best = values.new_full((index.shape[0],), -torch.inf).scatter_reduce_(0, group.to(values.device), values, "amax")
     if isinstance(stamps, Tensor):
         stamps = stamps.new_zeros(index.shape[0]).scatter_(0, group.to(stamps.device), stamps.reshape(-1))

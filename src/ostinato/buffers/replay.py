@@ -173,8 +173,9 @@ class ReplayBuffer:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
-        self._feed.drop()
-        return self._engine.set_sampler(sampler)
+        with self._engine.lock:  # no draw of the old one may come in between
+            self._feed.drop()
+            return self._engine.set_sampler(sampler)
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Exchange the storage and return the previous one.
@@ -182,9 +183,11 @@ class ReplayBuffer:
         The collate function becomes `collate_fn`, or the new storage's default.
         """
         part("storage", storage, Storage, None)
-        self._feed.drop()
         check_pin(self._engine.pin, storage)
-        old = self._engine.set_source(Source(storage, storage.default_collate if collate_fn is None else collate_fn))
+        source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
+        with self._engine.lock:
+            self._feed.drop()
+            old = self._engine.set_source(source)
         if not self._dim_given:
             self._dim_extend = storage.ndim - 1
         return old

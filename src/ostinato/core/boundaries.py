@@ -233,7 +233,7 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
     """
     ids = _one_each(values, path, rows).cpu()
     floats = ids.is_floating_point()
-    if ids.is_complex() or (floats and not bool((ids.isfinite() & (ids == ids.floor())).all())):
+    if ids.is_complex() or (floats and not bool(((ids.abs() < 2.0**63) & (ids == ids.floor())).all())):
         msg = f"{show_path(path)} must hold integers (the episode of each row), got {values.dtype}"
         raise SchemaError(msg)
     return ids.to(torch.int64)

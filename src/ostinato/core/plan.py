@@ -146,7 +146,8 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
     if column.blank is not None:
         as_bits(out)[column.blank] = 0
     if column.weights is not None:
-        out = (out * column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)).sum(1)
+        weights = column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)
+        out = (out * weights).masked_fill_(weights == 0, 0).sum(1)  # a row that does not count may be infinite
     elif column.merge:
         out = out.flatten(1, 2)
     return out

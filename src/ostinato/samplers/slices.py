@@ -159,6 +159,18 @@ class SliceSampler(Sampler):
         first, lengths = slicing.place(rows, length, view, generator)
         return Draw(first, lengths=lengths, pad=length if slicing.options.pad_output else 0)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what slices look like."""
+        return {"slices": self._slicing.form}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if the state is that of other slices.
+        """
+        self._slicing.check_form(state)
+
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
         """Return the flags of the slices; see the class."""
         return self._slicing.marks(plan, data)
@@ -271,6 +283,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
         return {
+            **SliceSampler.state_dict(self),
             **SamplerWithoutReplacement.state_dict(self),
             "firsts": self._firsts,
             "seen": self._seen,
@@ -288,5 +301,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if not sound or (firsts.numel() and int(firsts.min()) < 0):
             msg = "the sampler's state is damaged: it names more episodes than it holds"
             raise CheckpointError(msg)
+        SliceSampler.load_state_dict(self, state)
         SamplerWithoutReplacement.load_state_dict(self, state)
         self._firsts, self._seen, self._length = firsts.clone(), int(state["seen"]), int(state["length"])

@@ -8,7 +8,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
-from ostinato.errors import EmptyBufferError, KindError, OptionError, UsageError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,6 +132,24 @@ class Slicing:
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
         self._init = None if options.init_key is None else as_path(options.init_key)
         self._ends: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool))
+
+    @property
+    def form(self) -> str:
+        """What slices look like, as states hold it."""
+        options = self.options
+        names = ("num_slices", "slice_len", "strict_length", "pad_output")
+        said = [f"{name}={getattr(options, name)}" for name in names]
+        return ", ".join([*said, f"span={(self.left, self.right)}"])
+
+    def check_form(self, state: dict[str, Any]) -> None:
+        """Refuse a state of other slices.
+
+        Raises:
+            CheckpointError: naming both.
+        """
+        if state["slices"] != self.form:
+            msg = f"the state is that of slices with {state['slices']}, these have {self.form}: use the same options"
+            raise CheckpointError(msg)
 
     def split(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices in a batch, and their length.

@@ -31,6 +31,8 @@ class SampleUnit(ABC):
 
     episodes: Episodes | None = None
     """Where episodes begin and end; None for a unit that need not know."""
+    notes: tuple[str, ...] = ()
+    """Keys that it adds to the info, and to TensorDict samples; they are dropped from what is written back."""
     single: bool = False
     """Whether it makes windows of single rows, so that a sampler of slices leaves nothing to do."""
     plain: bool = False
@@ -50,11 +52,6 @@ class SampleUnit(ABC):
             msg = f"{name} of a {type(self).__name__} is fixed when it is made, got {value!r}: make another unit"
             raise UsageError(msg)
         super().__setattr__(name, value)
-
-    @property
-    def kind(self) -> str:
-        """What kind of unit it is: its class, and of a chain those of its units."""
-        return type(self).__name__
 
     @property
     def need(self) -> int:

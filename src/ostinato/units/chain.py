@@ -61,6 +61,7 @@ class _Chain(SampleUnit):
 
     def __init__(self, units: list[SampleUnit]) -> None:
         self._units = units
+        self.notes = tuple(name for unit in units for name in unit.notes)
         self.single = any(unit.single for unit in units)
         self.episodes = merge_episodes([unit.episodes for unit in units])
 
@@ -72,11 +73,6 @@ class _Chain(SampleUnit):
     def rows(self) -> int:
         """The records that all of them together make of each row."""
         return math.prod(unit.rows for unit in self._units)
-
-    @property
-    def kind(self) -> str:
-        """The kinds of its units."""
-        return " + ".join(unit.kind for unit in self._units)
 
     @property
     def need(self) -> int:

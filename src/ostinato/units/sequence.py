@@ -54,8 +54,11 @@ class Sequence(SampleUnit):
     these, `dilation` rows apart. No window spans two episodes, nor the write cursor. The batch is flat,
     `[B * T, *shape]`; the info (and a TensorDict sample) has, `[B * T]` each: `validity_mask` (False where a row
     repeats the episode's first or last one, because the window reaches beyond), `learning_mask` (True for the `length`
-    rows), `sequence_id`, `step_in_sequence` and `anchor_index`. Weights and stamps of prioritized buffers are those of
-    the anchor, repeated, and `update_tensordict_priority` gives the anchor the largest priority of its valid rows.
+    rows), `sequence_id`, `step_in_sequence` and `anchor_index`.
+
+    In prioritized buffers the weight is that of the anchor, `index_generation` the stamp of each row, and
+    `anchor_generation` that of the anchor; handing the sample to `update_tensordict_priority` or `update_priority`
+    gives the anchor the largest priority of its valid rows.
 
     Burn-in for recurrent learners: Kapturowski et al. 2019, section 3.
 
@@ -85,6 +88,7 @@ class Sequence(SampleUnit):
         torch.Size([6])
     """
 
+    notes = ("validity_mask", "learning_mask", "sequence_id", "step_in_sequence", "anchor_index")
     single = True
     options = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
     rank = 0
