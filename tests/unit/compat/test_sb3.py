@@ -1,0 +1,593 @@
+"""The door for Stable-Baselines3: every sampled row beside a slow log, and beside the host's own buffers."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("stable_baselines3")
+
+from gymnasium import Env, spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common import buffers as host
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from ostinato import PrioritizedSampler, SamplerWithoutReplacement
+from ostinato.compat.sb3 import ReplayBuffer
+from ostinato.errors import (
+    CapacityError,
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SchemaError,
+    UsageError,
+)
+
+GAMMA = 0.9
+ACTIONS = spaces.Box(-np.inf, np.inf, (2,))
+PLAIN = spaces.Box(-np.inf, np.inf, (3,))
+IMAGE = spaces.Box(0, 255, (2, 4, 4), np.uint8)
+SPACES: dict[str, spaces.Space[Any]] = {
+    "plain": PLAIN,
+    "double": spaces.Box(-np.inf, np.inf, (2, 2), np.float64),
+    "discrete": spaces.Discrete(10_000),
+    "image": IMAGE,
+    "dict": spaces.Dict({"camera": IMAGE, "place": PLAIN, "room": spaces.Discrete(10_000)}),
+}
+
+
+def show(space: spaces.Space[Any], ids: Any) -> Any:
+    """Observations `[n, *shape]` that say which they are."""
+    ids = np.asarray(ids)
+    if isinstance(space, spaces.Dict):
+        return {key: show(part, ids) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Discrete):
+        return ids.copy()
+    if space.dtype == np.uint8:
+        tiles = np.stack((ids // 100, ids % 100), 1)[:, :, None, None]
+        return np.broadcast_to(tiles, (len(ids), *space.shape)).astype(np.uint8)  # type: ignore[misc]
+    scale = np.arange(1, 1 + int(np.prod(space.shape))).reshape(space.shape)  # type: ignore[arg-type]
+    return (ids.reshape(-1, *[1] * scale.ndim) * scale).astype(np.float64)  # environments give doubles as well
+
+
+def read(space: spaces.Space[Any], seen: Any) -> list[int]:
+    """Which observations these are; all of their numbers must agree, and their dtypes be those of the space."""
+    if isinstance(space, spaces.Dict):
+        every = [read(part, seen[key]) for key, part in space.spaces.items()]
+        assert all(found == every[0] for found in every)
+        return every[0]
+    array = seen.numpy()
+    assert array.dtype == space.dtype
+    if space.dtype == np.uint8:
+        ids = array[:, 0, 0, 0].astype(int) * 100 + array[:, 1, 0, 0]
+    else:
+        ids = array.reshape(len(array), -1)[:, 0].astype(int)
+    wanted = show(space, ids)
+    assert (array == wanted.reshape(array.shape)).all()
+    return ids.tolist()  # type: ignore[no-any-return]
+
+
+class Row(NamedTuple):
+    """One step of one environment; `cut` if it was reset after it, though the episode was not over."""
+
+    now: int
+    after: int
+    action: float
+    reward: float
+    done: bool
+    late: bool
+    cut: bool
+
+
+class Rollout:
+    """Random steps of several environments, the slow log of them, and the truth about each row."""
+
+    def __init__(self, seed: int, n_envs: int, steps: int, *, cuts: bool = False) -> None:
+        rng = np.random.default_rng(seed)
+        self.n_envs, self._next = n_envs, 0
+        now = [self._fresh() for _ in range(n_envs)]
+        self.steps: list[list[Row]] = []
+        for _ in range(steps):
+            rows = []
+            for i in range(n_envs):
+                done = bool(rng.random() < 0.2)
+                late = done and bool(rng.random() < 0.5)
+                cut = cuts and not done and bool(rng.random() < 0.1)
+                action, reward = rng.normal(size=2).astype(np.float32).tolist()
+                row = Row(now[i], self._fresh(), action, reward, done, late, cut)
+                now[i] = self._fresh() if done or cut else row.after
+                rows.append(row)
+            self.steps.append(rows)
+        self.place = {row.now: (t, i) for t, rows in enumerate(self.steps) for i, row in enumerate(rows)}
+
+    def _fresh(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def fill(self, buffer: Any, space: spaces.Space[Any], steps: range | None = None) -> None:
+        for t in steps or range(len(self.steps)):
+            rows = self.steps[t]
+            buffer.add(
+                show(space, [row.now for row in rows]),
+                show(space, [row.after for row in rows]),
+                np.array([[row.action, -row.action] for row in rows]),
+                np.array([row.reward for row in rows]),
+                np.array([row.done for row in rows]),
+                [{"TimeLimit.truncated": row.late} for row in rows],
+            )
+
+    def truth(self, now: int, n: int, newest: int, *, handle: bool = True) -> tuple[int, float, float, float]:
+        """Observation after the transition, done, return and discount, from the log."""
+        t, i = self.place[now]
+        total, k = 0.0, 0
+        while True:
+            row = self.steps[t + k][i]
+            total += GAMMA**k * row.reward
+            k += 1
+            if k == n or row.done or row.cut or t + k - 1 == newest:
+                return row.after, float(row.done and not (handle and row.late)), total, GAMMA**k
+
+
+def transitions(samples: Any, space: spaces.Space[Any]) -> dict[int, tuple[Any, ...]]:
+    """What was sampled, by the observation it starts from; a row drawn twice is the same both times."""
+    shape = (len(samples.actions), 1)
+    assert samples.dones.shape == samples.rewards.shape == shape
+    assert samples.dones.dtype == samples.rewards.dtype == samples.actions.dtype == torch.float32
+    assert (samples.actions[:, 0] == -samples.actions[:, 1]).all()
+    discounts = torch.full(shape, torch.nan) if samples.discounts is None else samples.discounts
+    assert discounts.shape == shape
+    assert discounts.dtype == torch.float32
+    found: dict[int, tuple[Any, ...]] = {}
+    columns = [x[:, 0].tolist() for x in (samples.actions, samples.dones, samples.rewards, discounts)]
+    nows, afters = read(space, samples.observations), read(space, samples.next_observations)
+    for now, after, *rest in zip(nows, afters, *columns, strict=True):
+        assert found.setdefault(now, (after, *rest)) == pytest.approx((after, *rest), nan_ok=True)
+    return found
+
+
+def make(name: str, size: int, n_envs: int, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(size, SPACES[name], ACTIONS, "cpu", n_envs, **options)
+
+
+# -- what is sampled is true -----------------------------------------------------------------------------------
+
+
+@given(
+    name=st.sampled_from(list(SPACES)),
+    n_envs=st.integers(1, 3),
+    fits=st.integers(4, 12),
+    steps=st.integers(1, 30),
+    n=st.one_of(st.none(), st.integers(1, 4)),
+    handle=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_row_is_the_one_in_the_log(
+    name: str, n_envs: int, fits: int, steps: int, n: int | None, handle: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    space, rollout = SPACES[name], Rollout(seed, n_envs, steps, cuts=True)
+    options = {} if n is None else {"n_steps": n, "gamma": GAMMA}
+    buffer = make(name, fits * n_envs, n_envs, handle_timeout_termination=handle, **options)
+    rollout.fill(buffer, space)
+    kept = range(max(0, steps - fits), steps)
+    assert (buffer.size(), buffer.full, buffer.pos) == (len(kept), steps >= fits, steps % fits)
+    found = transitions(buffer.sample(600), space)
+    assert set(found) == {row.now for t in kept for row in rollout.steps[t]}
+    for now, (after, action, done, reward, discount) in found.items():
+        t, i = rollout.place[now]
+        assert action == pytest.approx(rollout.steps[t][i].action)
+        wanted = rollout.truth(now, n or 1, steps - 1, handle=handle)
+        assert (after, done) == wanted[:2]
+        assert reward == pytest.approx(wanted[2], rel=1e-4, abs=1e-5)
+        assert np.isnan(discount) if n is None else discount == pytest.approx(wanted[3])
+
+
+def test_draws_are_uniform_over_steps_and_environments() -> None:
+    torch.manual_seed(0)
+    rollout = Rollout(1, 3, 4)
+    buffer = make("plain", 12, 3)
+    rollout.fill(buffer, PLAIN)
+    counts = np.bincount(read(PLAIN, buffer.sample(12_000).observations))
+    counts = counts[counts > 0]
+    assert len(counts) == 12
+    assert ((counts - 1000) ** 2 / 1000).sum() < 31.3  # chi-squared, 11 degrees, p = 0.001
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_it_holds_what_the_hosts_own_buffer_holds(name: str, n_envs: int) -> None:
+    set_random_seed(0)
+    space, rollout = SPACES[name], Rollout(2, n_envs, 37)
+    kind: Any = host.DictReplayBuffer if name == "dict" else host.ReplayBuffer
+    theirs = kind(10 * n_envs + n_envs // 2, space, ACTIONS, "cpu", n_envs)
+    ours = make(name, 10 * n_envs + n_envs // 2, n_envs)
+    for buffer in (theirs, ours):
+        rollout.fill(buffer, space)
+    assert (ours.pos, ours.full, ours.size(), ours.buffer_size) == (7, True, 10, theirs.buffer_size)
+    assert (theirs.pos, theirs.full, theirs.size()) == (7, True, 10)
+    one, other = ours.sample(700), theirs.sample(700)
+    assert type(one) is type(other)
+    expected = transitions(other, space)
+    assert len(expected) == 10 * n_envs
+    assert transitions(one, space).keys() == expected.keys()
+    for now, row in transitions(one, space).items():
+        assert row == pytest.approx(expected[now], nan_ok=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("handle", [True, False])
+@pytest.mark.parametrize("steps", [6, 37])
+def test_n_steps_are_those_of_the_hosts_own_buffer(n: int, handle: bool, steps: int) -> None:
+    set_random_seed(0)
+    rollout = Rollout(3, 2, steps)
+    options: dict[str, Any] = {"handle_timeout_termination": handle, "n_steps": n, "gamma": GAMMA}
+    theirs = host.NStepReplayBuffer(20, PLAIN, ACTIONS, "cpu", 2, **options)
+    ours = make("plain", 20, 2, **options)
+    for buffer in (theirs, ours):
+        rollout.fill(buffer, PLAIN)
+    expected, found = (transitions(buffer.sample(700), PLAIN) for buffer in (theirs, ours))
+    assert found.keys() == expected.keys()
+    for now, row in found.items():
+        assert row == pytest.approx(expected[now], rel=1e-5, abs=1e-6)
+
+
+class Count(Env[Any, Any]):
+    """Shows the steps of all episodes so far, and no number twice; an episode is cut after 5 steps."""
+
+    observation_space = PLAIN
+    action_space = spaces.Discrete(2)
+
+    seen: list[tuple[int, int]]
+    """Each step: what was seen before it, and after it."""
+
+    def __init__(self, first: int = 0, space: spaces.Space[Any] = PLAIN) -> None:
+        self.observation_space = space  # type: ignore[assignment]
+        self.number = first
+        self.taken = 0
+        self.seen = []
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.number += 1
+        self.taken = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.number += 1
+        self.taken += 1
+        over = self.taken == 5
+        self.seen.append((self.number - 1, self.number))
+        return self._show(), float(self.number), False, over, {}
+
+    def _show(self) -> Any:
+        seen = show(self.observation_space, [self.number])
+        if isinstance(seen, dict):
+            return {key: x[0] for key, x in seen.items()}
+        return seen[0].astype(np.float32)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("space", [PLAIN, spaces.Dict({"place": PLAIN, "other": PLAIN})], ids=["plain", "dict"])
+def test_algorithms_bootstrap_from_true_final_observations(space: spaces.Space[Any], normalized: bool) -> None:
+    """DQN over several environments that end by time alone; also where observations are normalized on their way."""
+    envs = [Count(1000 * i, space) for i in range(3)]
+    vec: Any = DummyVecEnv([partial(next, iter([env])) for env in envs])
+    if normalized:
+        vec = VecNormalize(vec, clip_obs=1e9, epsilon=0.0)
+    policy = "MlpPolicy" if space is PLAIN else "MultiInputPolicy"
+    model = DQN(policy, vec, replay_buffer_class=ReplayBuffer, buffer_size=300, learning_starts=90, seed=0)
+    model.learn(120)
+    buffer = model.replay_buffer
+    assert buffer is not None
+    samples = buffer.sample(2000)
+    nows = [round(float(x)) for x in _place(samples.observations)]
+    afters = [round(float(x)) for x in _place(samples.next_observations)]
+    assert set(zip(nows, afters, strict=True)) == {step for env in envs for step in env.seen}
+    assert not samples.dones.any()
+
+
+def _place(observations: Any) -> torch.Tensor:
+    place: torch.Tensor = (observations["place"] if isinstance(observations, dict) else observations)[:, 0]
+    return place
+
+
+def test_n_steps_never_cross_a_second_learn() -> None:
+    """The environment is reset when `learn` is called again, in the middle of an episode."""
+    env = Count()
+    options = {"n_steps": 3, "gamma": GAMMA}
+    model = DQN(
+        "MlpPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=options, buffer_size=100, seed=0
+    )
+    for _ in range(3):
+        model.learn(7)
+    buffer = model.replay_buffer
+    assert buffer is not None
+    samples = buffer.sample(500)
+    steps = dict(env.seen)
+    nows, afters = _place(samples.observations).int().tolist(), _place(samples.next_observations).int().tolist()
+    for now, after, discount in zip(nows, afters, samples.discounts.tolist(), strict=True):  # type: ignore[union-attr]
+        at, k = now, 0
+        while k < 3 and at in steps:  # nothing starts from what was seen before a reset
+            at, k = steps[at], k + 1
+        assert (after, discount) == (at, [pytest.approx(GAMMA**k)])
+
+
+@pytest.mark.parametrize("n", [None, 3])
+@pytest.mark.parametrize("name", ["plain", "dict"])
+def test_normalizing_is_that_of_the_hosts_own_buffer(name: str, n: int | None) -> None:
+    """Rewards are clipped each by itself before they are added up; `clip_reward` is so low that it matters."""
+    if name == "dict" and n:
+        pytest.skip("the host has no n-step buffer for Dict observations")
+    space, rollout = SPACES[name], Rollout(4, 2, 25)
+    vec = DummyVecEnv([lambda: Count(0, space)] * 2)
+    env = VecNormalize(vec, clip_obs=1e6, clip_reward=0.5, norm_obs_keys=["place"] if name == "dict" else None)
+    env.reset()
+    for _ in range(12):
+        env.step(np.zeros(2, np.int64))
+    options: dict[str, Any] = {"n_steps": n, "gamma": GAMMA} if n else {}
+    kind: Any = host.DictReplayBuffer if name == "dict" else host.NStepReplayBuffer if n else host.ReplayBuffer
+    theirs = kind(20, space, ACTIONS, "cpu", 2, **options)
+    ours = make(name, 20, 2, **options)
+    found: list[dict[float, list[float]]] = []
+    for buffer in (theirs, ours):
+        rollout.fill(buffer, space)
+        samples: Any = buffer.sample(600, env)
+        obs, after = _place(samples.observations), _place(samples.next_observations)
+        columns = torch.stack((obs, after, samples.dones[:, 0], samples.rewards[:, 0]), 1)
+        assert samples.rewards.dtype == obs.dtype == torch.float32
+        found.append({round(row[0], 4): row for row in columns.tolist()})
+    assert len(found[0]) == 20
+    assert found[0].keys() == found[1].keys()
+    for key, row in found[0].items():
+        assert row == pytest.approx(found[1][key], rel=1e-4, abs=1e-5)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------
+
+
+def test_images_take_half_the_memory() -> None:
+    """Stacked 84x84 frames in episodes of 100 steps: counted, and as the process grows."""
+    space, steps = spaces.Box(0, 255, (4, 84, 84), np.uint8), 1600
+    process, grown = psutil.Process(), []
+    rng = np.random.default_rng(0)
+    buffers: list[Any] = []
+    for kind in (ReplayBuffer, host.ReplayBuffer):
+        before = process.memory_info().rss
+        buffer = kind(steps, space, spaces.Discrete(4), "cpu")
+        now = rng.integers(0, 256, (1, *space.shape), np.uint8)
+        for t in range(steps):
+            after = np.roll(now, 1, -1)
+            over = t % 100 == 99
+            buffer.add(now, after, np.array([1]), np.array([0.5]), np.array([over]), [{}])
+            now = np.roll(after, 7, -2) if over else after
+        buffers.append(buffer)
+        grown.append(process.memory_info().rss - before)
+    ours, theirs = buffers
+    arrays = (theirs.observations, theirs.next_observations, theirs.actions, theirs.rewards, theirs.dones)
+    total = sum(x.nbytes for x in (*arrays, theirs.timeouts))
+    assert ours._rows.storage.nbytes <= 0.55 * total
+    assert grown[0] <= 0.55 * grown[1]
+    assert grown[1] >= 0.9 * total
+
+
+# -- the host's manners ----------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_through_an_algorithm(tmp_path: Any) -> None:
+    options = {"n_steps": 2, "gamma": 0.99}
+
+    def model(seed: int) -> DQN:
+        return DQN(
+            "MlpPolicy",
+            Count(),
+            replay_buffer_class=ReplayBuffer,
+            replay_buffer_kwargs=options,
+            buffer_size=40,
+            learning_starts=10,
+            seed=seed,
+        )
+
+    first, second = model(0), model(1)
+    first.learn(52)
+    first.save_replay_buffer(tmp_path / "rows")
+    second.load_replay_buffer(tmp_path / "rows")
+    ours, again = first.replay_buffer, second.replay_buffer
+    assert isinstance(again, ReplayBuffer)
+    assert isinstance(ours, ReplayBuffer)
+    assert (again.size(), again.pos, again.full, again.n_steps, again.gamma) == (40, 12, True, 2, 0.99)
+    torch.manual_seed(5)
+    one = ours.sample(50)
+    torch.manual_seed(5)
+    other = again.sample(50)
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    second.learn(20)
+    assert again.pos == 32
+
+
+def test_a_model_is_saved_with_its_sampler(tmp_path: Any) -> None:
+    """`DQN.save` pickles the arguments of the buffer, `load` makes it anew with them."""
+    options = {"n_steps": 2, "gamma": 0.99, "sampler": SamplerWithoutReplacement(endless=True)}
+    model = DQN("MlpPolicy", Count(), replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=options, buffer_size=40)
+    model.save(tmp_path / "model")
+    again = DQN.load(tmp_path / "model", env=Count())
+    again.learn(30)
+    assert isinstance(again.replay_buffer, ReplayBuffer)
+    assert again.replay_buffer.n_steps == 2
+
+
+def test_pickling_keeps_seams() -> None:
+    """A pickled buffer goes on in the middle of an episode, or notices that the environment was reset meanwhile."""
+    rollout = Rollout(6, 2, 12, cuts=True)
+    buffer = make("plain", 40, 2, n_steps=3, gamma=GAMMA)
+    rollout.fill(buffer, PLAIN, range(7))
+    buffer = pickle.loads(pickle.dumps(buffer))
+    rollout.fill(buffer, PLAIN, range(7, 12))
+    for now, row in transitions(buffer.sample(400), PLAIN).items():
+        assert row[3] == pytest.approx(rollout.truth(now, 3, 11)[2], rel=1e-4, abs=1e-5)
+
+
+def test_reset_forgets_all_rows() -> None:
+    buffer = make("plain", 10, 1, n_steps=3, gamma=GAMMA)
+    Rollout(0, 1, 14).fill(buffer, PLAIN)
+    buffer.reset()
+    assert (buffer.size(), buffer.pos, buffer.full) == (0, 0, False)
+    with pytest.raises(EmptyBufferError, match="add rows first"):
+        buffer.sample(4)
+    rollout = Rollout(1, 1, 5)
+    rollout.fill(buffer, PLAIN)
+    assert set(transitions(buffer.sample(100), PLAIN)) == set(rollout.place)
+
+
+def test_extend_adds_steps_one_after_the_other() -> None:
+    buffer = make("plain", 10, 2)
+    obs = show(PLAIN, [0, 1, 2, 3]).reshape(2, 2, 3)
+    ones = np.ones((2, 2))
+    buffer.extend(obs, obs + 1, np.stack((ones, -ones), -1), ones, ones, [[{}, {}]] * 2)
+    assert buffer.size() == 2
+    assert set(read(PLAIN, buffer.sample(100).observations)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_optimize_memory_usage_changes_nothing(optimize: bool) -> None:
+    """Also where the host would refuse it, and where it marks the last row as terminal for its own buffer's sake."""
+    model = DQN(
+        "MlpPolicy",
+        Count(),
+        replay_buffer_class=ReplayBuffer,
+        optimize_memory_usage=optimize,
+        buffer_size=30,
+        learning_starts=5,
+        seed=0,
+    )
+    model.learn(13)
+    if optimize:
+        with pytest.warns(UserWarning, match="last trajectory"):
+            model.learn(13)
+    else:
+        model.learn(13)
+    buffer = model.replay_buffer
+    assert isinstance(buffer, ReplayBuffer)
+    samples = buffer.sample(500)
+    assert not samples.dones.any()
+    assert (samples.next_observations[:, 0] == samples.observations[:, 0] + 1).all()
+    assert buffer.dones.shape == (30, 1)
+    assert not buffer.dones.any()
+
+
+def test_dones_show_where_episodes_terminated() -> None:
+    rollout = Rollout(3, 2, 8)
+    buffer = make("plain", 20, 2)
+    assert not buffer.dones.any()
+    rollout.fill(buffer, PLAIN)
+    wanted = [[row.done and not row.late for row in rows] for rows in rollout.steps]
+    assert buffer.dones[:8].tolist() == np.array(wanted, np.float32).tolist()
+    assert not buffer.dones[8:].any()
+
+
+def test_priorities_decide_what_is_drawn() -> None:
+    rollout = Rollout(8, 2, 6)
+    buffer = make("plain", 20, 2, n_steps=2, gamma=GAMMA, sampler=PrioritizedSampler(20, 1.0, 1.0))
+    rollout.fill(buffer, PLAIN)
+    with pytest.raises(UsageError, match="sample_with_info"):
+        buffer.sample(4)
+    samples, info = buffer.sample_with_info(200)
+    wanted = (samples.observations[:, 0] % 2 == 0).float()
+    assert 0 < wanted.sum() < 200
+    buffer.update_priority(info, wanted[:, None])
+    samples, info = buffer.sample_with_info(300)
+    assert info["priority_weight"].shape == (300,)
+    even = (samples.observations[:, 0] % 2 == 0).float().mean()
+    assert even > 0.99
+    with pytest.raises(PriorityError):
+        buffer.update_priority(info, torch.full((300,), -1.0))
+    later = Rollout(9, 2, 10)
+    later.fill(buffer, PLAIN)
+    buffer.update_priority(info, torch.full((300,), 1e6))  # all of these rows were replaced since
+    assert buffer._rows.stats().stale_updates >= 200
+
+
+def test_info_says_which_rows_were_drawn() -> None:
+    rollout = Rollout(8, 3, 6)
+    buffer = make("plain", 30, 3)
+    rollout.fill(buffer, PLAIN)
+    samples, info = buffer.sample_with_info(50)
+    assert set(info) == {"index"}
+    steps, lanes = info["index"]
+    assert [rollout.place[now] for now in read(PLAIN, samples.observations)] == list(
+        zip(steps.tolist(), lanes.tolist(), strict=True)
+    )
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+
+
+def test_options_that_would_be_ignored_are_refused() -> None:
+    with pytest.raises(OptionError, match="n_steps=3 needs a discount"):
+        make("plain", 10, 1, n_steps=3)
+    with pytest.raises(OptionError, match="gamma must be in"):
+        make("plain", 10, 1, gamma=1.5)
+    with pytest.raises(OptionError, match="n_steps must be at least 1"):
+        make("plain", 10, 1, n_steps=0)
+    with pytest.raises(KindError, match="buffer_size"):
+        make("plain", 10.0, 1)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="n_envs"):
+        make("plain", 10, 0)
+    with pytest.raises(TypeError, match="goal_selection_strategy"):
+        make("plain", 10, 1, goal_selection_strategy="future")
+    with pytest.raises(KindError, match="sampler"):
+        make("plain", 10, 1, sampler="prioritized")
+    buffer = make("plain", 4, 2, n_steps=3, gamma=GAMMA)
+    with pytest.raises(CapacityError, match="a window takes 3"):
+        Rollout(0, 2, 1).fill(buffer, PLAIN)
+
+
+def test_wrong_shapes_are_refused_and_change_nothing() -> None:
+    buffer = make("plain", 10, 2, n_steps=2, gamma=GAMMA)
+    rollout = Rollout(0, 2, 3)
+    rollout.fill(buffer, PLAIN)
+    obs, ones = np.zeros((2, 3), np.float32), np.ones(2)
+    good: dict[str, Any] = {
+        "obs": obs, "next_obs": obs, "action": obs[:, :2], "reward": ones, "done": ones, "infos": [{}, {}]
+    }  # fmt: skip
+    bad = {"obs": obs.T, "next_obs": obs[:1], "action": obs, "reward": ones[:1], "done": ones[:, None], "infos": [{}]}
+    for name, value in bad.items():
+        with pytest.raises(SchemaError, match=rf"^{name} must have the shape \[2.*environments first"):
+            buffer.add(**{**good, name: value})
+    seen, nested = show(SPACES["dict"], [0]), make("dict", 10, 1)
+    less = {key: x for key, x in seen.items() if key != "room"}
+    with pytest.raises(KeyMissingError, match=r"next_obs must have the keys .*'room'.* add \['room'\]"):
+        nested.add(seen, less, obs[:1, :2], ones[:1], ones[:1], [{}])
+    assert buffer.size() == 3
+    for now, row in transitions(buffer.sample(100), PLAIN).items():
+        assert row[0] == rollout.truth(now, 2, 2)[0]
+    with pytest.raises(UsageError, match=r"sample\(\)"):
+        buffer._get_samples(np.array([0]))
+    with pytest.raises(OptionError, match="batch_size"):
+        buffer.sample(0)
+
+
+def test_the_package_does_without_stable_baselines3() -> None:
+    script = """
+import sys
+import ostinato, ostinato.compat
+assert not any(name.startswith("stable_baselines3") for name in sys.modules)
+sys.modules["stable_baselines3"] = None
+try:
+    import ostinato.compat.sb3
+except ostinato.errors.MissingExtraError as error:
+    print(error)
+"""
+    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert "pip install 'ostinato[sb3]'" in printed
