@@ -79,6 +79,10 @@ build/peers/.installed: benchmarks/requirements.txt
 	done
 	@touch $@
 
+.PHONY: pictures
+pictures: $(VENV)/.installed ## Draw the pictures of docs anew
+	$(BIN)/python docs/pictures/windows.py
+
 .PHONY: docs
 docs: $(VENV)/.installed ## Regenerate generated pages and run every code block of README and docs
 	@if [ -f docs/build.py ]; then $(BIN)/python docs/build.py; fi

@@ -1,13 +1,13 @@
 """Flipping bits until they match a goal: with Hindsight a learner that never sees a reward learns all the same.
 
 The state is `n` bits, an action flips one of them, and the reward is -1 until all bits are those of the goal
-(Andrychowicz et al. 2017, section 3.1). Random play hardly ever gets there: with 15 bits once in two thousand episodes.
-`Hindsight` gives most rows drawn another goal, one that their own episode reached later, so that every episode shows how
-to reach something.
+(Andrychowicz et al. 2017, section 3.1). Random play hardly ever gets there: with 15 bits once in two thousand
+episodes. `Hindsight` gives most rows drawn another goal, one that their own episode reached later, so that every
+episode shows how to reach something.
 
-Several environments step side by side; `VectorSteps` writes what they return: each entry of their dict observations is a
-field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as `Hindsight` expects
-them.
+Several environments step side by side; `VectorSteps` writes what they return: each entry of their dict observations
+is a field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as
+`Hindsight` expects them.
 
 Run `python examples/hindsight_bit_flip.py`; `--quick` is a short run with few bits.
 """

@@ -1,9 +1,9 @@
 """A task that needs memory: windows with burn-in let a recurrent learner solve it from short pieces of episodes.
 
-A corridor. The first observation shows a cue, up or down; then nothing but corridor follows; at its end the learner must
-turn the way that the cue said. Rows are single steps of random play. `Sequence(length, burn_in=...)` makes windows of
-them: over the `burn_in` rows the network only remembers, from the `length` rows after these it learns (Kapturowski et al.
-2019, section 3).
+A corridor. The first observation shows a cue, up or down; then nothing but corridor follows; at its end the learner
+must turn the way that the cue said. Rows are single steps of random play. `Sequence(length, burn_in=...)` makes
+windows of them: over the `burn_in` rows the network only remembers, from the `length` rows after these it learns
+(Kapturowski et al. 2019, section 3).
 
 Three learners get the same rows and the same number of updates:
 

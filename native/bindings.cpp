@@ -16,6 +16,7 @@
 #include "gather.hpp"
 #include "leaves.hpp"
 #include "mirror.hpp"
+#include "pieces.hpp"
 #include "platform.hpp"
 #include "ranks.hpp"
 #include "shuffle.hpp"
@@ -127,6 +128,21 @@ void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, 
     shuffle_draw(at_address<std::int64_t>(perm), first, total, k, at_address<const std::int64_t>(randoms),
                  at_address<std::int64_t>(out));
 }
+
+#if defined(OSTINATO_HAS_PIECES)
+nb::tuple read(Address fds, Address offsets, Address widths, Address targets, std::int64_t n,
+               std::int64_t gap) {
+    if (n < 0 || gap < 0) throw nb::value_error("n and gap must be at least 0");
+    const Pieces pieces{at_address<const std::int64_t>(fds), at_address<const std::int64_t>(offsets),
+                        at_address<const std::int64_t>(widths), at_address<const std::int64_t>(targets), n};
+    Reached reached{};
+    {
+        nb::gil_scoped_release unlocked;
+        reached = read_pieces(pieces, gap);
+    }
+    return nb::make_tuple(reached.piece, reached.error);
+}
+#endif
 
 void advise(Address address, std::int64_t nbytes) {
     if (nbytes < 0) throw std::invalid_argument("nbytes must be at least 0, got " + std::to_string(nbytes));
@@ -312,6 +328,9 @@ NB_MODULE(_native, m) {
     m.def("advise_huge_pages", &ostinato::advise, "address"_a, "nbytes"_a);
     m.def("choose_slots", &ostinato::choose, "slots"_a, "pick"_a, "n"_a, "rows"_a, "out"_a);
     m.def("check_leaves", &ostinato::check_leaves, "values"_a, "dtypes"_a, "shapes"_a, "tensor_type"_a);
+#if defined(OSTINATO_HAS_PIECES)
+    m.def("read_pieces", &ostinato::read, "fds"_a, "offsets"_a, "widths"_a, "targets"_a, "n"_a, "gap"_a);
+#endif
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
     ostinato::episodes::bind(m);
     nb::class_<ostinato::Mirror>(m, "Mirror", "Next observations that are stored once.")

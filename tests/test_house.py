@@ -24,13 +24,13 @@ FLOORS = (
 NEIGHBOURS = {
     ("_backend", "errors"): "the switch of the native part raises the tree's errors",
     ("_optional", "errors"): "the importer of extras raises the tree's errors",
-    ("trajectories", "buffers"): "one room in two folders",
     ("demo", "viz"): "the demo draws its report with the library's own plots",
 }
 """Pairs on one floor that may meet, and why."""
 
 LONG_FILES: dict[str, str] = {
     "buffers/replay.py": "the whole public face in one place, most of it docstrings",
+    "trajectories/buffer.py": "the whole public face in one place, most of it docstrings",
     "storages/tensor.py": "door, reading, editing and state of all tensor storages",
 }
 """Files of more than 400 lines, and why."""

@@ -23,8 +23,11 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "prioritized-rows": "sizes are compared for Ostinato alone",
     "prioritized-threads": "threads are compared for Ostinato alone",
     "priority-update": "sizes are compared for Ostinato alone",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
+    **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }
 _FIRST_BATCH = """
 import numpy as np

@@ -29,6 +29,13 @@ _OTHERS = (
     "add",
     "images",
     "mmap",
+    "slices",
+    "slices-writing",
+    "slices-rows",
+    "n-step",
+    "frame-stack",
+    "single-copy",
+    "trajectories",
     "start",
 )
 LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")

@@ -9,7 +9,9 @@ LACKS = {
     "priority-update": "Ostinato alone",
     "images": "wide fields: see the limit by field",
     "amp": "one field: see the limit by field",
+    "trajectories": "see the limit in torch",
     "start": "see the limit in torch",
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }
 WORKLOADS = _limits.workloads(packed=True)
 version = _limits.version

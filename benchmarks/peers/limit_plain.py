@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from benchmarks.peers._episodes import PLAIN
+from benchmarks.workloads import WORKLOADS as WORKLOADS_OF_ALL
 
-LACKS: dict[str, str] = {}
+LACKS = {load.family: "the limit of units alone" for load in WORKLOADS_OF_ALL if load.name not in PLAIN}
 WORKLOADS = PLAIN
 
 

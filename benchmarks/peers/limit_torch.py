@@ -1,4 +1,4 @@
-"""Limit: bare torch, one tensor per field: `index_select(out=)` and `copy_`; and importing torch alone."""
+"""Limit: bare torch, one tensor per field: `index_select(out=)` and `copy_`; reads of files; importing torch alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import data
 from benchmarks.adapter import KINDS
+from benchmarks.peers import _trajectories
 from benchmarks.peers._start import program
 from benchmarks.peers._torch import as_kind
 
@@ -21,6 +22,9 @@ _IN_C = (
     "slices",
     "slices-writing",
     "slices-rows",
+    "n-step",
+    "frame-stack",
+    "single-copy",
     "mmap",
     "add",
     "prioritized",
@@ -73,8 +77,10 @@ _FAMILIES: dict[str, Callable[[Setup], Call]] = {
     "extend": lambda setup: _Table(setup, data.transitions).write,
     "amp": lambda setup: _Table(setup, data.amp).write_and_sample_in_order,
 }
-WORKLOADS: dict[str, Callable[[Setup], Call]] = {
-    f"{family}.{kind}": prepare for family, prepare in _FAMILIES.items() for kind in KINDS
-} | {
-    "start.first-batch": lambda _setup: program("import torch"),
-}
+WORKLOADS: dict[str, Callable[[Setup], Call]] = (
+    {f"{family}.{kind}": prepare for family, prepare in _FAMILIES.items() for kind in KINDS}
+    | _trajectories.LIMITS
+    | {
+        "start.first-batch": lambda _setup: program("import torch"),
+    }
+)

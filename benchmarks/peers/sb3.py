@@ -23,8 +23,11 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "prioritized-rows": "no prioritized sampling",
     "prioritized-threads": "no prioritized sampling",
     "priority-update": "no prioritized sampling",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
+    **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }
 
 

@@ -23,8 +23,11 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "prioritized-threads": "threads are compared for Ostinato alone",
     "priority-update": "sizes are compared for Ostinato alone",
     "mmap": "no memory-mapped storage",
+    "trajectories": "no rollouts in files",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
+    **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }
 
 

@@ -21,6 +21,7 @@ from ostinato.samplers import (
     SliceSamplerWithoutReplacement,
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
+from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
 from ostinato.writers import (
@@ -72,6 +73,8 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "ToDevice",
+    "Trajectory",
+    "TrajectoryReplayBuffer",
     "Transition",
     "VectorSteps",
     "Writer",

@@ -605,3 +605,21 @@ class Episodes:
         Raises:
             ValueError: Numbers that point outside the table; nothing has changed then.
         """
+
+def read_pieces(fds: int, offsets: int, widths: int, targets: int, n: int, gap: int) -> tuple[int, int]:
+    """Read pieces of files, each straight to its place, with the interpreter lock released. Not on Windows.
+
+    Args:
+        fds: Address of int64 `[n]`: the open file of each piece.
+        offsets: Address of int64 `[n]`: where it lies, ascending within a file.
+        widths: Address of int64 `[n]`: its bytes.
+        targets: Address of int64 `[n]`: the address to read it to.
+        n: Number of pieces.
+        gap: Pieces of one file that are at most so many bytes apart are read in one call.
+
+    Returns:
+        The first piece that could not be read in full, or `n`; and errno, 0 where its file ended before.
+
+    Raises:
+        ValueError: A negative `n` or `gap`.
+    """

@@ -41,6 +41,7 @@ __all__ = [
     "save",
     "saved_rows",
     "show_ticket",
+    "unit_name",
     "with_state",
 ]
 
@@ -63,6 +64,7 @@ def engine_state(
         "generator": None if engine.generator is None else engine.generator.get_state(),
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
+        "unit": unit_name(engine),
         "pending": [show_ticket(ticket) for ticket in (*queued, *engine.pending)],
         **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
@@ -74,6 +76,11 @@ class Target(NamedTuple):
     engine: Engine
     transform: Compose
     batch_size: int | None
+
+
+def unit_name(engine: Engine) -> str | None:
+    """Return what a buffer's unit is, with its options."""
+    return None if engine.unit is None else repr(engine.unit)
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +147,14 @@ def _check_state(
         if saved != mine:
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
+    if engine.chronicle is not None:
+        engine.chronicle.check_state(state["storage"]["state"], state.get("episodes"))
+    if state["pending"] and state.get("unit") != unit_name(engine):
+        msg = (
+            f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
+            "load it with the same sample_unit"
+        )
+        raise CheckpointError(msg)
     if state["pending"] and state["batch_size"] != batch_size:
         msg = (
             f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this buffer has "
@@ -219,7 +234,10 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
 
 def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
-    return expand_again(engine, ticket._replace(serial=engine.stamps.written, stamps=engine.stamps))
+    draw = ticket.draw
+    if draw.stamps is not None:  # rows replaced since the draw are read as they are now
+        draw = draw._replace(stamps=engine.stamps.of(draw.slots))
+    return expand_again(engine, ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps))
 
 
 def show_ticket(ticket: Ticket) -> dict[str, Any]:
@@ -227,7 +245,8 @@ def show_ticket(ticket: Ticket) -> dict[str, Any]:
     draw = ticket.draw
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
-    return {**state, "pad": draw.pad, **{name: value for name, value in more.items() if value is not None}}
+    held = {name: value for name, value in more.items() if value is not None}
+    return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
 def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
@@ -250,8 +269,12 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
     if pad and (lengths is None or int(lengths.max()) > pad):
         msg = f"the checkpoint holds a queued draw of slices that are longer than their pad={pad}: it is damaged"
         raise CheckpointError(msg)
-    draw = Draw(slots, weights, None, stamps, lengths, pad)
-    return Ticket(draw, 0, bool(state["last"]), engine.stamps, state["rng"], None, dice)
+    length = int(state.get("length", 0))
+    if not 0 <= length <= rows:
+        msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
+        raise CheckpointError(msg)
+    draw = Draw(slots, weights, None, stamps, lengths, pad, length)
+    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], None, dice)
 
 
 @final

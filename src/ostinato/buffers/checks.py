@@ -10,10 +10,12 @@ from ostinato.core.draw import Picks
 from ostinato.errors import OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
+    from ostinato.samplers import Sampler
     from ostinato.storages import Storage
+    from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["check_order", "check_pair", "checked_picks", "require_rows"]
+__all__ = ["check_order", "check_pair", "check_single", "checked_picks", "refuse_picks", "require_rows"]
 
 
 def check_order(writer: Writer) -> None:
@@ -37,15 +39,38 @@ def check_pair(storage: Storage, writer: Writer) -> None:
         OptionError: for a writer of single rows over a storage with `ndim=2`, or over one that needs ring order.
     """
     if storage.ring_only and not writer.in_order:
-        msg = (
-            f"{type(writer).__name__} picks slots, but the storage (single_copy) takes rows in ring order only, where "
-            "the row that follows is the next one: use RoundRobinWriter, or leave single_copy out"
-        )
-        raise OptionError(msg)
+        refuse_picks(writer)
     if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
         msg = (
             f"{type(writer).__name__} places single rows and is not compatible with storages of "
             f"ndim={storage.ndim}: use ndim=1"
+        )
+        raise OptionError(msg)
+
+
+def refuse_picks(writer: Writer) -> None:
+    """Refuse a writer that picks slots where rows must stay in ring order.
+
+    Raises:
+        OptionError: always.
+    """
+    msg = (
+        f"{type(writer).__name__} picks slots, but the storage (single_copy) takes rows in ring order only, where "
+        "the row that follows is the next one: use RoundRobinWriter, or leave single_copy out"
+    )
+    raise OptionError(msg)
+
+
+def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
+    """Refuse a unit that makes windows of single rows beside a sampler that draws slices.
+
+    Raises:
+        OptionError: naming both.
+    """
+    if unit is not None and unit.single and sampler.slices:
+        msg = (
+            f"{unit!r} makes windows of single rows, and {type(sampler).__name__} draws slices already: leave one of "
+            "them out"
         )
         raise OptionError(msg)
 

@@ -9,7 +9,8 @@ import torch
 from ostinato.core.boundaries import Marks, as_flags, as_ids
 from ostinato.core.draw import Request, Run, ring_range
 from ostinato.core.episodes import EpisodeTable
-from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
+from ostinato.core.state import decode_schema
+from ostinato.errors import CapacityError, CheckpointError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,16 +108,60 @@ class Chronicle:
         return not same
 
     def state_dict(self, storage: Storage) -> dict[str, Any]:
-        """Return the table's state."""
-        return self.table(storage).state_dict() if len(storage) else {}
+        """Return the table's state, and what it was read from."""
+        return {**self.table(storage).state_dict(), "read": self._read_from(storage)} if len(storage) else {}
+
+    def _read_from(self, storage: Storage) -> str | None:
+        """Name the fields that the table is read from; None where fixed tensors say it."""
+        resolved = self._resolve(storage)
+        paths = [list(map(list, resolved.end_paths)), resolved.traj_path, resolved.mask_path]
+        return None if resolved.fixed else repr(paths)
+
+    def check_state(self, state: dict[str, Any], table: dict[str, Any] | None) -> None:
+        """Refuse rows that could not tell where their episodes end, and a damaged table, before anything is loaded.
+
+        Args:
+            state: of the storage.
+            table: of the episodes, if the buffer that was saved kept account of them.
+
+        Raises:
+            CheckpointError: naming what they lack.
+        """
+        self._check_rows(state)
+        if not table or self.wanted.fixed:
+            return
+        found = EpisodeTable(int(state["capacity"]), max(1, int(state["lanes"])))
+        found.load_state_dict({key: value for key, value in table.items() if key != "read"})
+        if found.rows + found.masked != int(state["rows"]) or int(table["cursor"]) != int(state["cursor"]):
+            msg = f"the checkpoint's episodes are not those of its {state['rows']} rows: it is damaged"
+            raise CheckpointError(msg)
+
+    def _check_rows(self, state: dict[str, Any]) -> None:
+        if self.wanted.fixed or not state.get("rows"):
+            return
+        if state.get("schema") is None:
+            msg = f"the checkpoint's rows have no fields to tell where episodes end, which {self.wanted!r} asks for"
+            raise CheckpointError(msg)
+        try:
+            leaves = decode_schema(state["schema"]).leaves
+            paths = self.wanted.resolve({leaf.path for leaf in leaves}).paths
+            wide = [leaf for leaf in leaves if leaf.path in paths and leaf.nbytes != leaf.dtype.itemsize]
+            if wide:
+                msg = f"{wide[0]} must hold one value per row to tell where episodes end"
+                raise SchemaError(msg)
+        except SchemaError as error:
+            msg = f"the checkpoint does not fit this buffer: {error}"
+            raise CheckpointError(msg) from error
 
     def load_state_dict(self, storage: Storage, state: dict[str, Any] | None) -> None:
         """Take over a saved table where it fits the storage; else read it off the rows."""
         self.forget()
-        if not state or int(state["capacity"]) != storage.capacity or not len(storage):
+        if not state or not len(storage) or state.get("read") is None:
+            return
+        if int(state["capacity"]) != storage.capacity or state["read"] != self._read_from(storage):
             return
         table = EpisodeTable(storage.capacity, storage.lanes)
-        table.load_state_dict(state)
+        table.load_state_dict({key: value for key, value in state.items() if key != "read"})
         self._table, self._stale = table, False
 
     def _fitting(self, storage: Storage) -> EpisodeTable | None:

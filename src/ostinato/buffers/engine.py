@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import priorities
-from ostinato.buffers.checks import check_order, check_pair, checked_picks
+from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, refuse_picks
 from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.expansion import copy, expand, expand_again
 from ostinato.buffers.priorities import as_sampler, check_sampler
@@ -106,6 +106,7 @@ class Engine:
     def _begin_chronicle(self, sampler: Sampler) -> Chronicle | None:
         """Begin to keep account of episodes if anyone asks for them."""
         unit = self.unit
+        check_single(unit, sampler)
         wanted = merge_episodes([self.episodes, None if unit is None else unit.episodes, sampler.episodes])
         if wanted is None:
             return None
@@ -166,6 +167,8 @@ class Engine:
         placement = writer.place(rows, storage.capacity, scores)
         if isinstance(placement, Run):
             return placement
+        if storage.ring_only:
+            refuse_picks(writer)
         return checked_picks(placement, len(storage), storage.capacity)
 
     def _settle(self) -> None:
@@ -287,7 +290,7 @@ class Engine:
             draw = self.sampler.draw(view, batch_size, generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps)
+            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
@@ -375,6 +378,8 @@ class Engine:
         storage = source.storage
         check_pair(storage, self.writer)
         check_sampler(storage, self.sampler)
+        if self.chronicle is not None:
+            self.chronicle.check_span(storage)
         with self.lock:
             if len(storage):
                 self.writer.resume(len(storage), storage.cursor)  # first: it may refuse

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.core.plan import Plan, fold, slices
 from ostinato.errors import OptionError
+from ostinato.units import episodes_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,33 +25,36 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
         OptionError: if the storage has no fields.
     """
     unit, draw, dice = engine.unit, ticket.draw, ticket.dice
-    if unit is None and draw.lengths is None:
+    each = draw.rows_each
+    if (unit is None or unit.plain) and each is None:
         return ticket
     schema, view = engine.storage.schema, engine.view()
     if schema is None:
         msg = f"{type(engine.storage).__name__} has no fields for {unit or engine.sampler!r}: use LazyTensorStorage"
         raise OptionError(msg)
-    if draw.lengths is None or view.episodes is None:
+    if each is None:
         plan = Plan(schema, draw.slots, draw.slots)
     else:
-        plan = slices(schema, view.episodes, draw.slots, draw.lengths, draw.pad)
-        if draw.stamps is not None:
-            plan = plan._replace(stamps=view.stamps.of_present(plan.records))
+        plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
     if unit is not None:
         dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
         plan = unit.expand(plan, view, dice)
+    if draw.stamps is not None and plan.records is not draw.slots:
+        plan = plan._replace(stamps=view.stamps.of_present(plan.records))
     return ticket._replace(plan=plan, dice=dice)
 
 
 def expand_again(engine: Engine, ticket: Ticket) -> Ticket | None:
     """Expand a draw once more, as the buffer is now; None if its rows have not got so many rows behind them now."""
-    draw = ticket.draw
-    if engine.unit is None and draw.lengths is None:
+    draw, each = ticket.draw, ticket.draw.rows_each
+    if engine.unit is None and each is None:
         return ticket
     view = engine.view()
+    if ticket.sampler is not engine.sampler:
+        return None  # another sampler took over since
     ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
     need = 1 if view.starts is None else view.starts.need
-    if ahead is not None and bool((ahead + 1 < (need if draw.lengths is None else draw.lengths)).any()):
+    if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
         return None
     return expand(engine, ticket, None)
 

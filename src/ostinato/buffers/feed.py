@@ -91,7 +91,7 @@ class Feed:
         notes: dict[Any, Tensor] = {}
         data = rows.present()
         if rows.ticket.plan is not None:
-            data, notes = finish(data, rows.ticket.plan, engine.unit, engine.sampler)
+            data, notes = finish(data, rows.ticket.plan, engine.unit, rows.ticket.sampler)
         data = rows.collate(data) if collate is None else collate(data)
         return self._dress(data, rows.ticket, notes), rows, notes
 

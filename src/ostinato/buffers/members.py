@@ -10,7 +10,6 @@ import torch
 from ostinato.buffers import priorities
 from ostinato.buffers.checkpoint import Target
 from ostinato.buffers.expansion import expand
-from ostinato.core.draw import Draw
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import Rows, Ticket
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.draw import Draw
 
 __all__ = ["Member", "locked"]
 
@@ -62,6 +62,12 @@ class Member:
                 f"the ensemble's generator lives on {generator.device}, a member's storage on {device}: use one device"
             )
             raise OptionError(msg)
+        if engine.sampler.epochal and engine.sampler.episodes is not None:
+            msg = (
+                f"{type(engine.sampler).__name__} is not available in an ensemble: a pass that ends in the middle of a "
+                "part would cut its slices; use SliceSampler"
+            )
+            raise OptionError(msg)
         with engine.lock:
             source = engine.generator if generator is None else generator
             tickets = [engine.fresh(rows, source)]
@@ -75,19 +81,22 @@ class Member:
                 draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
             return expand(engine, tickets[-1]._replace(draw=draw), source)
 
-    def make(self, ticket: Ticket) -> tuple[Any, Ticket, Rows] | None:
-        """Gather, collate and transform the rows of a draw; None if the buffer was emptied since."""
-        made = self._feed.make(ticket, self.collate)
-        return None if made is None else (made[0], made[1].ticket, made[1])
+    def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
+        """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""
+        return self._feed.make(ticket, self.collate)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
-        index = self._slots(ticket.records)
+        return self.as_index(ticket.records)
+
+    def as_index(self, slots: Tensor) -> Tensor:
+        """Return slots as users see them, int64 `[B]`, with `ndim=2` `[B, 2]`."""
+        index = self._slots(slots)
         return torch.stack(index, -1) if isinstance(index, tuple) else index
 
-    def generation(self, ticket: Ticket) -> Tensor:
-        """Return the stamps of a ranked draw's rows as samples carry them, int64 `[B]`."""
-        return ticket.per_record(priorities.generation(self.engine, ticket.draw.stamps))  # type: ignore[arg-type]
+    def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
+        """Return weights and stamps of a ranked draw's rows as samples carry them, `[R]` each."""
+        return priorities.ranks(self.engine, ticket)
 
     @property
     def target(self) -> Target:
@@ -103,13 +112,14 @@ def _joined(draws: Sequence[Draw]) -> Draw:
     """Put several draws of one sampler together; what a draw says of its batch as a whole does not add up and goes."""
     columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "stamps", "lengths")]
     weights, stamps, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
-    return Draw(torch.cat([draw.slots for draw in draws]), weights, None, stamps, lengths, draws[0].pad)
+    slots = torch.cat([draw.slots for draw in draws])
+    return draws[0]._replace(slots=slots, weights=weights, info=None, stamps=stamps, lengths=lengths)
 
 
 def _rows(ticket: Ticket) -> int:
     """Return the records that a draw will become, before units."""
-    lengths = ticket.draw.lengths
-    return ticket.draw.slots.shape[0] if lengths is None else int(lengths.sum())
+    draw = ticket.draw
+    return draw.slots.shape[0] * (draw.length or 1) if draw.lengths is None else int(draw.lengths.sum())
 
 
 def locked(members: Sequence[Member]) -> ExitStack:

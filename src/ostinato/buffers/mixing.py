@@ -122,29 +122,31 @@ class Mixer:
 
     def _make(self, mix: Mix) -> Made | None:
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
-        parts, tickets, rows = [], [], []
+        parts, rows, notes = [], [], []
         for i, ticket in zip(mix.members, mix.tickets, strict=True):
             made = self.members[i].make(ticket)
             if made is None:
                 return None
-            data, ticket, source = made  # noqa: PLW2901
+            data, source, said = made
             if kinds.is_tensordict(data):
                 own = [key for key in _OWN_KEYS if key in data.keys()]  # noqa: SIM118 (a TensorDict iterates over rows)
                 data = data.exclude(*own) if own else data
             parts.append(data)
-            tickets.append(ticket)
             rows.append(source)
+            notes.append(said)
         batch = self.join(parts)
         if self.transform:
             batch = self.transform.forward(batch)
-        names = self._names(mix.members, tickets)
+        tickets = [source.ticket for source in rows]
+        names = {**self._names(mix.members, tickets), **self._notes(mix.members, notes)}
         if kinds.is_tensordict(batch):
             lead = names["index", "buffer_ids"].shape
             if batch.batch_size[: len(lead)] != lead:
                 lead = torch.Size([lead.numel()])
             if batch.batch_size[: len(lead)] == lead:  # else the caller's collate_fn made something else of the rows
-                shaped = {key: value.reshape(*lead, *_row_shape(key, value, names)) for key, value in names.items()}
-                kinds.put(batch, shaped, len(lead))
+                shaped = {key: value.reshape(*lead, *_row_shape(value, names)) for key, value in names.items()}
+                plain = {key: value for key, value in shaped.items() if isinstance(key, str) or key[0] == "index"}
+                kinds.put(batch, plain, len(lead))
         return Made(batch, tickets, rows, names)
 
     def join(self, parts: list[Any]) -> Any:
@@ -174,10 +176,16 @@ class Mixer:
         )
         names: dict[Any, Tensor] = {("index", "index"): index, ("index", "buffer_ids"): ids}
         if self.ranked and all(ticket.draw.weights is not None for ticket in tickets):
-            weights = [ticket.per_record(ticket.draw.weights) for ticket in tickets]  # type: ignore[arg-type]
-            names["priority_weight"] = _together(weights)
-            names["index_generation"] = _together([member.generation(ticket) for member, ticket in pairs])
+            names |= _common([member.ranks(ticket) for member, ticket in pairs])
         return names
+
+    def _notes(self, chosen: list[int], notes: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
+        """Return what the members' slices and units say of each record, as far as all of them say it."""
+        said = [
+            {key: self.members[i].as_index(value) if key == "anchor_index" else value for key, value in mine.items()}
+            for i, mine in zip(chosen, notes, strict=True)
+        ]
+        return _common(said)
 
     def drop(self) -> None:
         """Forget draws made ahead; the generator goes back to before them."""
@@ -201,9 +209,14 @@ def _together(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts) if len({part.shape for part in parts}) == 1 else torch.cat(parts)
 
 
-def _row_shape(key: Any, value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:
+def _common(parts: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
+    """Put together what all parts have."""
+    return {key: _together([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
+
+
+def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:
     """Return what an index has beyond one number for each row: the coordinates of storages with `ndim=2`."""
-    return tuple(value.shape[names["index", "buffer_ids"].ndim :]) if key == ("index", "index") else ()
+    return tuple(value.shape[names["index", "buffer_ids"].ndim :])
 
 
 def show_names(names: dict[Any, Tensor], *, as_tensordict: bool) -> Any:
@@ -215,4 +228,6 @@ def show_names(names: dict[Any, Tensor], *, as_tensordict: bool) -> Any:
         return kinds.make(kinds.Node(kind, tuple(values)), list(values.values()), tuple(ids.shape), ids.device)
 
     inner = nest({"index": names["index", "index"], "buffer_ids": ids})
-    return nest({"index": inner, **{key: value for key, value in names.items() if isinstance(key, str)}})
+    whole = nest({"index": inner, **{key: value for key, value in names.items() if isinstance(key, str)}})
+    nested = {key: value for key, value in names.items() if isinstance(key, tuple) and key[0] != "index"}
+    return kinds.with_fields(whole, nested) if as_tensordict else {**whole, **nested}

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers import checkpoint
-from ostinato.buffers.checkpoint import read_generator, read_ticket, revive, saved_rows, show_ticket, with_state
+from ostinato.buffers.checkpoint import (
+    read_generator,
+    read_ticket,
+    revive,
+    saved_rows,
+    show_ticket,
+    unit_name,
+    with_state,
+)
 from ostinato.buffers.records import Mix
 from ostinato.errors import CheckpointError
 
@@ -87,6 +95,13 @@ def _check(
             f"batch_size={batch_size}: load it with the same batch_size"
         )
         raise CheckpointError(msg)
+    for member, mine in zip(members, state["members"], strict=True):
+        if state["pending"] and mine.get("unit") != unit_name(member.engine):
+            msg = (
+                f"the checkpoint holds queued draws of the unit {mine.get('unit')}, the member has "
+                f"{unit_name(member.engine)}: load it with the same sample_unit"
+            )
+            raise CheckpointError(msg)
     rows = [saved_rows(mine) for mine in state["members"]]
     devices = [member.engine.storage.device for member in members]
     queue = []

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import Ticket
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
 
@@ -27,9 +28,9 @@ __all__ = [
     "check_sampler",
     "from_batch",
     "from_rows",
-    "generation",
     "in_storage_order",
     "prepare",
+    "ranks",
     "unpack",
     "update",
 ]
@@ -94,9 +95,23 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
     return sampler.reduce(values.reshape(rows, -1)).contiguous()
 
 
-def generation(engine: Engine, stamps: Tensor) -> Tensor:
-    """Return the stamps of a draw as samples carry them, int64 `[B]`."""
-    return stamps + engine.era * _ERA if engine.era else stamps
+def ranks(engine: Engine, ticket: Ticket) -> dict[str, Tensor]:
+    """Return what samples of prioritized buffers carry beside their index, `[R]` each; nothing for others.
+
+    `priority_weight` is that of the row drawn, `index_generation` the stamp of each record; of windows around anchors
+    `anchor_generation` is that of the anchor.
+    """
+    draw, plan = ticket.draw, ticket.plan
+    if draw.weights is None:
+        return {}
+    found = {"priority_weight": ticket.per_record(draw.weights)}
+    if draw.stamps is not None:
+        found["index_generation"] = draw.stamps if plan is None or plan.stamps is None else plan.stamps
+        if plan is not None and "anchor_index" in plan.notes:
+            found["anchor_generation"] = plan.per_record(draw.stamps)
+        if engine.era:
+            found |= {key: value + engine.era * _ERA for key, value in found.items() if key.endswith("generation")}
+    return found
 
 
 class Change(NamedTuple):
@@ -250,7 +265,7 @@ def _stamps_given(given: Any, slots: Tensor) -> Tensor:
             f"got {stamps.dtype}{list(stamps.shape)}"
         )
         raise SchemaError(msg)
-    return stamps.reshape(-1).to(slots.device, torch.int64)
+    return stamps.reshape(-1).to(slots.device, torch.int64).contiguous()
 
 
 def in_storage_order(priority: Any, index: Any) -> Any:
@@ -278,23 +293,35 @@ def unpack(sample: Any, priority: Any, given: Any) -> tuple[Any, Any, Any]:
         raise KeyMissingError(msg)
     stamps = sample.get("index_generation", None) if given is None else given
     if "anchor_index" in keys and "validity_mask" in keys:
-        return _of_anchors(sample, priority, stamps)
+        return _of_anchors(sample, priority, sample.get("anchor_generation", None) if given is None else given)
     return sample["index"], priority, stamps
 
 
 def _of_anchors(sample: Any, priority: Any, stamps: Any) -> tuple[Any, Any, Any]:
-    """Return index, priorities and generation of the anchors of windows."""
-    anchors, valid = sample["anchor_index"], sample["validity_mask"]
-    first = sample["step_in_sequence"] == 0
+    """Return index, priorities and generation of the anchors of windows, whatever the shape of the batch."""
+    valid, anchors = sample["validity_mask"], sample["anchor_index"]
+    if isinstance(anchors, tuple):
+        anchors = torch.stack(anchors, -1)
+    lead, anchors = valid.shape, anchors.reshape(-1, *anchors.shape[valid.ndim :])
+    first = (sample["step_in_sequence"] == 0).reshape(-1)
     windows = int(first.sum())
-    index = tuple(part[first] for part in anchors) if isinstance(anchors, tuple) else anchors[first]
-    values = priority if isinstance(priority, Tensor) else torch.as_tensor(priority)
-    if values.ndim and values.shape[0] == valid.shape[0] != windows:
-        values = values.reshape(valid.shape[0], -1).masked_fill(~valid[:, None].to(values.device), -torch.inf)
-        values = values.view(windows, -1).amax(1)
-    if isinstance(stamps, Tensor) and stamps.shape[0] == first.shape[0]:
-        stamps = stamps[first]
-    return index, values, stamps
+    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority))
+    if values.numel() == 1:
+        values = values.reshape(1).expand(lead)
+    if values.shape[: len(lead)] != lead or (len(lead) == 1 and lead[0] == windows):  # one for each window
+        few = isinstance(stamps, Tensor) and stamps.numel() == first.numel()
+        return anchors[first], values, stamps.reshape(-1)[first] if few else stamps
+    seen = valid.reshape(-1).to(anchors.device)
+    if not bool(seen.all()):
+        anchors, first = anchors[seen], first[seen]
+        values = values.reshape(seen.numel(), -1)[seen.to(values.device)]
+        stamps = stamps.reshape(-1)[seen.to(stamps.device)] if isinstance(stamps, Tensor) else stamps
+    index, group = torch.unique(anchors, dim=0, return_inverse=True)
+    values = values.detach().reshape(first.numel(), -1).to(torch.float64).amax(1)
+    best = values.new_full((index.shape[0],), -torch.inf).scatter_reduce_(0, group.to(values.device), values, "amax")
+    if isinstance(stamps, Tensor):
+        stamps = stamps.new_zeros(index.shape[0]).scatter_(0, group.to(stamps.device), stamps.reshape(-1))
+    return index, best, stamps
 
 
 def from_batch(sample: Any, key: str | tuple[str, ...], reduce: Any, ndim: int) -> tuple[Any, Tensor, Any]:

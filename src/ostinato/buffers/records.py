@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ostinato.core.draw import Draw
     from ostinato.core.plan import Plan
     from ostinato.core.stamps import Stamps
+    from ostinato.samplers import Sampler
     from ostinato.storages import Storage
 
 __all__ = ["Mix", "Rows", "Source", "Ticket"]
@@ -27,6 +28,8 @@ class Ticket(NamedTuple):
     """Whether the draw ended an epoch."""
     stamps: Stamps
     """The stamps that `serial` counts in; a load or another storage brings new ones."""
+    sampler: Sampler
+    """Who drew; it says what the slices of the batch are marked with."""
     rng: Tensor | None = None
     """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
     plan: Plan | None = None

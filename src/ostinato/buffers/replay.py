@@ -173,8 +173,9 @@ class ReplayBuffer:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
-        self._feed.drop()
-        return self._engine.set_sampler(sampler)
+        with self._engine.lock:  # no draw of the old one may come in between
+            self._feed.drop()
+            return self._engine.set_sampler(sampler)
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Exchange the storage and return the previous one.
@@ -182,9 +183,11 @@ class ReplayBuffer:
         The collate function becomes `collate_fn`, or the new storage's default.
         """
         part("storage", storage, Storage, None)
-        self._feed.drop()
         check_pin(self._engine.pin, storage)
-        old = self._engine.set_source(Source(storage, storage.default_collate if collate_fn is None else collate_fn))
+        source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
+        with self._engine.lock:
+            self._feed.drop()
+            old = self._engine.set_source(source)
         if not self._dim_given:
             self._dim_extend = storage.ndim - 1
         return old
@@ -362,22 +365,15 @@ class ReplayBuffer:
 
     def _info(self, batch: Batch) -> dict[str, Any]:
         ticket = batch.ticket
-        info = {"index": self._index(ticket.records), **self._ranks(ticket), **(ticket.draw.info or {}), **batch.notes}
+        info = {
+            "index": self._index(ticket.records),
+            **priorities.ranks(self._engine, ticket),
+            **(ticket.draw.info or {}),
+            **batch.notes,
+        }
         if "anchor_index" in info:
             info["anchor_index"] = self._index(info["anchor_index"])
         return info
-
-    def _ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """What samples of prioritized buffers carry beside their index."""
-        draw = ticket.draw
-        if draw.weights is None:
-            return {}
-        ranks = {"priority_weight": ticket.per_record(draw.weights)}
-        if draw.stamps is not None:
-            own = None if ticket.plan is None else ticket.plan.stamps
-            stamps = ticket.per_record(draw.stamps) if own is None else own
-            ranks["index_generation"] = priorities.generation(self._engine, stamps)
-        return ranks
 
     def __len__(self) -> int:
         """Rows present (cells with `ndim=2`)."""
@@ -471,6 +467,20 @@ class ReplayBuffer:
         with self._engine.lock:
             if self.sampler.prioritized:
                 priorities.as_sampler(self.sampler).settle()
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows once more: after edits through views. Cost: O(rows), later.
+
+        Raises:
+            UsageError: if nothing in this buffer asks for episodes.
+        """
+        with self._engine.lock:
+            if self._engine.chronicle is None:
+                msg = "this buffer keeps no account of episodes: no sample_unit, slice sampler or episodes= asks for it"
+                raise UsageError(msg)
+            self._feed.drop()
+            self._engine.chronicle.forget()
+            self._engine.begin_priorities()
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""

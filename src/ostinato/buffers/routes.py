@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["update", "update_from_batch"]
 
+_WINDOWS = ("anchor_index", "anchor_generation", "validity_mask", "step_in_sequence")
+"""What a sample says of windows around anchors: their priorities are the anchors'."""
 _NAMES = "an ensemble's rows are named by index and buffer_ids: pass the sample, or its info"
 
 
@@ -77,6 +79,8 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
         part = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
         if stamps is not None:
             part["index_generation"] = _take(_flat(stamps, lead), at)
+        windows = {name: batch.get(name, None) for name in _WINDOWS}
+        part |= {name: _take(_flat(value, lead), at) for name, value in windows.items() if value is not None}
         reduce = priorities.as_sampler(member.engine.sampler).reduce
         changes[i] = priorities.from_batch(part, "priority", reduce, ndim)
     _write(members, changes)

@@ -18,16 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorDictReplayBuffer"]
 
-_OWN_KEYS = (
-    "index",
-    "priority_weight",
-    "index_generation",
-    "validity_mask",
-    "learning_mask",
-    "sequence_id",
-    "step_in_sequence",
-    "anchor_index",
-)
+_OWN_KEYS = ("index", "priority_weight", "index_generation")
 """Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
 
 
@@ -81,7 +72,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "ReplayBuffer for other data"
             )
             raise KindError(msg)
-        rows = [_without_own(row) for row in data] if type(data) is list else _without_own(data)
+        unit = self._engine.unit
+        own = _OWN_KEYS if unit is None or not unit.notes else (*_OWN_KEYS, "anchor_generation", *unit.notes)
+        rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
     def sample(
@@ -96,7 +89,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._dress(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **self._ranks(ticket)})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **priorities.ranks(self._engine, ticket)})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
@@ -135,7 +128,7 @@ def _as_path(key: Any) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
-def _without_own(row: Any) -> Any:
+def _without_own(row: Any, own: tuple[str, ...]) -> Any:
     keys = row.keys()
-    own = [key for key in _OWN_KEYS if key in keys]
-    return row.exclude(*own) if own else row
+    found = [key for key in own if key in keys]
+    return row.exclude(*found) if found else row

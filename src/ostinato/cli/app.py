@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ostinato._optional import require
-from ostinato.cli import show
+from ostinato.cli import output, show, tables, trajectories
 from ostinato.errors import OstinatoError
 
 if TYPE_CHECKING:
@@ -95,43 +93,38 @@ def demo(
     drawn = draw(picture(report), output_dir / "demo.png")
     summary = {field.name: getattr(report, field.name) for field in fields(report) if field.name != "buffer"}
     summary = {**summary, "config": asdict(config), "mean_return": report.mean_return}
-    (output_dir / "report.json").write_text(_json(summary) + "\n")
+    (output_dir / "report.json").write_text(output.to_json(summary) + "\n")
     show.files(reopened, drawn)
 
 
 @app.command(
-    epilog="Examples:  ostinato inspect runs/checkpoint   ·   ostinato inspect --json runs/checkpoint | jq .rows"
+    epilog="Examples:  ostinato inspect runs/checkpoint   ·   ostinato inspect --json runs/rollouts | jq .total_samples"
 )
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Directory that dumps() wrote.")],
+    path: Annotated[Path, typer.Argument(help="Directory that dumps() wrote, or a directory of trajectories.")],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Read the manifest only: no checksums or statistics.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Read the manifest or index only: no checksums, statistics or keys.")
+    ] = False,
+    allow_pickle: Annotated[bool, trajectories.ALLOW_PICKLE] = False,
 ) -> None:
-    """Show what a checkpoint holds: fields, shapes, dtypes, bytes, rows and simple statistics.
+    """Show what a checkpoint or a directory of trajectories holds: fields, shapes, dtypes, bytes, rows.
 
-    Reads every file block by block and compares its checksums, unless --quick. Exit status: 0 fine, 1 the checkpoint
-    is missing or damaged, 2 wrong usage.
+    Of a buffer's checkpoint every file is read and its checksums are compared, of trajectories the size and the
+    header of each file, unless --quick (`ostinato verify` reads everything).
+    Exit status: 0 fine, 1 missing or damaged, 2 wrong usage.
     """
-    from ostinato.tools import inspect_checkpoint
+    from ostinato.tools import inspect_checkpoint, inspect_store, is_store
 
-    report = inspect_checkpoint(path, read_data=not quick)
-    if as_json:
-        typer.echo(_json(asdict(report)))
+    if is_store(path):
+        store = inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle)
+        output.answer(store, tables.store, as_json=as_json)
+    elif allow_pickle:
+        msg = f"--allow-pickle is for directories of trajectories, {path} is none"
+        raise typer.BadParameter(msg)
     else:
-        show.checkpoint(report)
+        output.answer(inspect_checkpoint(path, read_data=not quick), show.checkpoint, as_json=as_json)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """Turn infinities and NaN, which JSON has no words for, into text."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+trajectories.register(app)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path
 
-__all__ = ["as_mode", "final_observations", "one_each", "per_env"]
+__all__ = ["as_mode", "final_observations", "flag_each", "one_each", "per_env"]
 
 _MODES = {"NEXTSTEP": "NEXT_STEP", "SAMESTEP": "SAME_STEP", "DISABLED": "DISABLED"}
 _FINAL = ("final_obs", "final_observation")
@@ -48,6 +48,20 @@ def one_each(name: str, values: Any, envs: int) -> Tensor:
         msg = f"{name} must hold one value per environment, shape [{envs}], got {list(tensor.shape)}"
         raise SchemaError(msg)
     return tensor.reshape(envs)
+
+
+def flag_each(name: str, values: Any, envs: int) -> Tensor:
+    """Return one bool per environment, `[envs]`, on the CPU.
+
+    Raises:
+        SchemaError: for another shape, or values that are neither true nor false.
+    """
+    tensor = one_each(name, values, envs).cpu()
+    flags = tensor != 0
+    if tensor.dtype is not flags.dtype and not bool((tensor == flags).all()):
+        msg = f"{name} must hold bools (or zeros and ones), got {tensor.dtype} {tensor.tolist()[:8]}"
+        raise SchemaError(msg)
+    return flags
 
 
 def per_env(name: str, data: Any, envs: int, *, like: dict[Path, Tensor] | None = None) -> dict[Path, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.collect.layout import Layout, join
 from ostinato.collect.match import check_arguments, match
-from ostinato.collect.results import as_mode, final_observations, one_each, per_env
+from ostinato.collect.results import as_mode, final_observations, flag_each, one_each, per_env
 from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class VectorSteps:
         self._mode = as_mode(autoreset_mode)
         self._reward_dtype = reward_dtype
         self._parts = (rb.storage, rb.sampler)
+        self._writes = rb.write_count
         self._match = match(rb, num_envs, self._mode, self._layout)
         self._obs: dict[Path, Tensor] | None = None
         self._idle = torch.zeros(num_envs, dtype=torch.bool)  # the episode is over, and the next one has not begun
@@ -141,6 +142,7 @@ class VectorSteps:
                 raise UsageError(msg)
             self._find_newest()
         else:
+            self._follow()
             kept = {path: chosen.to(value.device).view(-1, *[1] * (value.ndim - 1)) for path, value in fresh.items()}
             fresh = {path: torch.where(kept[path], value, self._obs[path]) for path, value in fresh.items()}
         self._break_off(chosen & self._open)
@@ -183,13 +185,11 @@ class VectorSteps:
         if before is None:
             msg = "add_step() came before reset(): call reset(obs) with the observations of the environment's reset"
             raise UsageError(msg)
-        if (self._rb.storage, self._rb.sampler) != self._parts:
-            self._match = match(self._rb, self._envs, self._mode, self._layout)
-            self._parts = (self._rb.storage, self._rb.sampler)
+        self._follow()
         after = per_env("obs", obs, self._envs, like=before)
         ends = {
-            "terminated": one_each("terminated", terminated, self._envs).to("cpu", torch.bool),
-            "truncated": one_each("truncated", truncated, self._envs).to("cpu", torch.bool),
+            "terminated": flag_each("terminated", terminated, self._envs),
+            "truncated": flag_each("truncated", truncated, self._envs),
         }
         ended = ends["terminated"] | ends["truncated"]
         self._check_mode(ended, info or {})
@@ -207,10 +207,23 @@ class VectorSteps:
             ]
         )
         index = self._write(fields)
+        self._writes = self._rb.write_count
         self._obs = after
         self._open = ~(ended | self._idle)
         self._idle = torch.zeros_like(ended) if self._mode == "SAME_STEP" else ended
         return index
+
+    def _follow(self) -> None:
+        """Look anew which episodes go on, where parts were exchanged, or others have written or emptied the buffer."""
+        rb = self._rb
+        parts = (rb.storage, rb.sampler)
+        if parts == self._parts and rb.write_count == self._writes:
+            return
+        if parts != self._parts:
+            self._match = match(rb, self._envs, self._mode, self._layout)
+        self._parts, self._writes = parts, rb.write_count
+        self._open = torch.zeros_like(self._open)
+        self._find_newest()
 
     def _check_mode(self, ended: Tensor, info: Mapping[str, Any]) -> None:
         """Refuse results that an environment of the mode does not give."""

@@ -125,7 +125,8 @@ class Episodes:
     @property
     def soft(self) -> bool:
         """Whether nothing, or nothing binding, was said of where episodes end."""
-        return self.optional or (not self.fixed and not self.paths and self.end_key is None)
+        by_usual_names = self.end_key is None and (self.traj_key is None or self.optional)
+        return by_usual_names and self.mask_key is None and not self.fixed
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -232,7 +233,7 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
     """
     ids = _one_each(values, path, rows).cpu()
     floats = ids.is_floating_point()
-    if ids.is_complex() or (floats and not bool((ids.isfinite() & (ids == ids.floor())).all())):
+    if ids.is_complex() or (floats and not bool(((ids.abs() < 2.0**63) & (ids == ids.floor())).all())):
         msg = f"{show_path(path)} must hold integers (the episode of each row), got {values.dtype}"
         raise SchemaError(msg)
     return ids.to(torch.int64)

@@ -82,7 +82,7 @@ class View(NamedTuple):
 class Draw(NamedTuple):
     """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
 
-    Stamps, int64, tell a later priority whether the row that it is for has been replaced. Where `lengths` is given,
+    Stamps, int64, tell a later priority whether the row that it is for has been replaced. With `length`, or `lengths`
     int64 `[B]`, each slot is the first one of a slice of so many rows of its episode, whose last row is repeated up to
     `pad` rows if that is not 0.
     """
@@ -93,6 +93,12 @@ class Draw(NamedTuple):
     stamps: Tensor | None = None
     lengths: Tensor | None = None
     pad: int = 0
+    length: int = 0
+
+    @property
+    def rows_each(self) -> Tensor | int | None:
+        """Rows of the slices, one number where all are equal; None where single rows were drawn."""
+        return self.length or self.lengths
 
 
 class Request(NamedTuple):

@@ -55,8 +55,9 @@ class EpisodeTable:
     slots (4 bytes a row) otherwise. With the compiled part each call is one native call. Memory: 4 bytes a slot, and
     about 100 bytes for each episode present.
 
-    All tensors are on the CPU, contiguous or not. Not locked: the buffer's lock orders notes and reads; reads alone may
-    run in several threads at once.
+    The table is in host memory. Tensors may be contiguous or not, and on any device; answers come back to where the
+    question came from, which waits for that device. Not locked: the buffer's lock orders notes and reads; reads alone
+    may run in several threads at once.
 
     Args:
         capacity: Slots of the ring, in `[1, 2**30]`.
@@ -199,11 +200,11 @@ class EpisodeTable:
             SlotError: A slot outside the ring. (All reads do.)
             OptionError: A wrong dtype, shape or device. (All reads do.)
         """
-        return self._rows.ahead(_given("slots", slots, torch.int64))
+        return _back(self._rows.ahead(_given("slots", slots, torch.int64)), slots)
 
     def behind(self, slots: Tensor) -> Tensor:
         """Count the rows present before each row in its episode; -1 for rows of no episode. int64 `[n]`."""
-        return self._rows.behind(_given("slots", slots, torch.int64))
+        return _back(self._rows.behind(_given("slots", slots, torch.int64)), slots)
 
     def shift(self, slots: Tensor, steps: Tensor | int) -> Tensor:
         """Find the rows that lie some steps on in the same episode.
@@ -219,7 +220,7 @@ class EpisodeTable:
         at = _given("slots", slots, torch.int64)
         if not isinstance(steps, torch.Tensor):
             steps = torch.full_like(at, max(-self.capacity, min(steps, self.capacity)))
-        return self._rows.shift(at, _given("steps", steps, torch.int64, at.numel()))
+        return _back(self._rows.shift(at, _given("steps", steps, torch.int64, at.numel())), slots)
 
     def window(self, slots: Tensor, before: int, after: int, dilation: int = 1) -> tuple[Tensor, Tensor]:
         """Find the rows around each row in its episode, T = `before + 1 + after` with itself.
@@ -244,11 +245,12 @@ class EpisodeTable:
                 f"before={before}, after={after}, dilation={dilation}"
             )
             raise OptionError(msg)
-        return self._rows.window(_given("slots", slots, torch.int64), before, after, dilation)
+        rows, valid = self._rows.window(_given("slots", slots, torch.int64), before, after, dilation)
+        return (rows, valid) if slots.is_cpu else (_back(rows, slots), _back(valid, slots))
 
     def ended(self, slots: Tensor) -> Tensor:
         """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""
-        return self._rows.ended(_given("slots", slots, torch.int64))
+        return _back(self._rows.ended(_given("slots", slots, torch.int64)), slots)
 
     def episodes(self) -> Spans:
         """List the episodes present, that with the oldest row first. Copies; O(count log count)."""
@@ -337,7 +339,7 @@ class Starts:
             OptionError: A wrong dtype, shape or device.
         """
         try:
-            return self._rows.draw(self._handle, _given("randoms", randoms, torch.int64))
+            return _back(self._rows.draw(self._handle, _given("randoms", randoms, torch.int64)), randoms)
         except IndexError as error:
             raise EmptyBufferError(self._why_empty()) from error
 
@@ -359,7 +361,7 @@ class Starts:
             msg = f"randoms must hold two numbers for each row to draw, got {given.numel()} in all"
             raise OptionError(msg)
         try:
-            return self._rows.draw_episodes(self._handle, given)
+            return _back(self._rows.draw_episodes(self._handle, given), randoms)
         except IndexError as error:
             raise EmptyBufferError(self._why_empty()) from error
 
@@ -382,12 +384,17 @@ class Starts:
 
 
 def _given(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
-    """The tensor, contiguous, if it is one of these on the CPU."""
-    right = tensor.dtype is dtype and tensor.dim() == 1 and tensor.is_cpu
+    """The tensor, contiguous and on the CPU, if it is one of these."""
+    right = tensor.dtype is dtype and tensor.dim() == 1 and not tensor.is_meta
     if not right or (rows is not None and tensor.numel() != rows):
         msg = (
-            f"{name} must be a {dtype} tensor [{'n' if rows is None else rows}] on the CPU, got {tensor.dtype} "
+            f"{name} must be a {dtype} tensor [{'n' if rows is None else rows}], got {tensor.dtype} "
             f"{list(tensor.shape)} on {tensor.device}: convert it first"
         )
         raise OptionError(msg)
-    return tensor.contiguous()
+    return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
+
+
+def _back(found: Tensor, like: Tensor) -> Tensor:
+    """What was found, on the device that was asked from."""
+    return found if like.is_cpu else found.to(like.device)

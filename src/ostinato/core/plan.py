@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ostinato.core.bits import as_bits
 from ostinato.core.draw import Request
 
 if TYPE_CHECKING:
@@ -111,12 +112,13 @@ class Plan(NamedTuple):
         return torch.cat([self.anchors, self.records, *parts.values()])
 
 
-def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor, pad: int = 0) -> Plan:
+def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor | int, pad: int = 0) -> Plan:
     """Return the plan in which each anchor is the first of its slice's rows; see `Draw`."""
-    longest = pad or int(lengths[0] if lengths.stride(0) == 0 else lengths.max())
+    if isinstance(lengths, int):
+        rows, _ = table.window(anchors, 0, lengths - 1)
+        return Plan(schema, anchors, rows.view(-1), repeat=lengths)
+    longest = pad or int(lengths.max())
     rows, _ = table.window(anchors, 0, longest - 1)
-    if lengths.stride(0) == 0 and not pad:
-        return Plan(schema, anchors, rows.view(-1), repeat=longest)
     steps = torch.arange(longest, device=rows.device)
     inside = steps < lengths[:, None]
     if pad:
@@ -142,9 +144,10 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
     shape = rows.shape[1:]
     out = rows.view(records, *column.tail, *shape)
     if column.blank is not None:
-        out[column.blank] = 0
+        as_bits(out)[column.blank] = 0
     if column.weights is not None:
-        out = (out * column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)).sum(1)
+        weights = column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)
+        out = (out * weights).masked_fill_(weights == 0, 0).sum(1)  # a row that does not count may be infinite
     elif column.merge:
         out = out.flatten(1, 2)
     return out

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "atomic_write",
     "check_free",
+    "copy_file",
     "create_file",
     "disk_errors",
     "free_bytes",
     "fsync_dir",
+    "link_or_copy",
     "new_token",
+    "open_file",
     "open_inside",
     "reserve",
     "safe_join",
@@ -39,6 +42,7 @@ __all__ = [
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # not on Windows
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}", re.ASCII)
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_COPY_BYTES = 2**20
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS}
 _COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 # Opening a FIFO that somebody put in the place of a file must not wait for a writer.
@@ -162,7 +166,16 @@ def open_inside(root: Path, name: str) -> tuple[int, int]:
     Raises:
         DamagedFileError: The name is not allowed, or no regular file is there.
     """
-    path = safe_join(root, name)
+    fd = open_file(safe_join(root, name))
+    return fd, os.fstat(fd).st_size
+
+
+def open_file(path: Path) -> int:
+    """Open a regular file for reading; a symbolic link, a directory or a FIFO in its place is refused.
+
+    Raises:
+        DamagedFileError: No regular file is there.
+    """
     try:
         fd = os.open(path, _READ)
     except FileNotFoundError as error:
@@ -173,12 +186,56 @@ def open_inside(root: Path, name: str) -> tuple[int, int]:
             raise
         msg = f"{path} is not a regular file: {error.strerror}"
         raise DamagedFileError(msg) from error
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         msg = f"{path} is not a regular file"
         raise DamagedFileError(msg)
-    return fd, status.st_size
+    return fd
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a regular file to a new one, and wait until its bytes are on the disk.
+
+    Raises:
+        DamagedFileError: `source` is no regular file.
+        StorageMemoryError: The disk is full; nothing is left.
+    """
+    fd = open_file(source)
+    try:
+        with disk_errors(target, os.fstat(fd).st_size):
+            new = create_file(target)
+            try:
+                while data := os.read(fd, _COPY_BYTES):
+                    write_all(new, data)
+                sync_fd(new)
+            finally:
+                os.close(new)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where the file system cannot; its bytes are on the disk afterwards.
+
+    Raises:
+        DamagedFileError: `source` is no regular file.
+        StorageMemoryError: The disk is full; nothing is left.
+    """
+    fd = open_file(source)
+    try:
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except OSError:
+            copy_file(source, target)
+            return
+        sync_fd(fd)
+    finally:
+        os.close(fd)
 
 
 def free_bytes(path: Path) -> int:

@@ -30,6 +30,8 @@ class Sampler(ABC):
     """Whether it keeps priorities; only a `PrioritySampler` does, which the buffer tells more."""
     episodes: Episodes | None = None
     """Where episodes begin and end, for a sampler that wants to know them; its view then has `episodes`."""
+    slices: bool = False
+    """Whether it draws slices (`Draw.length`, `Draw.lengths`), not single rows."""
     span: int = 1
     """Rows of one lane that one of its slices takes."""
     drop_last: bool = False

@@ -343,7 +343,9 @@ class Ledger:
         """Return exponents, priorities and values: powers may differ in the last bit between batch sizes."""
         self.settle()
         priorities, values = self.content()
-        hidden = {} if self._hidden is None else {"hidden": self._hidden[: self.rows]}
+        if self._hidden is not None and self.rows:  # which rows may be drawn is the buffer's to say: as if all
+            own = raise_to(priorities, self.eps, self._tree_alpha)
+            values = torch.where(self._hidden[: self.rows].to(values.device), own, values)
         return {
             "alpha": self.alpha,
             "eps": self.eps,
@@ -351,7 +353,6 @@ class Ledger:
             "largest": float(self._found_largest()),
             "priorities": priorities,
             "values": values,
-            **hidden,
         }
 
     @staticmethod
@@ -363,7 +364,7 @@ class Ledger:
         """
         numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
         whole = all(_is_content(state[x], rows) for x in ("priorities", "values"))
-        if not (whole and all(map(_is_number, numbers)) and _is_mask(state.get("hidden"), rows)):
+        if not (whole and all(map(_is_number, numbers))):
             msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
             raise CheckpointError(msg)
 
@@ -372,7 +373,6 @@ class Ledger:
         Ledger.__init__(self, float(state["alpha"]), float(state["eps"]), within=self.within)
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
         self._loaded = (state["priorities"].clone(), state["values"].clone())
-        self._hidden = state["hidden"].clone() if "hidden" in state else None
         self.rows = self._loaded[0].shape[0]
 
 
@@ -386,10 +386,6 @@ def _on(number: float | Tensor, device: torch.device) -> Tensor:
 def _is_content(x: Any, rows: int) -> bool:
     right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
     return right and bool(((x >= 0) & (x < float("inf"))).all())
-
-
-def _is_mask(x: Any, rows: int) -> bool:
-    return x is None or (isinstance(x, torch.Tensor) and x.dtype is torch.bool and tuple(x.shape) == (rows,))
 
 
 def _is_number(x: Any) -> bool:

@@ -188,7 +188,8 @@ class PrioritizedSampler(PrioritySampler):
     def begin(self, view: View) -> None:
         """Give the rows present the default priority, but those that a state brought priorities for."""
         self._ledger.tree(view)
-        self._limit(torch.arange(view.rows, device=view.device), view)
+        if view.rows:
+            self._limit(torch.arange(view.rows, device=view.device), view)
 
     def receive(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
         """Give rows just written their first priority. Cost: O(rows written)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, constant, episodes_of, slice_episodes
+from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, episodes_of, slice_episodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +29,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     """Draws slices of episodes that begin at rows drawn in proportion to their priority.
 
     The law of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their episode;
-    others keep their priority, but are not drawn until they have. Weights, and the stamps that come with them, are
-    those of the first row, repeated for all rows of its slice; `update_priority` with the index of a sample gives
-    priorities to all of its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
+    others keep their priority, but are not drawn until they have. Weights are those of the first row, repeated
+    for all rows of its slice; stamps are those of each row, and `update_priority` with a sample gives priorities to all
+    of its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
 
     With `num_slices` the length of a slice follows from the batch size; a new one costs one pass over the rows.
 
@@ -54,6 +54,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         >>> info["priority_weight"].shape
         torch.Size([6])
     """
+
+    slices = True
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         self._slicing = Slicing(options)
         self.episodes = slice_episodes(end_key, end_keys, traj_key, ends, trajectories, cache_values=cache_values)
         self._length = slice_len
-        self.span = slice_len or 1
+        self.span = 1 if slice_len is None or not strict_length else slice_len
 
     def __repr__(self) -> str:
         """Options and rows."""
@@ -104,6 +106,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         )
 
     def _starts(self, view: View) -> Starts | None:
+        if view.rows == 0:
+            return None  # an empty buffer keeps no account of episodes yet
         table = episodes_of(view)
         need = 1 if self._length is None else self._slicing.least(self._length)
         return None if need == 1 and not table.masked else table.starts(need)
@@ -124,7 +128,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self._slicing.require(starts.rows, starts.need, table)
         drawn = super().draw(view, number, generator)
         if self._slicing.plain:
-            return drawn._replace(lengths=constant(length, number, drawn.slots))
+            return drawn._replace(length=length)
         return drawn._replace(lengths=(table.ahead(drawn.slots) + 1).clamp_(max=length))
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
@@ -133,9 +137,10 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of priorities, and the length that rows were last drawn for."""
-        return {**super().state_dict(), "length": self._length}
+        return {**super().state_dict(), "length": self._length, "slices": self._slicing.form}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; see `PrioritizedSampler`."""
+        self._slicing.check_form(state)
         super().load_state_dict(state)
         self._length = state["length"]

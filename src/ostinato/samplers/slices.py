@@ -14,7 +14,6 @@ from ostinato.samplers.slicing import (
     SliceOptions,
     Slicing,
     check_ignored,
-    constant,
     episodes_of,
     slice_episodes,
 )
@@ -86,6 +85,8 @@ class SliceSampler(Sampler):
         True
     """
 
+    slices = True
+
     def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
         """Make the sampler that `replacement` asks for."""
         made = cls if replacement or cls is not SliceSampler else SliceSamplerWithoutReplacement
@@ -154,9 +155,21 @@ class SliceSampler(Sampler):
         randoms = torch.randint(0, TOP, (2 * number,), generator=generator, device=view.device)
         rows = starts.draw_episodes(randoms)
         if slicing.plain:
-            return Draw(rows, lengths=constant(length, number, rows))
+            return Draw(rows, length=length)
         first, lengths = slicing.place(rows, length, view, generator)
         return Draw(first, lengths=lengths, pad=length if slicing.options.pad_output else 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what slices look like."""
+        return {"slices": self._slicing.form}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if the state is that of other slices.
+        """
+        self._slicing.check_form(state)
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
         """Return the flags of the slices; see the class."""
@@ -270,6 +283,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
         return {
+            **SliceSampler.state_dict(self),
             **SamplerWithoutReplacement.state_dict(self),
             "firsts": self._firsts,
             "seen": self._seen,
@@ -283,8 +297,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             CheckpointError: if the state is damaged, or of other options.
         """
         firsts = state["firsts"]
-        if firsts.dtype is not torch.int64 or firsts.ndim != 1 or int(state["rows"]) > firsts.shape[0]:
+        sound = firsts.dtype is torch.int64 and firsts.ndim == 1 and int(state["rows"]) <= firsts.shape[0]
+        if not sound or (firsts.numel() and int(firsts.min()) < 0):
             msg = "the sampler's state is damaged: it names more episodes than it holds"
             raise CheckpointError(msg)
+        SliceSampler.load_state_dict(self, state)
         SamplerWithoutReplacement.load_state_dict(self, state)
         self._firsts, self._seen, self._length = firsts.clone(), int(state["seen"]), int(state["length"])

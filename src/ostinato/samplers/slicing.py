@@ -8,7 +8,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
-from ostinato.errors import EmptyBufferError, KindError, OptionError, UsageError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ __all__ = [
     "SliceOptions",
     "Slicing",
     "check_ignored",
-    "constant",
     "episodes_of",
     "slice_episodes",
 ]
@@ -132,6 +131,25 @@ class Slicing:
         self.left, self.right = (_side(side, options.slice_len) for side in span)
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
         self._init = None if options.init_key is None else as_path(options.init_key)
+        self._ends: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool))
+
+    @property
+    def form(self) -> str:
+        """What slices look like, as states hold it."""
+        options = self.options
+        names = ("num_slices", "slice_len", "strict_length", "pad_output")
+        said = [f"{name}={getattr(options, name)}" for name in names]
+        return ", ".join([*said, f"span={(self.left, self.right)}"])
+
+    def check_form(self, state: dict[str, Any]) -> None:
+        """Refuse a state of other slices.
+
+        Raises:
+            CheckpointError: naming both.
+        """
+        if state["slices"] != self.form:
+            msg = f"the state is that of slices with {state['slices']}, these have {self.form}: use the same options"
+            raise CheckpointError(msg)
 
     def split(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices in a batch, and their length.
@@ -194,10 +212,19 @@ class Slicing:
         first = start.clamp(min=0)
         return table.shift(rows, first - behind), torch.minimum(start + full, have) - first
 
+    def _last(self, plan: Plan) -> Tensor:
+        """Return which records end their slice; of slices of one length a copy of the last answer."""
+        if plan.last is not None or plan.owner is not None:
+            return plan.last_of_each()
+        key = (plan.records.shape, plan.repeat, plan.records.device)
+        if self._ends[0] != key:
+            self._ends = (key, plan.last_of_each())
+        return self._ends[1].clone()
+
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
         """Return the flags of slices: the last row truncated and done, the first one initial where rows say so."""
         out: dict[Path, Tensor] = {}
-        last = plan.last_of_each()
+        last = self._last(plan)
         path = self._truncated
         if path is not None:
             done, terminated = (*path[:-1], "done"), (*path[:-1], "terminated")
@@ -223,11 +250,6 @@ def episodes_of(view: View) -> EpisodeTable:
         msg = "slices need a buffer that keeps account of episodes: ReplayBuffer does, for samplers with `episodes`"
         raise OptionError(msg)
     return view.episodes
-
-
-def constant(value: int, count: int, like: Tensor) -> Tensor:
-    """Return a number `count` times, without memory for each: a sign that all are equal."""
-    return torch.tensor([value], device=like.device).expand(count)
 
 
 def _side(side: Any, length: int | None) -> bool | int:

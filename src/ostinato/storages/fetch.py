@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
+from ostinato.core.bits import as_bits
 from ostinato.errors import OptionError
-from ostinato.storages.bits import as_bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

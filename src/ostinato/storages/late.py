@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
+from ostinato.core.bits import as_bits
 from ostinato.core.kinds import as_tensor, is_tensordict, show_field, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
-from ostinato.storages.bits import as_bits
 
 if TYPE_CHECKING:
     from ostinato.core.rows import Path

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
+from ostinato.core.bits import as_bits, same_rows
 from ostinato.core.draw import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema
 from ostinato.errors import OptionError
-from ostinato.storages.bits import as_bits, same_rows
 from ostinato.storages.fetch import check_alike, checked_choice
 from ostinato.storages.plain_sides import PlainSides
 from ostinato.storages.sides import FOLLOWS, NOTHING, Links, NativeSides, Sides

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ostinato.core.bits import as_bits
 from ostinato.errors import CheckpointError
-from ostinato.storages.bits import as_bits
 from ostinato.storages.mirror import MirroredTable
 
 if TYPE_CHECKING:

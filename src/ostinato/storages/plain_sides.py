@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from ostinato.core.bits import as_bits, same_rows
 from ostinato.core.draw import ring_range
-from ostinato.storages.bits import as_bits, same_rows
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.sides import FOLLOWS, NOTHING, Links, chunk_rows
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.core.bits import as_bits
 from ostinato.core.draw import Picks, Run
-from ostinato.storages.bits import as_bits
 from ostinato.storages.fetch import Fetcher, Room, register
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ Every test method states one law in its docstring. The suites need no plugin and
 
 from ostinato.testing.samplers import SamplerContract
 from ostinato.testing.storages import StorageContract
+from ostinato.testing.units import UnitContract
 from ostinato.testing.views import make_view
 from ostinato.testing.writers import WriterContract
 
-__all__ = ["SamplerContract", "StorageContract", "WriterContract", "make_view"]
+__all__ = ["SamplerContract", "StorageContract", "UnitContract", "WriterContract", "make_view"]

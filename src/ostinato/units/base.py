@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError, SchemaError
+from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +31,27 @@ class SampleUnit(ABC):
 
     episodes: Episodes | None = None
     """Where episodes begin and end; None for a unit that need not know."""
+    notes: tuple[str, ...] = ()
+    """Keys that it adds to the info, and to TensorDict samples; they are dropped from what is written back."""
+    single: bool = False
+    """Whether it makes windows of single rows, so that a sampler of slices leaves nothing to do."""
+    plain: bool = False
+    """Whether it leaves rows as they are, so that any storage will do."""
+    options: tuple[str, ...] = ()
+    """Attributes that stay as the unit was made: buffers have fitted themselves to them."""
     rank: int = 0
     """Where it stands in a chain: units of lower rank change the plan first; two of one rank exclude each other."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but no option a second time.
+
+        Raises:
+            UsageError: for an option.
+        """
+        if name in self.options and name in self.__dict__:
+            msg = f"{name} of a {type(self).__name__} is fixed when it is made, got {value!r}: make another unit"
+            raise UsageError(msg)
+        super().__setattr__(name, value)
 
     @property
     def need(self) -> int:

@@ -61,6 +61,8 @@ class _Chain(SampleUnit):
 
     def __init__(self, units: list[SampleUnit]) -> None:
         self._units = units
+        self.notes = tuple(name for unit in units for name in unit.notes)
+        self.single = any(unit.single for unit in units)
         self.episodes = merge_episodes([unit.episodes for unit in units])
 
     def __repr__(self) -> str:

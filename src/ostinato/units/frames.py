@@ -60,6 +60,7 @@ class FrameStack(SampleUnit):
         (torch.Size([2, 4, 8, 8]), torch.Size([2, 4, 8, 8]))
     """
 
+    options = ("k", "keys", "padding", "merge")
     rank = 3
 
     def __init__(

@@ -77,6 +77,7 @@ class Hindsight(SampleUnit):
         tensor([4., 4.])
     """
 
+    options = ("reward_fn", "her_ratio", "strategy", "goal_path", "achieved_path", "reward_path")
     rank = 2
 
     def __init__(
@@ -117,8 +118,9 @@ class Hindsight(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
         """Read the goal of relabelled rows from the row that reached it."""
-        if dice is None:
-            msg = "Hindsight.expand() needs the random numbers that roll() gives"
+        if dice is None or dice.shape != (2, plan.records.shape[0]):
+            got = "none" if dice is None else list(dice.shape)
+            msg = f"Hindsight needs the random numbers that roll() gives, [2, {plan.records.shape[0]}], got {got}"
             raise OptionError(msg)
         fields = self._find(plan)
         chosen, relabelled = self._choose(plan.records, view, dice, late=fields.next_achieved is None)

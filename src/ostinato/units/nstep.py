@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NStep"]
 
+_ADDABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _FLAGS = frozenset({"done", "terminated", "truncated"})
 
 
@@ -63,6 +64,7 @@ class NStep(SampleUnit):
         True
     """
 
+    options = ("reward_key", "next_keys")
     rank = 1
 
     def __init__(
@@ -118,24 +120,25 @@ class NStep(SampleUnit):
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the reward of all steps, and what follows the last one."""
         reward, after = self._find(plan)
-        n, table = self._n, episodes_of(view)
+        n, gamma, table = self._n, self._gamma, episodes_of(view)  # once: another thread may set them
         rows, valid = table.window(plan.records, 0, n - 1)
         exact = plan.schema.leaves[reward].dtype is torch.float64
-        powers = self._powers(plan.records.device, torch.float64 if exact else torch.float32)
-        steps = valid.sum(1)
+        powers = self._powers(n, gamma, plan.records.device, torch.float64 if exact else torch.float32)
+        steps = table.ahead(plan.records).add_(1).clamp_(1, n)
         last = rows[:, -1].contiguous()
         columns = {position: Column(Request(position, last)) for position in after}
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), valid * powers[:n])
         fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps).to(torch.float32)}
         return plan.with_columns(columns)._replace(fields=fields)
 
-    def _powers(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def _powers(self, n: int, gamma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return `gamma^0 .. gamma^n`, `[n + 1]`."""
-        key = (self._n, self._gamma, device, dtype)
-        if self._known[0] != key:
-            exponents = torch.arange(self._n + 1, device=device, dtype=torch.float64)
-            self._known = (key, torch.pow(self._gamma, exponents).to(dtype))
-        return self._known[1]
+        key = (n, gamma, device, dtype)
+        known, powers = self._known
+        if known != key:
+            powers = torch.pow(gamma, torch.arange(n + 1, device=device, dtype=torch.float64)).to(dtype)
+            self._known = (key, powers)
+        return powers
 
     def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
         """Return the positions of the reward, and of the fields after the step; looked up once for each schema."""
@@ -145,9 +148,12 @@ class NStep(SampleUnit):
         paths = [leaf.path for leaf in plan.schema.leaves]
         path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
         reward = require_field(plan, path, "the reward of a step")
-        if not plan.schema.leaves[reward].dtype.is_floating_point:
-            dtype = plan.schema.leaves[reward].dtype
-            msg = f"{show_path(path)} must be floating, to add up discounted rewards, got {dtype}: convert it first"
+        dtype = plan.schema.leaves[reward].dtype
+        if dtype not in _ADDABLE:
+            msg = (
+                f"{show_path(path)} must be float16, bfloat16, float32 or float64, to add up discounted rewards, got "
+                f"{dtype}: convert it before writing"
+            )
             raise SchemaError(msg)
         if self._next is None:
             after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, paths))

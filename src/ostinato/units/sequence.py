@@ -35,6 +35,8 @@ class Transition(SampleUnit):
         torch.Size([4])
     """
 
+    plain = True
+
     def __repr__(self) -> str:
         """Class alone."""
         return "Transition()"
@@ -52,8 +54,11 @@ class Sequence(SampleUnit):
     these, `dilation` rows apart. No window spans two episodes, nor the write cursor. The batch is flat,
     `[B * T, *shape]`; the info (and a TensorDict sample) has, `[B * T]` each: `validity_mask` (False where a row
     repeats the episode's first or last one, because the window reaches beyond), `learning_mask` (True for the `length`
-    rows), `sequence_id`, `step_in_sequence` and `anchor_index`. Weights and stamps of prioritized buffers are those of
-    the anchor, repeated, and `update_tensordict_priority` gives the anchor the largest priority of its valid rows.
+    rows), `sequence_id`, `step_in_sequence` and `anchor_index`.
+
+    In prioritized buffers the weight is that of the anchor, `index_generation` the stamp of each row, and
+    `anchor_generation` that of the anchor; handing the sample to `update_tensordict_priority` or `update_priority`
+    gives the anchor the largest priority of its valid rows.
 
     Burn-in for recurrent learners: Kapturowski et al. 2019, section 3.
 
@@ -83,6 +88,9 @@ class Sequence(SampleUnit):
         torch.Size([6])
     """
 
+    notes = ("validity_mask", "learning_mask", "sequence_id", "step_in_sequence", "anchor_index")
+    single = True
+    options = ("length", "episode_boundary", "done_key", "burn_in", "bootstrap", "dilation")
     rank = 0
 
     def __init__(
@@ -136,9 +144,6 @@ class Sequence(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Let each record become a window."""
-        if plan.repeat > 1 or plan.owner is not None:
-            msg = "Sequence makes windows of single rows, and slice samplers draw slices already: leave one of them out"
-            raise OptionError(msg)
         table, anchors = episodes_of(view), plan.records
         if self.episode_boundary == "include_reset":
             rows, valid = self._in_lane(anchors, view, table.lanes)

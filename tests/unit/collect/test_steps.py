@@ -275,3 +275,33 @@ def test_prioritized_rows_are_addressed_by_the_index() -> None:
         index = steps.add_step(action, *env.step(action))
         rb.update_priority(index, torch.arange(3.0))
     assert set(rb.sample()["obs"][:, 0].tolist()) == {1.0, 2.0}, "environment 0 has the priority 0"
+
+
+@pytest.mark.filterwarnings("ignore:single_copy saves little")
+@pytest.mark.parametrize(("mode", "ndim"), list(product(MODES, [1, 2])))
+@pytest.mark.parametrize("capacity", [18, 1_000])
+def test_storages_that_keep_observations_once_hold_the_same_rows(mode: str, ndim: int, capacity: int) -> None:
+    actions = actions_for(COUNT, ENVS)
+    rb = buffer(mode, "flat", ndim, capacity)
+    rb.set_storage(LazyTensorStorage(capacity, ndim=ndim, single_copy=True))
+    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode), actions)
+    plain = buffer(mode, "flat", ndim, capacity)
+    run(VectorSteps(plain, ENVS, mode), make(ENVS, mode), actions)
+    assert stored(rb, "flat") == stored(plain, "flat")
+    assert all(stored(rb, "flat"))
+
+
+def test_environments_in_processes_give_the_same_rows() -> None:
+    gym = pytest.importorskip("gymnasium")
+    kept = []
+    for kind in (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv):
+        rb = ReplayBuffer(storage=LazyTensorStorage(200))
+        env = kind([lambda: gym.make("CartPole-v1")] * 2)
+        steps = VectorSteps.for_env(rb, env)
+        steps.reset(env.reset(seed=3)[0])
+        for action in np.random.default_rng(0).integers(2, size=(60, 2)):
+            steps.add_step(action, *env.step(action))
+        env.close()
+        kept.append(rb[:])
+    assert len(kept[0]["obs"]) < 120, "some steps were resets"
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])

@@ -244,3 +244,16 @@ def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
     rb.update_priority(info, torch.full((24,), 9.0))
     assert (sampler.priorities == 1.0).all()
     assert rb.stats().stale_updates == 8
+
+
+def test_an_emptied_buffer_of_prioritized_slices_saves_and_loads() -> None:
+    def make() -> ReplayBuffer:
+        sampler = PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3)
+        return ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=6)
+
+    log, rb, other = Log(20, longest=1000), make(), make()
+    log.extend(rb, 5)
+    log.empty(rb)
+    other.load_state_dict(rb.state_dict())
+    log.extend(other, 12)
+    check_slices(log, *other.sample(return_info=True), length=3)

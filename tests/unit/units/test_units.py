@@ -62,12 +62,12 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: Sequence(2, "never"), OptionError, "episode_boundary must be one of"),
     (lambda: Sequence(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a callable"),  # type: ignore[arg-type]
-    (lambda: Hindsight(len, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
-    (lambda: Hindsight(len, strategy="past"), OptionError, "strategy must be one of"),
+    (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
+    (lambda: Hindsight(reward_of, strategy="past"), OptionError, "strategy must be one of"),
     (lambda: ReplayBuffer(sample_unit=[]), OptionError, "empty list"),
     (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit or a list of them, got int"),  # type: ignore[list-item]
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "do different things"),
-    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(len)]), OptionError, "exclude each other"),
+    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "exclude each other"),
     (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "exclude each other"),
     (lambda: SliceSampler(slice_len=2, span=2), OptionError, "span is True, False or a number of rows below"),
     (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
@@ -278,7 +278,7 @@ def test_a_unit_of_ones_own() -> None:
 
 def test_buffers_with_units_pickle() -> None:
     for options in ({"unit": [NStep(2, 0.9), FrameStack(2, ["obs"])]}, {"sampler": SliceSampler(slice_len=2)}):
-        rb = filled(generator=torch.Generator().manual_seed(0), **options)  # type: ignore[arg-type]
+        rb = filled(generator=torch.Generator().manual_seed(0), **options)
         rb.sample()
         again = pickle.loads(pickle.dumps(rb))
         assert torch.equal(rb.sample()["obs"], again.sample()["obs"])

@@ -1,4 +1,4 @@
-"""The examples run as they are, and their full runs show what they say."""
+"""The examples of windows and hindsight run as they are, and their full runs show what they say."""
 
 from __future__ import annotations
 

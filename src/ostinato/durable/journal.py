@@ -1,0 +1,111 @@
+"""Append-only files of checksummed JSON lines: what was appended and synced is there after any crash.
+
+A line is 16 hexadecimal digits, the XXH3-64 of the JSON, a space, the JSON, a line feed. A torn last line was never
+reported as written and is left out; any other damage is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, final
+
+import xxhash
+
+from ostinato.durable.files import atomic_write, disk_errors, open_file, sync_fd, write_all
+from ostinato.durable.manifest import canonical, parse_json
+from ostinato.errors import CheckpointError, DamagedFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["Journal", "read_lines", "write_lines"]
+
+_DIGITS = 16
+
+
+def write_lines(path: Path, nodes: Iterable[dict[str, Any]]) -> None:
+    """Put a whole file of lines in the place of `path`; after a crash it holds the old lines or the new."""
+    atomic_write(path, b"".join(map(_line, nodes)))
+
+
+def read_lines(path: Path, *, whole: bool) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file.
+
+    Args:
+        path: The file.
+        whole: Whether the file was written at once, so that a torn last line is damage, too.
+
+    Raises:
+        DamagedFileError: The file is missing, or a line is damaged.
+    """
+    with os.fdopen(open_file(path), "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            torn = not line.endswith(b"\n")
+            text = line[_DIGITS + 1 : -1]
+            if torn or line[:_DIGITS] != xxhash.xxh3_64_hexdigest(text).encode() or line[_DIGITS : _DIGITS + 1] != b" ":
+                if not whole and not stream.read(1):
+                    return
+                msg = f"{path} is damaged in line {number}: its checksum does not fit: restore it from a copy"
+                raise DamagedFileError(msg)
+            node = parse_json(text, f"{path}: line {number}")
+            if not isinstance(node, dict):
+                msg = f"{path} is damaged in line {number}: no JSON object"
+                raise DamagedFileError(msg)
+            yield node
+
+
+def _line(node: dict[str, Any]) -> bytes:
+    text = canonical(node)
+    return b"%s %s\n" % (xxhash.xxh3_64_hexdigest(text).encode(), text)
+
+
+@final
+class Journal:
+    """One file open for appending. Used by one thread at a time."""
+
+    def __init__(self, path: Path, head: dict[str, Any], *, sync: bool) -> None:
+        """Begin a new file with the line `head`, in the place of one that is there.
+
+        Args:
+            path: The file.
+            head: First line.
+            sync: Wait until each append is on the disk.
+        """
+        self._path = path
+        self._sync = sync
+        self._broken = False
+        write_lines(path, [head])
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        self._nbytes = os.fstat(self._fd).st_size
+
+    def append(self, nodes: Iterable[dict[str, Any]]) -> None:
+        """Append lines: all are there when this returns, and none of them after an error.
+
+        Raises:
+            StorageMemoryError: The disk is full.
+            CheckpointError: An earlier failed append could not be undone.
+        """
+        if self._broken:
+            msg = f"{self._path} could not be mended after a failed write: close the buffer, it is folded in then"
+            raise CheckpointError(msg)
+        data = b"".join(map(_line, nodes))
+        try:
+            with disk_errors(self._path, len(data)):
+                write_all(self._fd, data)
+                if self._sync:
+                    sync_fd(self._fd)
+        except BaseException:
+            self._broken = True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._nbytes)
+                self._broken = False
+            raise
+        self._nbytes += len(data)
+
+    def close(self) -> None:
+        """Close the file; it stays where it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

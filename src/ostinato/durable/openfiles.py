@@ -1,0 +1,80 @@
+"""A bounded number of files held open for positioned reads: the one used longest ago is closed first."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, final
+
+from ostinato.durable.files import open_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from pathlib import Path
+
+__all__ = ["OpenFile", "OpenFiles"]
+
+
+@final
+class OpenFile:
+    """A descriptor that is closed when nobody holds it any more."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: Path) -> None:
+        """Open a regular file.
+
+        Raises:
+            DamagedFileError: It is missing, or no regular file.
+        """
+        self.fd = -1
+        self.fd = open_file(path)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)  # else the system reads ahead, 128 KiB a row
+
+    def __del__(self) -> None:
+        """Close it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+@final
+class OpenFiles:
+    """Open files by path. May be used from several threads."""
+
+    def __init__(self, limit: int) -> None:
+        """Hold at most `limit` files open, besides those in use right now."""
+        self.limit = limit
+        self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return how many are held."""
+        return len(self._files)
+
+    def get(self, key: Hashable, path: Callable[[], Path]) -> OpenFile:
+        """Return an open file, which stays open as long as the caller holds it.
+
+        Args:
+            key: What files are told apart by; cheaper to make and to compare than a path.
+            path: Called where the file is not open yet.
+
+        Raises:
+            DamagedFileError: It is missing, or no regular file.
+        """
+        with self._lock:
+            file = self._files.get(key)
+            if file is None:
+                file = OpenFile(path())
+                self._files[key] = file
+                if len(self._files) > self.limit:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(key)
+            return file
+
+    def clear(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            self._files.clear()

@@ -1,0 +1,89 @@
+"""Writing a directory of trajectories anew in another format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.durable.tensorfile import check_format, read_tree, write_tree
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.trajectories.checkpoint import new_directory
+from ostinato.trajectories.entries import Entry, file_name, form_of, place_of
+from ostinato.trajectories.listing import fold, read_listing
+from ostinato.trajectories.trajectory import Trajectory, owned_tree
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+__all__ = ["ConvertReport", "convert"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What was converted."""
+
+    path: str
+    """The new directory."""
+    trajectory_format: str
+    """Its format."""
+    trajectories: int
+    """Trajectories in it."""
+    source_bytes: int
+    """Bytes of the files read."""
+    nbytes: int
+    """Bytes of the files written."""
+
+
+def convert(
+    source_path: str | os.PathLike[str],
+    save_path: str | os.PathLike[str],
+    trajectory_format: str,
+    *,
+    allow_pickle: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ConvertReport:
+    """Write all trajectories into a new directory in another format; ids, seed and generator stay.
+
+    Args:
+        source_path: Directory of trajectories, ours or RLinf's.
+        save_path: New directory, which appears whole.
+        trajectory_format: `safetensors`, `pt` or `pkl`.
+        allow_pickle: Consent to read or write `pkl`.
+        on_progress: Called with the number of files done and of all files.
+
+    Raises:
+        OptionError: No such format, or `pkl` without consent.
+        CheckpointError: No trajectories are there, they are of this format already, or the target exists.
+        DamagedFileError: naming a damaged file; nothing is left of the target.
+    """
+    check_format(trajectory_format, allow_pickle=allow_pickle)
+    source, target = Path(source_path).absolute(), Path(save_path).absolute()
+    listing = read_listing(source)
+    old = listing.head.trajectory_format
+    try:
+        check_format(old, allow_pickle=allow_pickle)
+    except OptionError as error:
+        msg = f"{source}: {error}"
+        raise CheckpointError(msg) from error
+    if old == trajectory_format:
+        msg = f"{source} holds {old} already: nothing to convert"
+        raise CheckpointError(msg)
+    source_bytes = 0
+    with new_directory(target) as temporary:
+        entries = []
+        for done, fact in enumerate(listing.facts.values(), 1):
+            path = source / file_name(fact, old)
+            values = read_tree(path, old, allow_pickle=allow_pickle) | {"model_weights_id": fact.model_weights_id}
+            tree = owned_tree(Trajectory.from_dict(values), str(path))
+            new = temporary / file_name(fact, trajectory_format)
+            header, checksum = write_tree(new, tree, trajectory_format, sync=True)
+            form = form_of(header, path)
+            entries.append(Entry(fact, form, place_of(temporary, header, form, checksum)))
+            source_bytes += path.stat().st_size
+            if on_progress is not None:
+                on_progress(done, len(listing.facts))
+        fold(temporary, listing.head._replace(trajectory_format=trajectory_format), listing.facts, entries)
+    written = sum(entry.place.nbytes for entry in entries if entry.place is not None)
+    return ConvertReport(str(target), trajectory_format, len(entries), source_bytes, written)

@@ -1,0 +1,252 @@
+"""What a directory of trajectories holds, and whether all of it is whole. Changes nothing, prints nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostinato.buffers.checkpoint import FORMAT
+from ostinato.durable import CheckpointReader
+from ostinato.durable.manifest import parse_json
+from ostinato.durable.tensorfile import check_format, file_checksum, read_header
+from ostinato.durable.trees import show
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
+from ostinato.trajectories.entries import Entry, file_name, form_of, id_of_name
+from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, Listing, read_listing, resolve
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+__all__ = ["Damage", "KeyReport", "StoreReport", "VerifyReport", "inspect_store", "is_store", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReport:
+    """One key of the trajectories."""
+
+    name: str
+    """Keys from the root, joined by dots."""
+    dtype: str
+    """Dtype."""
+    shape: tuple[int, ...]
+    """Shape of one transition's value."""
+    trajectories: int
+    """Trajectories that have it in this dtype and shape."""
+    nbytes: int
+    """Bytes of its rows in all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """One directory of trajectories."""
+
+    path: str
+    """The directory."""
+    trajectory_format: str
+    """`pt`, `pkl` or `safetensors`."""
+    trajectories: int
+    """How many are listed."""
+    total_samples: int
+    """Transitions: the sum of T * B."""
+    trajectory_counter: int
+    """The next id."""
+    seed: int
+    """Seed of the buffer."""
+    exact_resume: bool
+    """Whether the state of a generator was saved, so that sampling goes on with the same rows."""
+    journal: bool
+    """Whether a journal waits to be folded in: the directory is in use, or its process was killed."""
+    models: int
+    """Different weights that acted."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Different `[T, B]`."""
+    unlisted: tuple[str, ...]
+    """Trajectory files that no list names: cleared, or never finished."""
+    nbytes: int | None = None
+    """Bytes of the files; None where they were not looked at."""
+    keys: tuple[KeyReport, ...] = ()
+    """Keys of the batches; empty where the files were not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One file that is not as it should be."""
+
+    file: str
+    """Its name."""
+    trajectory_id: int | None
+    """The trajectory that it holds."""
+    problem: str
+    """What is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What reading everything found."""
+
+    path: str
+    """The directory."""
+    kind: str
+    """`trajectories` or `buffer`."""
+    files: int
+    """Files read."""
+    nbytes: int
+    """Bytes read."""
+    checksums: int
+    """Files whose bytes were compared with a checksum kept elsewhere or in the file itself."""
+    unlisted: tuple[str, ...]
+    """Trajectory files that no list names."""
+    damage: tuple[Damage, ...]
+    """What is damaged; empty where all is whole."""
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a directory holds trajectories (and not a buffer's checkpoint)."""
+    root = Path(path)
+    return (root / METADATA).exists() or (root / INDEX).exists() or (root / JOURNAL).exists()
+
+
+def inspect_store(
+    path: str | os.PathLike[str], *, read_headers: bool = True, allow_pickle: bool = False
+) -> StoreReport:
+    """Report on a directory of trajectories.
+
+    Args:
+        path: The directory.
+        read_headers: Look at each file, too: its size and its keys (for `pkl` that means to unpickle it). Otherwise
+            only the index is read.
+        allow_pickle: Consent to unpickle.
+
+    Raises:
+        CheckpointError: No trajectories are there, or they are pickles without consent.
+        DamagedFileError: naming the file that is damaged.
+    """
+    root = Path(path)
+    listing = read_listing(root)
+    facts = listing.facts.values()
+    entries: list[Entry] = []
+    if read_headers:
+        _consent(listing, allow_pickle=allow_pickle)
+        for _, found in resolve(listing, listing.facts, allow_pickle=allow_pickle):
+            if not isinstance(found, Entry):
+                raise found
+            entries.append(found)
+    return StoreReport(
+        path=str(root),
+        trajectory_format=listing.head.trajectory_format,
+        trajectories=len(listing.facts),
+        total_samples=sum(fact.num_samples for fact in facts),
+        trajectory_counter=listing.head.counter,
+        seed=listing.head.seed,
+        exact_resume=listing.head.generator is not None,
+        journal=(root / JOURNAL).exists(),
+        models=len({fact.model_weights_id for fact in facts}),
+        shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
+        unlisted=_unlisted(listing),
+        nbytes=sum(e.place.nbytes for e in entries if e.place is not None) if read_headers else None,
+        keys=_keys(entries),
+    )
+
+
+def _consent(listing: Listing, *, allow_pickle: bool) -> None:
+    try:
+        check_format(listing.head.trajectory_format, allow_pickle=allow_pickle)
+    except OptionError as error:
+        msg = f"{listing.directory}: {error}"
+        raise CheckpointError(msg) from error
+
+
+def _unlisted(listing: Listing) -> tuple[str, ...]:
+    listed = {file_name(fact, listing.head.trajectory_format) for fact in listing.facts.values()}
+    names = (path.name for path in listing.directory.iterdir())
+    return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
+
+
+def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
+    found: dict[Any, list[int]] = {}
+    for entry in entries:
+        for path, (dtype, shape) in entry.form.signature.items():
+            counts = found.setdefault((path, dtype, shape), [0, 0])
+            counts[0] += 1
+        for field in entry.form.fields:
+            found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
+    return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
+
+
+def verify(
+    path: str | os.PathLike[str], *, allow_pickle: bool = False, on_progress: Callable[[int, int], None] | None = None
+) -> VerifyReport:
+    """Read every file of a directory of trajectories, or of a buffer's checkpoint, and compare what can be compared.
+
+    Args:
+        path: The directory.
+        allow_pickle: Consent to unpickle; without it `pkl` files are compared by size and checksum alone, where kept.
+        on_progress: Called with the number of files done and of all files.
+
+    Returns:
+        What was read, and every damaged file.
+
+    Raises:
+        CheckpointError: Neither kind is there, or its lists cannot be read at all.
+    """
+    root = Path(path)
+    if not is_store(root):
+        reader = CheckpointReader(root, format_name=FORMAT)
+        nbytes = reader.verify()
+        return VerifyReport(str(root), "buffer", len(reader.names), nbytes, len(reader.names), (), ())
+    listing = read_listing(root)
+    damage = list(_metadata_damage(listing))
+    nbytes = checksums = 0
+    for done, (number, fact) in enumerate(listing.facts.items(), 1):
+        name = file_name(fact, listing.head.trajectory_format)
+        try:
+            read, compared = _verify_file(listing, number, root / name, allow_pickle=allow_pickle)
+            nbytes, checksums = nbytes + read, checksums + compared
+        except (OstinatoError, OSError) as error:
+            damage.append(Damage(name, number, str(error)))
+        if on_progress is not None:
+            on_progress(done, len(listing.facts))
+    return VerifyReport(
+        str(root), "trajectories", len(listing.facts), nbytes, checksums, _unlisted(listing), tuple(damage)
+    )
+
+
+def _metadata_damage(listing: Listing) -> list[Damage]:
+    """Compare the counts of the metadata with the index; while a journal waits they may lag."""
+    path = listing.directory / METADATA
+    if not path.exists() or (listing.directory / JOURNAL).exists():
+        return []
+    meta = parse_json(path.read_bytes(), path)
+    expected = {
+        "size": len(listing.facts),
+        "total_samples": sum(fact.num_samples for fact in listing.facts.values()),
+    }
+    wrong = [
+        f"{key} is {str(meta.get(key))[:40]}, the index has {n}" for key, n in expected.items() if meta.get(key) != n
+    ]
+    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.facts, default=-1):
+        wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, not above every id")
+    return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
+
+
+def _verify_file(listing: Listing, number: int, path: Path, *, allow_pickle: bool) -> tuple[int, bool]:
+    """Read one file; return its bytes, and whether a checksum was compared."""
+    format_name, fact, known = listing.head.trajectory_format, listing.facts[number], listing.known.get(number)
+    checksum = file_checksum(path, format_name, deep=True)
+    nbytes = path.stat().st_size
+    kept = "" if known is None or known.place is None else known.place.checksum
+    if kept and checksum != kept:
+        msg = f"checksum {checksum}, {kept} expected: restore the file from a copy"
+        raise DamagedFileError(msg)
+    if format_name != "pkl" or allow_pickle:
+        header = read_header(path, format_name, allow_pickle=allow_pickle)
+        form = form_of(header, path)
+        if form.shape != fact.shape or form.num_samples != fact.num_samples:
+            msg = f"it holds {list(form.shape)}, the index says {list(fact.shape)}, {fact.num_samples} transitions"
+            raise DamagedFileError(msg)
+    elif not kept:
+        msg = "a pickle without a kept checksum cannot be checked: give --allow-pickle if it comes from you"
+        raise DamagedFileError(msg)
+    return nbytes, bool(kept) or format_name == "pt"

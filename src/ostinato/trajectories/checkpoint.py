@@ -1,0 +1,170 @@
+"""Checkpoints of trajectories: a directory that appears whole, and reading one back, in full or a rank's share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import warnings
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ostinato.durable.files import fsync_dir, link_or_copy, new_token
+from ostinato.durable.locks import DirectoryLock
+from ostinato.durable.tensorfile import check_format, write_tree
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.trajectories.entries import Entry, place_of
+from ostinato.trajectories.listing import fold, read_listing, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ostinato.trajectories.entries import Held, Place
+    from ostinato.trajectories.listing import Head
+
+__all__ = ["Kept", "Loaded", "check_new", "load", "new_directory", "save", "share"]
+
+_SUFFIX = ".ostinato-tmp"
+
+
+class Kept(NamedTuple):
+    """An entry at the moment of a checkpoint: it may be saved or leave memory meanwhile."""
+
+    entry: Entry
+    held: Held | None
+    place: Place | None
+
+
+class Loaded(NamedTuple):
+    """What was read: the directory's head, and the trajectories that this rank gets."""
+
+    head: Head
+    entries: list[Entry]
+
+
+def check_new(path: Path) -> None:
+    """Refuse a target that is there already and not empty.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        msg = f"{path} exists and is no directory: choose a new path"
+        raise CheckpointError(msg)
+    if path.is_dir() and any(path.iterdir()):
+        msg = f"{path} exists and is not empty: choose a new path, or remove it first"
+        raise CheckpointError(msg)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside `path` that becomes `path` when the block ends well, and goes otherwise.
+
+    What a killed process left of earlier attempts is removed.
+
+    Raises:
+        CheckpointError: The path is taken.
+    """
+    check_new(path)
+    _make_parents(path.parent)
+    _sweep(path)
+    temporary = path.with_name(f".{path.name}.{new_token()}{_SUFFIX}")
+    temporary.mkdir()
+    lock = DirectoryLock(temporary)
+    try:
+        lock.acquire()
+        yield temporary
+        fsync_dir(temporary)
+        lock.release()
+        if os.name == "nt" and path.is_dir():
+            path.rmdir()
+        temporary.rename(path)
+    except BaseException:
+        lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def _make_parents(path: Path) -> None:
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        fsync_dir(place.parent)
+
+
+def _sweep(path: Path) -> None:
+    """Remove temporary directories of this path whose makers are gone: their locks are free."""
+    for left in path.parent.iterdir():
+        name = left.name
+        if not (name.startswith(f".{path.name}.") and name.endswith(_SUFFIX) and left.is_dir()):
+            continue
+        lock = DirectoryLock(left)
+        with contextlib.suppress(CheckpointError, OSError):
+            lock.acquire()
+            shutil.rmtree(left, ignore_errors=True)
+            lock.release()
+
+
+def save(path: Path, head: Head, kept: Sequence[Kept], sources: Sequence[Path]) -> None:
+    """Write all trajectories into a new directory, by link or copy where they lie in files.
+
+    Args:
+        path: The directory.
+        head: Counter, seed and generator as they are now.
+        kept: The trajectories.
+        sources: The file of each that has one.
+
+    Raises:
+        CheckpointError: The path is taken.
+        DamagedFileError: A file is missing.
+        StorageMemoryError: The disk is full; nothing is left.
+    """
+    with new_directory(path) as temporary:
+        saved = []
+        for item, source in zip(kept, sources, strict=True):
+            entry, target = item.entry, temporary / item.entry.file_name(head.trajectory_format)
+            if item.place is not None:
+                link_or_copy(source, target)
+                place = item.place
+            elif item.held is not None:
+                header, checksum = write_tree(target, item.held.tree, head.trajectory_format, sync=True)
+                place = place_of(temporary, header, entry.form, checksum)
+            else:
+                msg = f"trajectory {entry.id} is neither in memory nor on disk"
+                raise CheckpointError(msg)
+            saved.append(Entry(entry.facts, entry.form, place))
+        fold(temporary, head, {entry.id: entry.facts for entry in saved}, saved)
+
+
+def share(ids: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
+    """Return a rank's contiguous part of a list; the sizes of all parts differ by at most one."""
+    return ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]
+
+
+def load(path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Literal["raise", "skip"]) -> Loaded:
+    """Read what a directory holds; files are looked at, their rows are not read.
+
+    Raises:
+        CheckpointError: No trajectories are there, or they are pickles without consent.
+        DamagedFileError: naming a file that is missing or damaged, and its id.
+    """
+    listing = read_listing(path, strict=on_damage == "raise")
+    try:
+        check_format(listing.head.trajectory_format, allow_pickle=allow_pickle)
+    except OptionError as error:
+        msg = f"{path}: {error}"
+        raise CheckpointError(msg) from error
+    entries, damage = [], []
+    for number, found in resolve(listing, share(list(listing.facts), rank, ranks), allow_pickle=allow_pickle):
+        if isinstance(found, Entry):
+            entries.append(found)
+        elif on_damage == "raise":
+            raise found
+        else:
+            damage.append((number, found))
+    if damage:
+        first = "; ".join(str(error) for _, error in damage[:5])
+        msg = f"{path}: {len(damage)} damaged trajectories were left out (ids {[n for n, _ in damage[:20]]}): {first}"
+        warnings.warn(msg, RuntimeWarning, stacklevel=4)
+    return Loaded(listing.head, entries)

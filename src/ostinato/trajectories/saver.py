@@ -1,0 +1,175 @@
+"""One background thread that saves what is handed to it, in order, with a bounded queue and no lost failure."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+
+from ostinato.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.trajectories.entries import Entry, Place
+
+__all__ = ["Promise", "Saver"]
+
+Save: TypeAlias = "Callable[[Sequence[Entry]], Sequence[Place | Exception]]"
+
+
+@final
+class Promise:
+    """A future of several trajectories: done when all are saved, failed with the first that is not."""
+
+    def __init__(self, ids: list[int]) -> None:
+        """Promise to save `ids`, which is the result of the future."""
+        self.future: Future[list[int]] = Future()
+        self._ids = ids
+        self._left = len(ids)
+
+    def note(self, error: Exception | None) -> None:
+        """Take in that one was saved, or was not."""
+        self._left -= 1
+        with suppress(InvalidStateError):  # it has failed, or its user has cancelled it
+            if error is not None:
+                self.future.set_exception(error)
+            elif self._left == 0:
+                self.future.set_result(self._ids)
+
+
+class _Job(NamedTuple):
+    entry: Entry
+    promise: Promise | None
+
+
+@final
+class Saver:
+    """Saves entries in a thread of its own, which starts with the first entry and ends with `stop`.
+
+    An entry that could not be saved stays here, and in memory: the failure is raised by `check` once, which queues the
+    entry again.
+    """
+
+    def __init__(self, save: Save, limit: int) -> None:
+        """Save through `save`, with at most `limit` entries waiting."""
+        self._save = save
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._busy = 0
+        self._failed: list[_Job] = []
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    @property
+    def pending(self) -> int:
+        """Entries that are not saved yet, failed ones among them."""
+        with self._changed:
+            return len(self._waiting) + self._busy + len(self._failed)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread is not None
+
+    def put(self, entry: Entry, promise: Promise | None = None) -> None:
+        """Queue an entry; waits while the queue is full."""
+        with self._changed:
+            self._start()
+            self._changed.wait_for(lambda: len(self._waiting) + self._busy < self._limit)
+            self._start()  # it may have been stopped meanwhile
+            self._waiting.append(_Job(entry, promise))
+            self._changed.notify_all()
+
+    def check(self, *, retry: bool = True) -> None:
+        """Raise a failure that was not reported yet; what failed is queued once more.
+
+        Args:
+            retry: Start on it now, not with the next entry or flush.
+
+        Raises:
+            CheckpointError: naming the trajectories that could not be saved, and why.
+        """
+        with self._changed:
+            error, self._error = self._error, None
+            if error is None:
+                return
+            ids = [job.entry.id for job in self._failed]
+            self._waiting.extendleft(reversed(self._failed))
+            self._failed.clear()
+            if retry:
+                self._start()
+            self._changed.notify_all()
+        msg = (
+            f"{len(ids)} trajectories could not be saved (ids {', '.join(map(str, ids[:10]))}): {error}; they are kept "
+            "in memory and tried again"
+        )
+        raise CheckpointError(msg) from error
+
+    def flush(self) -> None:
+        """Wait until all that was queued is saved or has failed. `check` tells which."""
+        with self._changed:
+            if self._waiting:
+                self._start()
+            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+
+    def cancel(self) -> None:
+        """Forget what waits or has failed; what is being saved right now is waited for."""
+        with self._changed:
+            for job in (*self._waiting, *self._failed):
+                if job.promise is not None:
+                    job.promise.future.cancel()
+            self._waiting.clear()
+            self._failed.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy)
+            self._failed.clear()
+
+    def stop(self) -> None:
+        """Save what is queued, then end the thread."""
+        with self._changed:
+            thread, self._stopping = self._thread, True
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._changed:
+            self._stopping = False
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ostinato-saver", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while jobs := self._next():
+            results: Sequence[Place | Exception]
+            try:
+                results = self._save([job.entry for job in jobs])
+            except Exception as error:  # noqa: BLE001 - reported by the next call
+                results = [error] * len(jobs)
+            with self._changed:
+                for job, result in zip(jobs, results, strict=True):
+                    if isinstance(result, Exception):
+                        self._failed.append(job)
+                        self._error = self._error or result
+            for job, result in zip(jobs, results, strict=True):
+                if job.promise is not None:
+                    job.promise.note(result if isinstance(result, Exception) else None)
+            with self._changed:
+                self._busy = 0
+                self._changed.notify_all()
+
+    def _next(self) -> list[_Job]:
+        """Wait for work and take all of it; empty when the thread shall end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            jobs = list(self._waiting)
+            self._waiting.clear()
+            self._busy = len(jobs)
+            if not jobs:
+                self._thread = None
+            return jobs

@@ -1,0 +1,186 @@
+"""`Trajectory`: one batched rollout as users hand it over, and as files hold it. Which rows pair up: `form.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.durable.dtypes import check_plain
+from ostinato.durable.trees import check_plain_value, flatten, nest, show
+from ostinato.errors import CheckpointError, KindError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Trajectory", "as_trajectory", "new_weights_id", "owned_tree"]
+
+_NAMED = ("max_episode_length", "model_weights_id")
+_DICTS = ("forward_inputs", "curr_obs", "next_obs")
+_MAX_WEIGHTS_ID = 200
+
+
+@final
+@dataclass(kw_only=True, eq=False)
+class Trajectory:
+    """A batched rollout: `T` steps of `B` environments, `T * B` transitions, one episode or several.
+
+    Fields that the rollout does not have are None. Tensors are `[T, B, ...]`, on any device, and may be longer only so:
+
+    - flags (`terminations`, `truncations`, `dones`, `intervene_flags`) may have `T + E` rows for a rollout of `E`
+      epochs of `T / E` steps: one row before the first step of each epoch, which belongs to no transition;
+    - `prev_values` may have `T + E` rows: one bootstrap row after the last step of each epoch (`T + 1` for one epoch).
+
+    Numpy arrays are taken as tensors. Other values (lists of text, say) are saved, and stay out of batches.
+    """
+
+    max_episode_length: int | None = 0
+    """Most steps of an episode."""
+    model_weights_id: str | None = None
+    """Which weights acted: `{uuid}_{count of updates}`, or any text for a file name; None: a new uuid and 0."""
+    actions: Tensor | None = None
+    """`[T, B, *A]`."""
+    intervene_flags: Tensor | None = None
+    """`[T, B, ...]`, bool: where a human took over."""
+    rewards: Tensor | None = None
+    """`[T, B, ...]`; this or `prev_logprobs` must be there."""
+    terminations: Tensor | None = None
+    """`[T, B, ...]` or `[T + E, B, ...]`, bool."""
+    truncations: Tensor | None = None
+    """`[T, B, ...]` or `[T + E, B, ...]`, bool."""
+    dones: Tensor | None = None
+    """`[T, B, ...]` or `[T + E, B, ...]`, bool."""
+    prev_logprobs: Tensor | None = None
+    """`[T, B, ...]`."""
+    prev_values: Tensor | None = None
+    """`[T, B, ...]` or `[T + E, B, ...]`."""
+    versions: Tensor | None = None
+    """`[T, B, ...]`: version of the weights for each step."""
+    forward_inputs: dict[str, Any] | None = None
+    """What the policy needs to act once more, `[T, B, ...]` each."""
+    curr_obs: dict[str, Any] | None = None
+    """Observations before the action, `[T, B, ...]` each."""
+    next_obs: dict[str, Any] | None = None
+    """Observations after the action, `[T, B, ...]` each."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields of your own, by name; tensors `[T, B, ...]` among them are in batches, the others only saved."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trajectory:
+        """Make one of a plain dict, as trajectory files hold it; unknown names become `extra`. No copy."""
+        known = {name: value for name, value in values.items() if name in FIELDS}
+        return cls(**known, extra={name: value for name, value in values.items() if name not in FIELDS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dict without the absent fields, extra ones among the others. No copy.
+
+        Raises:
+            OptionError: An extra field has the name of another.
+        """
+        clash = sorted(set(self.extra) & FIELDS)
+        if clash:
+            msg = f"extra holds {', '.join(clash)}: these are fields of Trajectory itself"
+            raise OptionError(msg)
+        values = {name: getattr(self, name) for name in _ORDER}
+        return {name: value for name, value in (values | self.extra).items() if value is not None}
+
+
+_ORDER = tuple(item.name for item in dataclasses.fields(Trajectory) if item.name != "extra")
+FIELDS = frozenset(_ORDER)
+
+
+def as_trajectory(value: object) -> Trajectory:
+    """Return a Trajectory for one, for a plain dict, or for any other dataclass with such fields.
+
+    Raises:
+        KindError: It is none of these.
+    """
+    if isinstance(value, Trajectory):
+        return value
+    if isinstance(value, dict):
+        return Trajectory.from_dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return Trajectory.from_dict({item.name: getattr(value, item.name) for item in dataclasses.fields(value)})
+    msg = f"add_trajectories takes a list of Trajectory, got {type(value).__name__}"
+    raise KindError(msg)
+
+
+def owned_tree(trajectory: Trajectory, where: str) -> dict[str, Any]:
+    """Return the fields as nested dicts of new contiguous CPU tensors and copies of plain values.
+
+    Raises:
+        KindError: A value can be neither saved nor sampled, or a field is of a wrong kind.
+        OptionError: The weights id may not stand in a file name.
+    """
+    values = trajectory.to_dict()
+    weights = values.get("model_weights_id") or new_weights_id()
+    values["model_weights_id"] = check_weights_id(weights)
+    for name in FIELDS - {*_NAMED, *_DICTS}:
+        if name in values and not isinstance(values[name], (Tensor, np.ndarray)):
+            msg = f"{where}: {name} must be a tensor [T, B, ...], got {type(values[name]).__name__}"
+            raise KindError(msg)
+    for name in _DICTS:
+        if name in values and not isinstance(values[name], dict):
+            msg = f"{where}: {name} must be a dict of tensors [T, B, ...], got {type(values[name]).__name__}"
+            raise KindError(msg)
+    length = values.setdefault("max_episode_length", 0)
+    if type(length) is not int or length < 0:
+        msg = f"{where}: max_episode_length must be an integer of 0 or more, got {length!r}"
+        raise KindError(msg)
+    leaves = flatten(values, where=where)
+    return nest({path: _owned(value, f"{where}: {show(path)}") for path, value in leaves.items()})
+
+
+def _owned(value: Any, where: str) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "OUSMmV":
+            return _plain_copy(value.tolist(), where)
+        value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    if not isinstance(value, Tensor):
+        return _plain_copy(value, where)
+    try:
+        plain = check_plain(value, where)
+    except CheckpointError as error:
+        raise KindError(str(error)) from error
+    plain = plain.resolve_conj().resolve_neg()
+    return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
+
+
+def _plain_copy(value: Any, where: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    check_plain_value(value, where)
+    return _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_copied(part) for part in value]
+    return {key: _copied(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def new_weights_id() -> str:
+    """Return the id of weights that nobody named: a random uuid and the count 0."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:]}_0"
+
+
+def check_weights_id(value: object) -> str:
+    """Return the id of weights, one opaque text that stands in file names and may not lead elsewhere.
+
+    Raises:
+        OptionError: It is no text, too long, or has characters that divide paths.
+    """
+    good = isinstance(value, str) and 0 < len(value.encode()) <= _MAX_WEIGHTS_ID and value.isprintable()
+    if not good or set(str(value)) & set("/\\"):
+        msg = (
+            f"model_weights_id must be text of 1 to {_MAX_WEIGHTS_ID} bytes that may stand in a file name "
+            f"(printable, no '/' and '\\'), got {str(value)[:200]!r}"
+        )
+        raise OptionError(msg)
+    return str(value)

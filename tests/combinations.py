@@ -1,0 +1,236 @@
+"""Which sampler, unit, storage and writer go together: the rules, and the page that is made of them.
+
+`python -m tests.combinations` prints docs/combinations.md. The tests hold every cell to what it says.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from ostinato import (
+    FrameStack,
+    Hindsight,
+    ImmutableDatasetWriter,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReservoirWriter,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    Sequence,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+    Transition,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CAPACITY = 24
+LENGTH = 6
+"""Steps of an episode."""
+LANES = 2
+
+
+def _reward(batch: Any) -> Tensor:
+    reached: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
+    return reached.float()
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "RandomSampler": RandomSampler,
+    "SamplerWithoutReplacement": SamplerWithoutReplacement,
+    "PrioritizedSampler": lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5),
+    "SliceSampler": lambda: SliceSampler(slice_len=3, end_key=("next", "done")),
+    "SliceSamplerWithoutReplacement": lambda: SliceSamplerWithoutReplacement(slice_len=3, end_key=("next", "done")),
+    "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(
+        CAPACITY, 0.7, 0.5, slice_len=3, end_key=("next", "done")
+    ),
+}
+UNITS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "Transition": Transition,
+    "NStep": lambda: NStep(3, 0.5),
+    "Sequence": lambda: Sequence(3, burn_in=1),
+    "Sequence, strict": lambda: Sequence(3, "strict"),
+    "FrameStack": lambda: FrameStack(2, ["obs"]),
+    "Hindsight": lambda: Hindsight(_reward),
+    "NStep + FrameStack": lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])],
+}
+STORAGES: dict[str, Callable[[], Any]] = {
+    "ListStorage": lambda: ListStorage(CAPACITY),
+    "TensorStorage": lambda: TensorStorage(rows(CAPACITY)),
+    "LazyTensorStorage": lambda: LazyTensorStorage(CAPACITY),
+    "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
+    "LazyMemmapStorage": lambda: LazyMemmapStorage(CAPACITY),
+    "LazyTensorStorage, single_copy": lambda: LazyTensorStorage(CAPACITY, single_copy=True),
+}
+WRITERS: dict[str, Callable[[], Any]] = {
+    "RoundRobinWriter": RoundRobinWriter,
+    "TensorDictRoundRobinWriter": TensorDictRoundRobinWriter,
+    "TensorDictMaxValueWriter": lambda: TensorDictMaxValueWriter(rank_key="t"),
+    "ReservoirWriter": ReservoirWriter,
+    "ImmutableDatasetWriter": ImmutableDatasetWriter,
+}
+
+_LAWS = {
+    "RandomSampler": "uniform",
+    "SamplerWithoutReplacement": "once a pass",
+    "PrioritizedSampler": "by priority",
+    "SliceSampler": "episode, then start, uniform",
+    "SliceSamplerWithoutReplacement": "each episode once a pass",
+    "PrioritizedSliceSampler": "start by priority",
+}
+REASONS = {
+    "order": "episodes need rows in the order of time, which this writer does not keep",
+    "fields": "a list of objects has no fields to tell episodes by",
+    "slices": "slices are windows already",
+    "lanes": "single rows cannot be placed in lanes",
+    "ranks": "rows that the storage brings along have no ranks",
+    "ring": "next observations are found in the row that follows, so rows must stay in ring order",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination."""
+
+    sampler: str
+    unit: str
+    storage: str
+    writer: str
+
+    @property
+    def windows(self) -> bool:
+        """Whether episodes play a part."""
+        return self.unit not in {"none", "Transition"} or "Slice" in self.sampler
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it is refused; None if it works."""
+        ranked = self.writer in {"TensorDictMaxValueWriter", "ReservoirWriter"}
+        if "Slice" in self.sampler and self.unit.startswith("Sequence"):
+            return "slices"
+        if ranked and self.windows:
+            return "order"
+        if ranked and "single_copy" in self.storage:
+            return "ring"
+        if ranked and "ndim=2" in self.storage:
+            return "lanes"
+        if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
+            return "ranks"
+        if self.windows and self.storage == "ListStorage":
+            return "fields"
+        return None
+
+    @property
+    def law(self) -> str:
+        """The law by which it draws."""
+        among = ", among whole windows" if self.unit == "Sequence, strict" else ""
+        return f"{_LAWS[self.sampler]}{among}"
+
+
+CELLS = [Cell(s, u, st, w) for st in STORAGES for w in WRITERS for s in SAMPLERS for u in UNITS]
+
+
+def rows(count: int, start: int = 0, lanes: int = 1) -> TensorDict:
+    """Return steps of episodes of `LENGTH` rows, `[count]` or `[count, lanes]`; `t` numbers all rows."""
+    step = torch.arange(start, start + count)
+    t = step if lanes == 1 else step[:, None] * lanes + torch.arange(lanes)
+    step = step if lanes == 1 else step[:, None].expand(count, lanes)
+    done = step % LENGTH == LENGTH - 1
+    place = t.float()[..., None]
+    after = (t + lanes).float()[..., None]
+    flat = {
+        "t": t,
+        "step": step,
+        "obs": place,
+        "achieved_goal": place,
+        "desired_goal": place.new_full(place.shape, -1.0),
+    }
+    following = {
+        "obs": after,
+        "achieved_goal": after,
+        "desired_goal": flat["desired_goal"].clone(),
+        "reward": torch.ones(t.shape),
+        "done": done.contiguous(),
+    }
+    batch = list(t.shape)
+    return TensorDict({**flat, "next": TensorDict(following, batch)}, batch)
+
+
+def build(cell: Cell) -> TensorDictReplayBuffer:
+    """Make the buffer of a cell, and fill it beyond its capacity where the writer writes."""
+    lanes = LANES if "ndim=2" in cell.storage else 1
+    fixed = cell.writer == "ImmutableDatasetWriter"
+    buffer = TensorDictReplayBuffer(
+        storage=STORAGES[cell.storage](),
+        sampler=SAMPLERS[cell.sampler](),
+        writer=None if fixed else WRITERS[cell.writer](),
+        sample_unit=UNITS[cell.unit](),
+        batch_size=12,
+        dim_extend=0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for start in range(0, 40, 8):
+        buffer.extend(rows(8, start, lanes))
+    if fixed:
+        buffer.set_writer(WRITERS[cell.writer]())
+    return buffer
+
+
+def page() -> str:
+    """Return docs/combinations.md."""
+    lines = [
+        "# What goes with what",
+        "",
+        f"Each of the {len(CELLS):,} combinations of sampler, unit, storage and writer draws by the law named here, or",
+        "is refused with the reason named here, when the buffer is made or its first rows are written. The tests go",
+        "through all of them; this page is made from the same rules (`python -m tests.combinations`).",
+        "",
+        "| refused | why |",
+        "|---|---|",
+        *(f"| `{name}` | {text} |" for name, text in REASONS.items()),
+        "",
+    ]
+    for text, pairs in _groups().items():
+        lines += ["## " + "; ".join(pairs), "", text, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _groups() -> dict[str, list[str]]:
+    """Return the tables sampler x unit, each with the storages and writers that it holds for."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for storage in STORAGES:
+        for writer in WRITERS:
+            found.setdefault(_table(storage, writer), {}).setdefault(storage, []).append(writer)
+    return {
+        table: [f"{storage} with {', '.join(writers)}" for storage, writers in pairs.items()]
+        for table, pairs in found.items()
+    }
+
+
+def _table(storage: str, writer: str) -> str:
+    lines = [f"| | {' | '.join(UNITS)} |", "|---" * (len(UNITS) + 1) + "|"]
+    for sampler in SAMPLERS:
+        cells = [Cell(sampler, unit, storage, writer) for unit in UNITS]
+        lines.append(f"| {sampler} | {' | '.join(f'`{c.refusal}`' if c.refusal else c.law for c in cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,65 @@
+"""Every combination of sampler, unit, storage and writer keeps its law, or is refused with its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ostinato.errors import OstinatoError
+from tests.combinations import CELLS, LENGTH, STORAGES, WRITERS, Cell, build, page
+
+_TEACHES = {
+    "order": "order in which they came|picks slots",
+    "fields": "no fields|cannot read single fields",
+    "slices": "leave one of them out",
+    "lanes": "ndim=2",
+    "ranks": "cannot rank",
+    "ring": "ring order",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_combination_keeps_its_law_or_is_refused(storage: str, writer: str) -> None:
+    for cell in CELLS:
+        if (cell.storage, cell.writer) != (storage, writer):
+            continue
+        if cell.refusal is None:
+            _holds(cell)
+        else:
+            with pytest.raises(OstinatoError, match=_TEACHES[cell.refusal]):
+                build(cell).sample()
+
+
+def _holds(cell: Cell) -> None:
+    """Check batches: rows present alone, windows of one episode each, next observations that belong to them."""
+    buffer = build(cell)
+    present = set(buffer[:]["t"].reshape(-1).tolist())
+    for _ in range(3):
+        batch = buffer.sample()
+        t, obs = batch["t"], batch["obs"]
+        assert set(t.tolist()) <= present, cell
+        frames = obs[:, -1] if cell.unit.endswith("FrameStack") else obs
+        assert torch.equal(frames.reshape(-1), t.float()), cell
+        _check_next(cell, batch, 2 if "ndim=2" in cell.storage else 1)
+        if "Slice" in cell.sampler or cell.unit == "Sequence, strict":
+            _check_windows(batch["step"].view(-1, 3), cell)
+
+
+def _check_next(cell: Cell, batch: object, lanes: int) -> None:
+    t, after = batch["t"], batch["next", "obs"]  # type: ignore[index]
+    newest = after[:, -1] if cell.unit.endswith("FrameStack") else after
+    steps = batch["steps_to_next_obs"] if "NStep" in cell.unit else torch.ones_like(t)  # type: ignore[index]
+    assert torch.equal(newest.reshape(-1), (t + steps * lanes).float()), cell
+
+
+def _check_windows(steps: torch.Tensor, cell: Cell) -> None:
+    assert bool((steps.diff(dim=1) == 1).all()), cell
+    assert bool((steps[:, 0] // LENGTH == steps[:, -1] // LENGTH).all()), cell
+
+
+def test_the_page_says_what_the_rules_say() -> None:
+    found = (Path(__file__).parents[2] / "docs" / "combinations.md").read_text()
+    assert found == page(), "run: python -m tests.combinations > docs/combinations.md"

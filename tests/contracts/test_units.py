@@ -1,0 +1,38 @@
+"""Every unit keeps the contract."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
+from ostinato.testing import UnitContract
+
+
+class TestTransition(UnitContract):
+    def make(self) -> SampleUnit:
+        return Transition()
+
+
+class TestNStep(UnitContract):
+    def make(self) -> SampleUnit:
+        return NStep(3, 0.9)
+
+
+class TestSequence(UnitContract):
+    def make(self) -> SampleUnit:
+        return Sequence(3, burn_in=2, bootstrap=1)
+
+
+class TestStrictSequence(UnitContract):
+    def make(self) -> SampleUnit:
+        return Sequence(3, "strict")
+
+
+class TestFrameStack(UnitContract):
+    def make(self) -> SampleUnit:
+        return FrameStack(3, ["obs"])
+
+
+class TestHindsight(UnitContract):
+    def make(self) -> SampleUnit:
+        return Hindsight(lambda batch: torch.zeros(len(batch["reward"])), goal_key="goal")

@@ -1,0 +1,196 @@
+"""Files of tensors: what is written comes back, others read it, damage of any byte is refused or harmless."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.durable import extents
+from ostinato.durable.dtypes import DTYPES
+from ostinato.durable.extents import read_pieces
+from ostinato.durable.journal import Journal, read_lines, write_lines
+from ostinato.durable.tensorfile import read_header, read_tree, write_tree
+from ostinato.durable.trees import flatten, nest
+from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def example() -> dict[str, Any]:
+    return {
+        "a": torch.arange(24.0).reshape(2, 3, 4),
+        "deep": {"b": torch.tensor([[True, False]]), "text": ["x", "ü"], "none": {"c": torch.zeros(0, 3)}},
+        "wide": torch.arange(2 * 2 * 5000).reshape(2, 2, 5000),
+        "scalar": torch.tensor(7, dtype=torch.int16),
+        "number": 3,
+        "nan": float("inf"),
+    }
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> None:
+    first, second = flatten(one, where=""), flatten(two, where="")
+    assert sorted(first) == sorted(second)
+    kept = [[path for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)] for leaves in (first, second)]
+    assert kept[0] == kept[1], "tensors keep their order"
+    for path, value in first.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == second[path].dtype
+            assert torch.equal(value.view(-1).view(torch.uint8), second[path].reshape(-1).view(torch.uint8))
+            assert value.shape == second[path].shape
+        else:
+            assert value == second[path]
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+def test_what_is_written_comes_back(tmp_path: Path, form: str) -> None:
+    header, _ = write_tree(tmp_path / "f", example(), form, sync=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    same(read_tree(tmp_path / "f", form, allow_pickle=True), example())
+    assert header == read_header(tmp_path / "f", form, allow_pickle=True)
+    assert header.nbytes == (tmp_path / "f").stat().st_size
+    for placed in header.tensors:
+        if form != "pkl" and placed.nbytes:
+            raw = (tmp_path / "f").read_bytes()[placed.offset : placed.end()]
+            value = flatten(example(), where="")[placed.path]
+            assert raw == bytes(value.reshape(-1).view(torch.uint8).numpy())
+    if form == "safetensors":
+        wide = next(placed for placed in header.tensors if placed.path == ("wide",))
+        assert wide.offset % 4096 == 0
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_dtypes(tmp_path: Path, name: str, form: str) -> None:
+    value = torch.zeros(3, 2, dtype=torch.uint8).view(torch.uint8).to(torch.float32).to(DTYPES[name])
+    try:
+        write_tree(tmp_path / "f", {"x": value}, form, sync=False)
+    except CheckpointError as error:
+        assert "which safetensors cannot hold" in str(error)  # noqa: PT017
+        assert name in {"complex32", "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
+        assert not list(tmp_path.iterdir())
+    else:
+        same(read_tree(tmp_path / "f", form, allow_pickle=False), {"x": value})
+
+
+def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> None:
+    package = pytest.importorskip("safetensors.torch")
+    write_tree(tmp_path / "f", example(), "safetensors", sync=True)
+    loaded = package.load_file(tmp_path / "f")
+    assert torch.equal(loaded["wide"], example()["wide"])
+    package.save_file({"x.y": torch.ones(2), "z": torch.zeros(3)}, tmp_path / "g")
+    assert set(read_tree(tmp_path / "g", "safetensors", allow_pickle=False)) == {"x.y", "z"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_damage_raises_our_error_or_changes_values_alone(
+    tmp_path_factory: pytest.TempPathFactory, form: str, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("d") / "f"
+    write_tree(path, example(), form, sync=False)
+    raw = bytearray(path.read_bytes())
+    if data.draw(st.booleans(), "cut"):
+        raw = raw[: data.draw(st.integers(0, len(raw) - 1), "length")]
+    else:
+        for _ in range(data.draw(st.integers(1, 4), "changes")):
+            # the ends of the file hold what says where things are
+            place = data.draw(st.one_of(st.integers(0, 1500), st.integers(-1500, -1)), "place")
+            raw[place] = data.draw(st.integers(0, 255), "byte")
+    path.write_bytes(raw)
+    try:
+        header = read_header(path, form, allow_pickle=False)
+        read_tree(path, form, allow_pickle=False)
+    except OstinatoError:
+        return
+    assert all(0 <= placed.offset <= placed.end() <= len(raw) for placed in header.tensors)
+
+
+def test_compressed_and_old_archives_are_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path / "f", example(), "pt", sync=False)
+    with (
+        zipfile.ZipFile(tmp_path / "f") as source,
+        zipfile.ZipFile(tmp_path / "g", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for info in source.infolist():
+            target.writestr(info.filename, source.read(info))
+    with pytest.raises(DamagedFileError):
+        read_header(tmp_path / "g", "pt", allow_pickle=False)
+    torch.save(example(), tmp_path / "old", _use_new_zipfile_serialization=False)
+    with pytest.raises(DamagedFileError, match=r"not a file of torch\.save in its format since 1\.6"):
+        read_header(tmp_path / "old", "pt", allow_pickle=False)
+
+
+@pytest.mark.parametrize(("name", "consent"), [("h5", True), ("pkl", False), (None, True)])
+def test_formats_are_checked(tmp_path: Path, name: Any, consent: bool) -> None:
+    with pytest.raises(OptionError, match="trajectory_format"):
+        read_tree(tmp_path / "f", name, allow_pickle=consent)
+
+
+def test_trees() -> None:
+    tree = {"a": {"b": 1, "c": {"d": [2]}}, "e": None}
+    assert nest(flatten(tree, where="")) == tree
+    with pytest.raises(KindError, match="must be text"):
+        flatten({"a": {3: 1}}, where="x")
+    deep: dict[str, Any] = {}
+    deep["a"] = deep
+    with pytest.raises(KindError, match="more than 32 deep"):
+        flatten(deep, where="x")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), max_size=40))
+def test_reads_through_python_alone_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("p") / "f"
+    data = np.random.default_rng(1).bytes(9300)
+    path.write_bytes(data)
+    pieces = sorted(pieces)
+    fd = os.open(path, os.O_RDONLY)
+    for native_read in {extents._read_pieces, None}:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(extents, "_read_pieces", native_read)
+            out = np.zeros((len(pieces), 300), dtype=np.uint8)
+            targets = np.array([out.ctypes.data + 300 * number for number in range(len(pieces))], dtype=np.int64)
+            offsets = np.array([at for at, _ in pieces], dtype=np.int64)
+            widths = np.array([width for _, width in pieces], dtype=np.int64)
+            assert read_pieces(np.full(len(pieces), fd), offsets, widths, targets) == len(pieces)
+            assert [bytes(row[:width]) for row, (_, width) in zip(out, pieces, strict=True)] == [
+                data[at : at + width] for at, width in pieces
+            ]
+            if pieces:
+                assert read_pieces(np.full(len(pieces), fd), offsets + 9299, widths + 1, targets) == 0
+    os.close(fd)
+
+
+def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, {"head": 1}, sync=True)
+    journal.append([{"n": 1}, {"n": "ü\n"}])
+    journal.append([{"n": 3}])
+    journal.close()
+    nodes: list[dict[str, Any]] = [{"head": 1}, {"n": 1}, {"n": "ü\n"}, {"n": 3}]
+    assert list(read_lines(path, whole=True)) == nodes
+    raw = path.read_bytes()
+    ends = [number + 1 for number, byte in enumerate(raw) if byte == 10]
+    for cut in range(len(raw)):
+        path.write_bytes(raw[:cut])
+        kept = sum(end <= cut for end in ends)
+        assert list(read_lines(path, whole=False)) == nodes[:kept]
+    with pytest.raises(DamagedFileError, match="damaged in line"):
+        list(read_lines(path, whole=True))
+    write_lines(path, nodes)
+    changed = bytearray(path.read_bytes())
+    changed[ends[0] + 20] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(DamagedFileError, match="damaged in line 2"):
+        list(read_lines(path, whole=False))

@@ -1,0 +1,176 @@
+"""Merge, split and convert: which trajectory goes where, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ostinato import TrajectoryReplayBuffer
+from ostinato.durable.locks import DirectoryLock
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.tools import convert, inspect_store, merge, split, verify
+from tests.unit.trajectories._rollouts import check_batch, files, rollout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(path: Path, numbers: list[int], form: str = "pt", seed: int = 1) -> None:
+    with TrajectoryReplayBuffer(
+        seed, auto_save=True, auto_save_path=path, trajectory_format=form, allow_pickle=True
+    ) as buffer:
+        buffer.add_trajectories([rollout(n, 2, model_weights_id=f"w-{n}_0") for n in numbers])
+
+
+def owners(path: Path) -> dict[int, int]:
+    """Which rollout each id holds."""
+    buffer = TrajectoryReplayBuffer(allow_pickle=True)
+    buffer.load_checkpoint(path)
+    check_batch(buffer.sample(50))
+    loaded = {number: buffer.load_trajectory(number).rewards for number in buffer.trajectory_ids}
+    return {number: int(rewards[0, 0, 0]) // 1000 for number, rewards in loaded.items() if rewards is not None}
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+@pytest.mark.parametrize("copy", [True, False])
+def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, copy: bool) -> None:
+    for rank, numbers in ((0, [1, 2, 3]), (1, [4]), (10, [5, 6])):
+        write(tmp_path / "s" / f"rank_{rank}", numbers, form, seed=rank + 5)
+    before = tree(tmp_path / "s")
+    seen: list[tuple[int, int]] = []
+    report = merge(tmp_path / "s", tmp_path / "t", copy=copy, on_progress=lambda *now: seen.append(now))
+    assert (report.trajectories, report.total_samples, report.copied) == (6, 24, copy)
+    assert seen == [(done, 6) for done in range(1, 7)]
+    assert owners(tmp_path / "t") == dict(enumerate([1, 4, 5, 2, 6, 3]))
+    assert files(tmp_path / "t")[1] == f"trajectory_1_w-4_0.{form}"
+    meta = json.loads((tmp_path / "t" / "metadata.json").read_text())
+    assert meta == {"trajectory_format": form, "size": 6, "total_samples": 24, "trajectory_counter": 6, "seed": 5}
+    assert not verify(tmp_path / "t", allow_pickle=True).damage
+    assert tree(tmp_path / "s") == (before if copy else {})
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_split_takes_the_first_and_leaves_the_rest(tmp_path: Path, copy: bool) -> None:
+    write(tmp_path / "s", [3, 4, 5, 6])
+    before = tree(tmp_path / "s")
+    report = split(tmp_path / "s", tmp_path / "t", 3, copy=copy)
+    assert report.trajectories == 3
+    assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
+    if copy:
+        assert tree(tmp_path / "s") == before
+    else:
+        assert owners(tmp_path / "s") == {3: 6}
+        assert inspect_store(tmp_path / "s").trajectory_counter == 4
+    split(tmp_path / "s", tmp_path / "all", 4 if copy else 1)
+    assert inspect_store(tmp_path / "s").trajectories == 0
+
+
+def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = CheckpointError) -> None:
+    before = tree(tmp_path)
+    with pytest.raises(error, match=words):
+        work()
+    assert tree(tmp_path) == before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_is_refused_touches_nothing(tmp_path: Path, copy: bool) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    write(tmp_path / "s" / "rank_1", [3])
+    write(tmp_path / "mixed" / "rank_0", [1])
+    write(tmp_path / "mixed" / "rank_1", [2], "safetensors")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", tmp_path / "t", copy=copy))
+    refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", copy=copy))
+    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "s" / "rank_0", tmp_path / "t", copy=copy))
+    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "nowhere", tmp_path / "t", copy=copy))
+    one = tmp_path / "s" / "rank_0"
+    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, tmp_path / "t", 3, copy=copy))
+    refused(tmp_path, "split_count must be 1 or more", lambda: split(one, tmp_path / "t", 0, copy=copy), OptionError)
+    (one / files(one)[1]).unlink()
+    refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", copy=copy))
+    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, copy=copy))
+
+
+def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1])
+    lock = DirectoryLock(tmp_path / "s" / "rank_0")
+    lock.acquire()
+    with pytest.raises(CheckpointError, match="is being saved to"):
+        merge(tmp_path / "s", tmp_path / "t")
+    lock.release()
+    assert owners(tmp_path / "s" / "rank_0") == {0: 1}
+
+
+def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    write(tmp_path / "s" / "rank_1", [3])
+
+    def stop(done: int, _total: int) -> None:
+        if done == 2:
+            raise OSError("disk on fire")
+
+    with pytest.raises(CheckpointError, match=r"stopped after 2 of 3 .* run the same command again"):
+        merge(tmp_path / "s", tmp_path / "t", on_progress=stop)
+    assert not (tmp_path / "t").exists()
+    with pytest.raises(CheckpointError, match=r"t\.partial is in the way"):
+        split(tmp_path / "s" / "rank_1", tmp_path / "t", 1)
+    report = merge(tmp_path / "s", tmp_path / "t")
+    assert report.resumed
+    assert owners(tmp_path / "t") == {0: 1, 1: 3, 2: 2}
+    assert not list((tmp_path / "s").iterdir())
+    assert not (tmp_path / "t" / "ostinato_plan.json").exists()
+
+
+@pytest.mark.parametrize("source", ["pt", "safetensors", "pkl"])
+@pytest.mark.parametrize("target", ["pt", "safetensors", "pkl"])
+def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, target: str) -> None:
+    write(tmp_path / "s", [1, 2, 3], source, seed=8)
+    if source == target:
+        with pytest.raises(CheckpointError, match="nothing to convert"):
+            convert(tmp_path / "s", tmp_path / "t", target, allow_pickle=True)
+        return
+    if "pkl" in {source, target}:
+        with pytest.raises((OptionError, CheckpointError), match="allow_pickle=True"):
+            convert(tmp_path / "s", tmp_path / "t", target)
+    report = convert(tmp_path / "s", tmp_path / "t", target, allow_pickle=True)
+    assert (report.trajectories, report.trajectory_format) == (3, target)
+    assert owners(tmp_path / "t") == {0: 1, 1: 2, 2: 3}
+    assert not verify(tmp_path / "t", allow_pickle=True).damage
+    first, second = TrajectoryReplayBuffer(allow_pickle=True), TrajectoryReplayBuffer(allow_pickle=True)
+    first.load_checkpoint(tmp_path / "s")
+    second.load_checkpoint(tmp_path / "t")
+    assert second.seed == 8
+    assert check_batch(first.sample(30)) == check_batch(second.sample(30))
+    loaded = second.load_trajectory(1)
+    assert (loaded.model_weights_id, (loaded.curr_obs or {})["task"]) == ("w-2_0", ["pick", "place"])
+
+
+def test_convert_of_damaged_files_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "s", [1, 2])
+    (tmp_path / "s" / files(tmp_path / "s")[1]).write_bytes(b"x")
+    with pytest.raises(DamagedFileError):
+        convert(tmp_path / "s", tmp_path / "t", "safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_verify_without_lists_of_ours(tmp_path: Path) -> None:
+    write(tmp_path / "s", [1, 2])
+    (tmp_path / "s" / "ostinato_store.jsonl").unlink()
+    assert not verify(tmp_path / "s").damage
+    path = tmp_path / "s" / files(tmp_path / "s")[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert [damage.trajectory_id for damage in verify(tmp_path / "s").damage] == [0]
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(CheckpointError):
+        verify(tmp_path / "s")

@@ -1,0 +1,174 @@
+"""Trajectories: which rows belong together, what is refused, what is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.trajectories._rollouts import check_batch, rollout, serials
+
+from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato.errors import KindError, OptionError, SchemaError
+
+
+def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
+    buffer = TrajectoryReplayBuffer(**options)
+    buffer.add_trajectories(list(trajectories))
+    return buffer
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
+def test_every_row_is_paired_with_its_own(epochs: int, length: int, envs: int, extra: bool, cached: bool) -> None:
+    """T + E rows of flags and values, one epoch or several, from memory and from files alike."""
+    trajectory = rollout(3, epochs * length, envs, epochs=epochs if extra else 0)
+    buffer = filled(trajectory, enable_cache=cached, trajectory_format="safetensors")
+    buffer.flush()
+    drawn = check_batch(buffer.sample(epochs * length * envs, replace=False))
+    assert sorted(drawn) == [3000 + number for number in range(epochs * length * envs)]
+
+
+def test_a_last_bootstrap_row_beside_several_epochs() -> None:
+    trajectory = rollout(0, 6, 2, epochs=2, prev_values=torch.cat([serials(0, 6, 2), torch.full((1, 2, 1), -1.0)]))
+    check_batch(filled(trajectory).sample(50))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"dones": torch.zeros(10, 2, 1).bool()},
+            r"dones must be \[6, 2, ...\], or one row more for each rollout epoch",
+        ),
+        ({"dones": torch.zeros(6, 3, 1).bool()}, "dones must be"),
+        ({"actions": torch.zeros(7, 2, 3)}, r"actions must be \[6, 2, ...\] \(T and B of prev_logprobs"),
+        ({"curr_obs": {"states": torch.zeros(6)}}, "curr_obs.states must be"),
+        ({"prev_logprobs": None, "rewards": None}, "needs prev_logprobs or rewards"),
+        ({"prev_logprobs": torch.zeros(0, 2)}, "T and B of 1 or more"),
+        ({"prev_logprobs": torch.zeros(6)}, "T and B of 1 or more"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused_and_nothing_is_added(change: dict[str, Any], words: str) -> None:
+    buffer = TrajectoryReplayBuffer()
+    with pytest.raises(SchemaError, match=words):
+        buffer.add_trajectories([rollout(0), rollout(1, **change)])
+    assert (len(buffer), buffer.total_samples, buffer.get_stats()["trajectory_counter"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"actions": [1, 2]}, KindError, "actions must be a tensor"),
+        ({"curr_obs": torch.zeros(6, 2)}, KindError, "curr_obs must be a dict"),
+        ({"curr_obs": {"task": object()}}, KindError, "holds a object, which cannot be saved"),
+        ({"curr_obs": {1: torch.zeros(6, 2)}}, KindError, "must be text"),
+        ({"rewards": torch.zeros(6, 2).to_sparse()}, KindError, "only dense tensors"),
+        ({"max_episode_length": -1}, KindError, "max_episode_length"),
+        ({"model_weights_id": "../../out"}, OptionError, "may stand in a file name"),
+        ({"model_weights_id": "a\nb"}, OptionError, "may stand in a file name"),
+        ({"model_weights_id": "x" * 300}, OptionError, "1 to 200 bytes"),
+        ({"extra": {"rewards": torch.zeros(6, 2)}}, OptionError, "extra holds rewards"),
+    ],
+)
+def test_values_of_wrong_kinds_are_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    buffer = TrajectoryReplayBuffer()
+    with pytest.raises(error, match=words):
+        buffer.add_trajectories([rollout(0, **change)])
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("value", [rollout(0), {"rewards": torch.zeros(2, 2)}, 3, [3]])
+def test_only_lists_of_trajectories_are_taken(value: Any) -> None:
+    with pytest.raises(KindError, match="add_trajectories takes a list of Trajectory"):
+        TrajectoryReplayBuffer().add_trajectories(value)
+
+
+def test_a_weights_id_that_is_missing_is_made_up_and_one_that_is_there_stays() -> None:
+    buffer = filled(rollout(0), rollout(1, model_weights_id="run:7 · best"), rollout(2, model_weights_id=""))
+    ids = [buffer.load_trajectory(number).model_weights_id for number in range(3)]
+    assert ids[1] == "run:7 · best"
+    for made in (ids[0], ids[2]):
+        uuid, _, updates = str(made).rpartition("_")
+        assert updates == "0"
+        assert [len(part) for part in uuid.split("-")] == [8, 4, 4, 4, 12]
+    assert ids[0] != ids[2]
+
+
+def test_the_buffer_owns_its_rows() -> None:
+    trajectory = rollout(1)
+    buffer = filled(trajectory)
+    for value in (trajectory.rewards, trajectory.actions, *(trajectory.next_obs or {}).values()):
+        assert isinstance(value, torch.Tensor)
+        value.fill_(-5)
+    (trajectory.curr_obs or {})["task"][0] = "changed"
+    check_batch(buffer.sample(40))
+    loaded = buffer.load_trajectory(0)
+    assert (loaded.curr_obs or {})["task"] == ["pick", "place"]
+    assert loaded.rewards is not None
+    loaded.rewards.fill_(-5)
+    check_batch(buffer.sample(40))
+
+
+def test_strided_rows_conjugates_and_arrays_are_taken_as_they_look() -> None:
+    serial = serials(2, 6, 2)
+    wide = torch.stack([serial, -serial], dim=-1)[..., 0]
+    assert not wide.is_contiguous()
+    spectrum = torch.complex(serial, serial)
+    buffer = filled(
+        Trajectory(
+            rewards=wide,
+            actions=serial.transpose(0, 1).contiguous().transpose(0, 1),
+            forward_inputs={"array": serial.numpy(), "spectrum": spectrum.conj(), "name": np.array(["a", "b"])},
+        ),
+        enable_cache=False,
+    )
+    buffer.flush()
+    batch = buffer.sample(30)
+    assert torch.equal(batch["rewards"], batch["actions"])
+    assert torch.equal(batch["forward_inputs"]["array"], batch["rewards"])
+    assert torch.equal(batch["forward_inputs"]["spectrum"].imag, -batch["rewards"])
+    assert (buffer.load_trajectory(0).forward_inputs or {})["name"] == ["a", "b"]
+
+
+def test_extra_fields_are_kept_and_sampled_where_they_have_rows() -> None:
+    serial = serials(0, 6, 2)
+    buffer = filled(
+        rollout(0, extra={"bonus": serial.clone(), "camera": torch.eye(3), "notes": {"by": "me"}}), enable_cache=False
+    )
+    buffer.flush()
+    batch = buffer.sample(20)
+    assert torch.equal(batch["bonus"], batch["rewards"])
+    assert not {"camera", "notes", "max_episode_length", "model_weights_id"} & set(batch)
+    extra = buffer.load_trajectory(0).extra
+    assert torch.equal(extra["camera"], torch.eye(3))
+    assert extra["notes"] == {"by": "me"}
+
+
+def test_dicts_and_other_dataclasses_are_taken_too() -> None:
+    @dataclass
+    class Foreign:
+        rewards: torch.Tensor
+        loss_mask: torch.Tensor
+        curr_obs: dict[str, Any]
+        actions: torch.Tensor | None = None
+
+    serial = serials(4, 3, 2)
+    buffer = filled({"rewards": serial, "loss_mask": serial}, Foreign(serial + 6, serial + 6, {}))
+    batch = buffer.sample(50)
+    assert set(batch) == {"rewards", "loss_mask"}
+    assert torch.equal(batch["rewards"], batch["loss_mask"])
+    assert len(batch["rewards"].unique()) == 12
+
+
+def test_absent_fields_are_absent_everywhere() -> None:
+    buffer = filled(Trajectory(rewards=serials(0, 3, 2)))
+    assert set(buffer.sample(2)) == {"rewards"}
+    loaded = buffer.load_trajectory(0)
+    assert loaded.actions is None
+    assert loaded.curr_obs is None
+    assert set(loaded.to_dict()) == {"rewards", "max_episode_length", "model_weights_id"}
