@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*)
 COMPILED := $(VENV)/lib/python3*/site-packages/ostinato/_native*
-PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -49,14 +49,18 @@ demo: $(VENV)/.installed ## The main job: train a small agent through the buffer
 
 # Both ways, whatever the first one says; the status is that of the first run that failed.
 .PHONY: test
-test: $(VENV)/.installed ## The whole test suite, with the compiled part and without it (PYTEST_ARGS=...)
+test: $(VENV)/.installed ## The tests, with the compiled part and without it (PYTEST_ARGS=...)
 	@status=0; ways='1 0'; \
 	ls $(COMPILED) >/dev/null 2>&1 || { ways=0; echo 'no compiled part here: testing the way through torch only'; }; \
 	for native in $$ways; do \
 		echo "== tests with OSTINATO_NATIVE=$$native"; \
-		OSTINATO_NATIVE=$$native $(PYTEST) || { code=$$?; [ $$status -ne 0 ] || status=$$code; }; \
+		OSTINATO_NATIVE=$$native $(PYTEST) -m "not slow" $(PYTEST_ARGS) || { code=$$?; [ $$status -ne 0 ] || status=$$code; }; \
 	done; \
 	exit $$status
+
+.PHONY: test-slow
+test-slow: $(VENV)/.installed ## Whole training runs, kills at every step and other tests of minutes (PYTEST_ARGS=...)
+	$(PYTEST) --timeout 1800 -m slow $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the house test
