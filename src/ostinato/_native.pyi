@@ -605,6 +605,7 @@ class Episodes:
         Raises:
             ValueError: Numbers that point outside the table; nothing has changed then.
         """
+
 def read_pieces(fds: int, offsets: int, widths: int, targets: int, n: int, gap: int) -> tuple[int, int]:
     """Read pieces of files, each straight to its place, with the interpreter lock released. Not on Windows.
 
