@@ -1,4 +1,4 @@
-"""What any screen asks of a trajectory, wherever it lies: columns by name, one row of a column, and what they stand for."""
+"""What any screen asks of a trajectory, wherever it lies: columns, single rows of them, and what they stand for."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def is_picture(shape: tuple[int, ...]) -> bool:
 def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the pictures in a row, each uint8 `[H, W, 3]`.
 
-    `[4, H, W]` are four grey frames. Floats in [0, 1] are stretched to 0..255, all other numbers are clipped to it; alpha is dropped.
+    `[4, H, W]` are four grey frames. Floats in [0, 1] are stretched to 0..255, all other numbers are clipped to it;
+    alpha is dropped.
     """
     views = row if row.ndim == 4 else row[None]
     if views.shape[-1] not in _CHANNELS:

@@ -1,4 +1,4 @@
-"""Trajectories whose pictures say where they come from: id, step, environment, camera and side stand in their pixels."""
+"""Trajectories whose pictures say where they come from: id, step, environment, camera and side are their colour."""
 
 from __future__ import annotations
 
