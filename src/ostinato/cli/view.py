@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ostinato._optional import require
-from ostinato.cli import show, trajectories
+from ostinato.cli import trajectories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,9 +102,11 @@ def view(
         msg = f"--step and --batch must be below {steps} and {envs}, got {step} and {batch}"
         raise typer.BadParameter(msg)
     if web:
-        _serve(reels, walk, port or 0)
+        from ostinato.viz.web import serve
+
+        serve(reels, walk.spot, port or 0, typer.echo)
     elif rerun is not None:
-        from ostinato.viz.rerun import export
+        from ostinato.viz.recording import export
 
         typer.echo(f"written: {export(reels, index, rerun, camera=camera)}")
     elif headless:
@@ -154,9 +156,14 @@ def _check_usage(
 
 def _reels(path: Path, *, allow_pickle: bool) -> Reels:
     from ostinato.tools import is_store
-    from ostinato.viz import TrajectoryFolder
+    from ostinato.viz import SavedBuffer, TrajectoryFolder
 
-    return TrajectoryFolder(path, allow_pickle=allow_pickle)
+    if is_store(path):
+        return TrajectoryFolder(path, allow_pickle=allow_pickle)
+    if allow_pickle:
+        msg = f"--allow-pickle is for directories of trajectories, {path} is none"
+        raise typer.BadParameter(msg)
+    return SavedBuffer(path)
 
 
 def _index(reels: Reels, number: int | None) -> int:
@@ -180,10 +187,6 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _serve(reels: Reels, walk: object, port: int) -> None:
-    raise NotImplementedError
-
-
 def plot(
     path: Annotated[Path, typer.Argument(help="Directory that dumps() wrote, or a directory of trajectories.")],
     *,
@@ -194,3 +197,9 @@ def plot(
 
     Exit status: 0 fine, 1 missing or damaged, 2 wrong usage.
     """
+    from ostinato.viz import draw
+    from ostinato.viz.board import png_path
+    from ostinato.viz.report import report
+
+    target = png_path(output)
+    typer.echo(f"written: {draw(report(_reels(path, allow_pickle=allow_pickle)), target)}")

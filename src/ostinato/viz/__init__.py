@@ -2,7 +2,8 @@
 
 from ostinato.viz.folder import TrajectoryFolder
 from ostinato.viz.moment import Moment, moment
-from ostinato.viz.scene import Bars, Curves, Layer, Level, Line, Mark, Points, Scene, Stack
+from ostinato.viz.saved import SavedBuffer
+from ostinato.viz.scene import Bars, Curves, Layer, Level, Line, Mark, Points, Scene, Shares, Stack
 from ostinato.viz.screen import draw
 from ostinato.viz.walk import Spot, Walk
 
@@ -15,7 +16,9 @@ __all__ = [
     "Mark",
     "Moment",
     "Points",
+    "SavedBuffer",
     "Scene",
+    "Shares",
     "Spot",
     "Stack",
     "TrajectoryFolder",

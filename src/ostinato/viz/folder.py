@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -41,6 +41,7 @@ class TrajectoryFolder:
     """A directory that `TrajectoryReplayBuffer` or RLinf wrote, to be looked at. May be used from several threads."""
 
     unit = "trajectory"
+    priorities = None
 
     def __init__(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
         """Read the index; no trajectory is opened.
@@ -125,6 +126,22 @@ class TrajectoryFolder:
         except (OstinatoError, OSError):
             return None
         return None
+
+    def row_ages(self) -> np.ndarray:
+        """Return how many transitions were added after each trajectory's, once for each of them."""
+        counts = np.array([fact.num_samples for fact in self._listing.facts.values()])
+        return np.repeat(counts.sum() - np.cumsum(counts), counts)
+
+    def field_bytes(self) -> dict[str, int]:
+        """Return the bytes of each field over all trajectories that can be opened."""
+        found: Counter[str] = Counter()
+        for index, number in enumerate(self.ids):
+            known = self._listing.known.get(number)
+            columns = None if known is not None else self.open(index).columns
+            form = columns.form if isinstance(columns, _FileColumns) else None if known is None else known.form
+            if form is not None:
+                found.update({show(f.path): n for f, n in zip(form.fields, form.field_bytes, strict=True)})
+        return dict(found)
 
 
 def _mean_return(reel: Reel) -> float | None:

@@ -95,8 +95,8 @@ def moment(reels: Reels, spot: Spot, camera: str | None = None) -> Moment:
         camera: Name of the observation to look at; None: `main_images`, else the first that holds pictures, else the
             vectors. `ALL_CAMERAS`: all of them.
     """
-    reel = reels.open(spot.index)
-    title = f"{reel.name} ({spot.index + 1} of {len(reels.ids)})"
+    reel = reels.open(spot.reel)
+    title = f"{reel.name} ({spot.reel + 1} of {len(reels.ids)})"
     try:
         if reel.columns is None:
             return _broken(title, reel.problem)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.trees import TreePath
 
-__all__ = ["Columns", "Reel", "Reels", "Roles", "array_of", "is_picture", "picture_of"]
+__all__ = ["Columns", "Reel", "Reels", "Roles", "array_of", "is_picture", "picture_of", "plural"]
 
 _CHANNELS = (1, 3, 4)
 
@@ -110,6 +110,19 @@ class Reels(Protocol):
         """Return the sum of rewards, the mean over environments; None where it cannot be read."""
         ...
 
+    @property
+    def priorities(self) -> np.ndarray | None:
+        """Priority of each row, float `[rows]`; None where there are none."""
+        ...
+
+    def row_ages(self) -> np.ndarray:
+        """Return how many rows were added after each row, int64 `[rows]`."""
+        ...
+
+    def field_bytes(self) -> dict[str, int]:
+        """Return the bytes of each field, by its name."""
+        ...
+
 
 def array_of(tensor: Tensor) -> np.ndarray:
     """Return a tensor as numpy array; dtypes that numpy has not become float32."""
@@ -124,6 +137,11 @@ def is_picture(shape: tuple[int, ...]) -> bool:
     if len(shape) not in {3, 4} or 0 in shape:
         return False
     return (shape[-1] in _CHANNELS or shape[-3] in _CHANNELS) and min(sorted(shape[-3:])[1:]) >= 4
+
+
+def plural(unit: str) -> str:
+    """Return the plural of what a place holds."""
+    return "trajectories" if unit == "trajectory" else f"{unit}s"
 
 
 def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,9 +15,12 @@ from ostinato.core.episodes import EpisodeTable
 from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
+from ostinato.storages.mirror_state import column_name
 from ostinato.viz.reel import Reel, Roles, array_of
 
 if TYPE_CHECKING:
+    import os
+
     from torch import Tensor
 
     from ostinato.durable.trees import TreePath
@@ -61,6 +63,7 @@ class SavedBuffer:
             raise CheckpointError(msg)
         self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
         self.columns = _mapped(reader, storage)
+        self._lanes = max(1, int(storage["lanes"]))
         stamps = Stamps(self.capacity)
         stamps.load_state_dict(state["stamps"])
         slots = torch.arange(self.rows)
@@ -73,10 +76,10 @@ class SavedBuffer:
         self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
         self._roles = _roles(self.columns, prioritized=self.priorities is not None)
         table = _table(state, storage, self.columns, self.rows)
-        self.unit = "block of rows" if table is None else "episode"
+        self.unit = "block" if table is None else "episode"
         if table is None:
             order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
-            self._slots = order.split(_BLOCK)
+            self._slots = torch.split(order, _BLOCK)
             self.ids = tuple(range(len(self._slots)))
         else:
             spans = table.episodes()
@@ -109,7 +112,20 @@ class SavedBuffer:
         """Return the sum of an episode's rewards; None where there are no rewards."""
         if self._roles.reward is None:
             return None
-        return float(array_of(self.columns[self._roles.reward][self._slots[index]]).astype(np.float64).sum())
+        return float(array_of(self.at(self._roles.reward, self._slots[index])).astype(np.float64).sum())
+
+    def at(self, path: TreePath, slots: Tensor) -> Tensor:
+        """Return the values of a field at slots, `[N, ...]`, a copy."""
+        after = (slots + self._lanes).remainder(self.capacity).clamp(max=self.rows - 1)
+        return self.columns[path].rows(slots, after)
+
+    def row_ages(self) -> np.ndarray:
+        """Return how many rows were written after each row."""
+        return self.ages
+
+    def field_bytes(self) -> dict[str, int]:
+        """Return the bytes of each field."""
+        return {".".join(path) or "(data)": column.nbytes for path, column in self.columns.items()}
 
 
 @final
@@ -120,13 +136,13 @@ class _Rows:
         self._saved, self._slots = saved, slots
         computed = {_AGE: saved.ages, _SLOT: np.arange(saved.rows)}
         self._computed = computed if saved.priorities is None else {**computed, _PRIORITY: saved.priorities}
-        known = {path: tuple(column.shape[1:]) for path, column in saved.columns.items()}
+        known = {path: column.shape for path, column in saved.columns.items()}
         self.shapes: dict[TreePath, tuple[int, ...]] = {**known, **dict.fromkeys(self._computed, ())}
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one row."""
         del env
-        return array_of(self._saved.columns[path][int(self._slots[step])].clone())
+        return array_of(self._saved.at(path, self._slots[step : step + 1])[0])
 
     def column(self, path: TreePath, env: int) -> np.ndarray:
         """Return the values of all rows."""
@@ -134,22 +150,48 @@ class _Rows:
         if path in self._computed:
             found: np.ndarray = self._computed[path][self._slots.numpy()]
             return found
-        return array_of(self._saved.columns[path].index_select(0, self._slots))
+        return array_of(self._saved.at(path, self._slots))
 
 
-def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath, Tensor]:
+@final
+class _Column:
+    """One field of all rows, mapped. Single copies are read off the row that follows, except where they lie apart."""
+
+    def __init__(self, mapped: Tensor, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
+        self._mapped, self._apart, self._nexts = mapped, apart, nexts
+        self._rank = None if apart is None else apart.cumsum(0) - 1
+        self.shape = tuple(mapped.shape[1:])
+        self.nbytes = mapped.nbytes if nexts is None else nexts.nbytes
+
+    def rows(self, slots: Tensor, after: Tensor) -> Tensor:
+        """Return the values at `slots`, `[N, ...]`; `after` are the slots that follow them."""
+        if self._apart is None or self._rank is None or self._nexts is None:
+            return self._mapped.index_select(0, slots)
+        found = self._mapped.index_select(0, after)
+        aside = self._apart[slots]
+        found[aside] = self._nexts[self._rank[slots[aside]]]
+        return found
+
+
+def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath, _Column]:
     """Map the columns that every row has; those that came later are left out."""
-    late = {name for _, *names in storage["late"] for name in names}
-    leaves = iter(storage["schema"]["leaves"])
-    return {
-        tuple(str(key) for key in next(leaves)["path"]): reader.open_mapped(name)
-        for name in storage["columns"]
-        if name not in late
-    }
+    leaves = storage["schema"]["leaves"]
+    paths = [tuple(str(key) for key in leaf["path"]) for leaf in leaves]
+    names = [column_name(leaf["path"], position) for position, leaf in enumerate(leaves)]
+    mates = dict(storage.get("single_copy") or ())
+    apart = reader.read("apart") if mates else None
+    found = {}
+    for position, (path, name) in enumerate(zip(paths, names, strict=True)):
+        mate = mates.get(position)
+        if mate is None:
+            found[path] = _Column(reader.open_mapped(name))
+        else:
+            found[path] = _Column(reader.open_mapped(names[mate]), apart, reader.read(f"{name}.apart"))
+    return found
 
 
 def _table(
-    state: dict[str, Any], storage: dict[str, Any], columns: dict[TreePath, Tensor], rows: int
+    state: dict[str, Any], storage: dict[str, Any], columns: dict[TreePath, _Column], rows: int
 ) -> EpisodeTable | None:
     """Return the episodes as they were saved, else as the usual flags tell them; None where there are none."""
     table = EpisodeTable(int(storage["capacity"]), max(1, int(storage["lanes"])))
@@ -162,14 +204,14 @@ def _table(
         return None
     full = rows == table.capacity
     run = Run(int(storage["cursor"]) if full else 0, rows, table.capacity)
-    ends = torch.zeros(rows, dtype=torch.bool)
+    everything, ends = torch.arange(rows), torch.zeros(rows, dtype=torch.bool)
     for path in wanted.end_paths:
-        ends |= as_flags(columns[path], path, rows)
+        ends |= as_flags(columns[path].rows(everything, everything), path, rows)
     table.note(run, ends[run.slots(torch.device("cpu"))], None, None)
     return table
 
 
-def _roles(columns: dict[TreePath, Tensor], *, prioritized: bool) -> Roles:
+def _roles(columns: dict[TreePath, _Column], *, prioritized: bool) -> Roles:
     """Tell fields apart by TorchRL's names, and the plain ones that others use."""
 
     def find(names: tuple[str, ...]) -> TreePath | None:

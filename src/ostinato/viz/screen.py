@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
 from ostinato.errors import OptionError
-from ostinato.viz.scene import Bars, Curves, Level, Line, Panel, Points, Scene
+from ostinato.viz.scene import Bars, Curves, Level, Line, Panel, Points, Scene, Shares
 
 if TYPE_CHECKING:
     import os
@@ -101,6 +101,8 @@ def _panel(axes: Any, panel: Panel) -> None:
         _curves(axes, panel)
     elif isinstance(panel, Points):
         _points(axes, panel)
+    elif isinstance(panel, Shares):
+        _shares(axes, panel)
     else:
         _bars(axes, panel)
 
@@ -170,6 +172,16 @@ def _bars(axes: Any, panel: Bars) -> None:
     _ticks(axes.xaxis)
     _ticks(axes.yaxis)
     axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
+
+
+def _shares(axes: Any, panel: Shares) -> None:
+    axes.barh(panel.names, panel.values, height=0.7, color=_COLOURS["first"])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, (max(panel.values, default=0.0) or 1.0) * 1.25)  # room for the notes
+    for place, (value, note) in enumerate(zip(panel.values, panel.notes, strict=True)):
+        axes.annotate(note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    _ticks(axes.xaxis)
 
 
 def _ticks(axis: Any, most: int = 6) -> None:

@@ -13,7 +13,7 @@ __all__ = ["Spot", "Walk"]
 class Spot(NamedTuple):
     """A place: position of the trajectory, step, environment (the batch index)."""
 
-    index: int = 0
+    reel: int = 0
     step: int = 0
     env: int = 0
 
@@ -27,7 +27,7 @@ class Walk:
         self._reels = reels
         self.spot = Spot()
         if spot is not None:
-            self._go(spot.index, spot.step, spot.env)
+            self._go(spot.reel, spot.step, spot.env)
 
     def next(self) -> bool:
         """Go one step on, from the last step to the first one of the next trajectory."""
@@ -45,28 +45,28 @@ class Walk:
 
     def next_trajectory(self) -> bool:
         """Go to the first step of the next trajectory."""
-        index = self.spot.index + 1
+        index = self.spot.reel + 1
         return index < len(self._reels.ids) and self._go(index, 0, self.spot.env)
 
     def previous_trajectory(self) -> bool:
         """Go to the first step of the trajectory before."""
-        return self.spot.index > 0 and self._go(self.spot.index - 1, 0, self.spot.env)
+        return self.spot.reel > 0 and self._go(self.spot.reel - 1, 0, self.spot.env)
 
     def next_env(self) -> bool:
         """Go to the next environment of the batch, same step."""
-        return self._go(self.spot.index, self.spot.step, self.spot.env + 1)
+        return self._go(self.spot.reel, self.spot.step, self.spot.env + 1)
 
     def previous_env(self) -> bool:
         """Go to the environment before, same step."""
-        return self._go(self.spot.index, self.spot.step, self.spot.env - 1)
+        return self._go(self.spot.reel, self.spot.step, self.spot.env - 1)
 
     def first(self) -> bool:
         """Go to the first step of the trajectory."""
-        return self._go(self.spot.index, 0, self.spot.env)
+        return self._go(self.spot.reel, 0, self.spot.env)
 
     def last(self) -> bool:
         """Go to the last step of the trajectory."""
-        return self._go(self.spot.index, self._reels.open(self.spot.index).steps - 1, self.spot.env)
+        return self._go(self.spot.reel, self._reels.open(self.spot.reel).steps - 1, self.spot.env)
 
     def jump(self, trajectory_id: int) -> bool:
         """Go to the first step of the trajectory of an id; False where there is none."""

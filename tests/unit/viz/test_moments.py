@@ -177,6 +177,7 @@ class Lengths:
     """Reels of nothing but lengths."""
 
     title, unit = "lengths", "trajectory"
+    priorities = None
 
     def __init__(self, extents: list[tuple[int, int]]) -> None:
         self.extents = extents
@@ -195,6 +196,12 @@ class Lengths:
 
     def returns(self, index: int) -> float | None:
         return None
+
+    def row_ages(self) -> np.ndarray:
+        return np.zeros(0)
+
+    def field_bytes(self) -> dict[str, int]:
+        return {}
 
 
 MOVES = ("next", "previous", "next_trajectory", "previous_trajectory", "next_env", "previous_env", "first", "last")

@@ -43,8 +43,8 @@ class Keys:
         from matplotlib.backend_bases import KeyEvent
 
         for key in keys:
-            KeyEvent("key_press_event", self.canvas, key)._process()
-        return self.left()
+            self.canvas.callbacks.process("key_press_event", KeyEvent("key_press_event", self.canvas, key))
+        return self.left() if self.window.board.pictures else ()
 
     def _pixels(self, axes: Any) -> tuple[int, ...]:
         return read_stamp(axes.get_images()[0].get_array())
@@ -137,9 +137,7 @@ def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
     file_of(path, 1).unlink()
     keys = Keys(path, camera="*")
     assert len(keys.window.board.pictures) == 8
-    from matplotlib.backend_bases import KeyEvent
-
-    KeyEvent("key_press_event", keys.canvas, "up")._process()
+    keys.press("up")
     assert keys.window.board.pictures == []
     assert any("missing" in text.get_text() for axes in keys.window.figure.axes for text in axes.texts)
     assert keys.press("up") == (2, 0, 0)
