@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -25,7 +26,7 @@ from ostinato import Trajectory, TrajectoryReplayBuffer
 _MAIN = "from ostinato.cli.main import main; main()"
 
 
-def fill(path, trajectories, steps, pixels):
+def fill(path: Path, trajectories: int, steps: int, pixels: int) -> None:
     generator = torch.Generator().manual_seed(0)
     shape = (steps, 1, pixels, pixels, 3)
     noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -44,7 +45,7 @@ def fill(path, trajectories, steps, pixels):
             buffer.add_trajectories([rollout])
 
 
-def forget(path):
+def forget(path: Path) -> None:
     """Drop the files from the page cache."""
     for file in path.iterdir():
         fd = os.open(file, os.O_RDONLY)
@@ -53,7 +54,7 @@ def forget(path):
         os.close(fd)
 
 
-def wait(page, spot):
+def wait(page: Any, spot: str) -> None:
     page.locator(f"body[data-shown='{spot}']").wait_for(state="attached")
 
 
@@ -64,15 +65,16 @@ CLOCK = """spot => new Promise(done => {
     watcher.disconnect();
     requestAnimationFrame(() => done(performance.now() - start));
   }).observe(document.body, {attributes: true});
-  document.dispatchEvent(new KeyboardEvent('keydown', {key: 'KEY', bubbles: true}));
+  document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'KEY', bubbles: true}));
 })"""
 
 
-def turn(page, key, spot):
-    return page.locator("body").evaluate("(_, spot) => (" + CLOCK.replace("KEY", key) + ")(spot)", spot)
+def turn(page: Any, key: str, spot: str) -> float:
+    passed: float = page.locator("body").evaluate("(_, spot) => (" + CLOCK.replace("KEY", key) + ")(spot)", spot)
+    return passed
 
 
-def measure(path, trajectories, steps):
+def measure(path: Path, trajectories: int, steps: int) -> None:
     from playwright.sync_api import sync_playwright
 
     forget(path)
@@ -93,9 +95,7 @@ def measure(path, trajectories, steps):
         forget(path)
         page.wait_for_timeout(500)
         next_step = [turn(page, "ArrowRight", f"0/{step}/0") for step in range(1, 31)]
-        jumps = []
-        for reel in range(1, min(trajectories, 200)):
-            jumps.append(turn(page, "ArrowUp", f"{reel}/0/0"))
+        jumps = [turn(page, "ArrowUp", f"{reel}/0/0") for reel in range(1, min(trajectories, 200))]
         ends = []
         for reel in range(min(trajectories, 200) - 1, min(trajectories, 200) - 31, -1):
             ends.append(turn(page, "ArrowLeft", f"{reel - 1}/{steps - 1}/0"))
@@ -113,7 +113,7 @@ def measure(path, trajectories, steps):
         server.terminate()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trajectories", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=100)

@@ -83,7 +83,8 @@ def _bars(title: str, x_label: str, y_label: str, values: np.ndarray) -> Bars:
 
 def _bytes(found: dict[str, int]) -> Shares:
     order = sorted(found, key=lambda name: -found[name])
-    kept, rest = order[:_MOST_FIELDS], order[_MOST_FIELDS:]
+    most_shown = _MOST_FIELDS if len(order) > _MOST_FIELDS + 1 else _MOST_FIELDS + 1
+    kept, rest = order[:most_shown], order[most_shown:]
     sizes = {name: found[name] for name in kept}
     if rest:
         sizes[f"{len(rest)} more"] = sum(found[name] for name in rest)
