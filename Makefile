@@ -85,7 +85,7 @@ pictures: $(VENV)/.installed ## Draw the pictures of docs anew
 
 .PHONY: screenshots
 screenshots: $(VENV)/.installed ## Take the pictures of docs/viewing.md anew (needs chromium)
-	$(BIN)/python docs/pictures/screenshots.py
+	$(BIN)/python docs/screenshots/take.py
 
 .PHONY: docs
 docs: $(VENV)/.installed ## Regenerate generated pages and run every code block of README and docs

@@ -1,6 +1,6 @@
 """The viewer's page in Chromium: how long until it opens, and until the next step is shown, both cold from disk.
 
-    python -m benchmarks.viewer [--trajectories 10000] [--steps 100] [--pixels 64] [--keep DIR]
+    python -m benchmarks.viewer [--trajectories 10000] [--steps 100] [--pixels 32] [--keep DIR]
 
 Needs the extra web, playwright and a Chromium (`chromium` on the path, or OSTINATO_CHROMIUM).
 """
@@ -81,6 +81,7 @@ def measure(path: Path, trajectories: int, steps: int) -> None:
     started = time.perf_counter()
     command = [sys.executable, "-c", _MAIN, "view", str(path), "--web"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as driver:
+        assert server.stdout is not None
         url = server.stdout.readline().split()[0]
         print(f"server ready               {time.perf_counter() - started:8.2f} s (imports of torch included)")
         chromium = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
@@ -117,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trajectories", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--pixels", type=int, default=16)
+    parser.add_argument("--pixels", type=int, default=32)
     parser.add_argument("--keep", type=Path, help="where the trajectories are made, or were made before")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -206,7 +206,8 @@ def _table(
     run = Run(int(storage["cursor"]) if full else 0, rows, table.capacity)
     everything, ends = torch.arange(rows), torch.zeros(rows, dtype=torch.bool)
     for path in wanted.end_paths:
-        ends |= as_flags(columns[path].rows(everything, everything), path, rows)
+        column = columns[tuple(str(key) for key in path)]
+        ends |= as_flags(column.rows(everything, everything), path, rows)
     table.note(run, ends[run.slots(torch.device("cpu"))], None, None)
     return table
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +21,9 @@ from ostinato.viz import Spot, TrajectoryFolder, Walk, moment
 from ostinato.viz.folder import CACHE_SIZE
 from ostinato.viz.moment import ALL_CAMERAS
 from ostinato.viz.reel import is_picture, picture_of
-from tests.unit.viz.places import file_of, read_stamp, rollout, store
+from tests.unit.viz.places import CAMERAS, file_of, read_stamp, rollout, store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
 FORMATS = ("safetensors", "pt", "pkl")
 
 
@@ -129,6 +129,24 @@ def test_a_file_that_comes_back_is_shown_and_one_that_goes_is_not(tmp_path: Path
     assert read_stamp(moment(reels, Spot(1)).current.pictures[0].pixels) == (1, 0, 0)
     bad.unlink()
     assert "missing" in moment(reels, Spot(1)).problem  # its header is in the cache, its pictures are not
+
+
+@pytest.mark.skipif(not SAMPLES, reason="OSTINATO_RLINF_CHECKPOINTS names no folder")
+@pytest.mark.parametrize("name", ["ranks_pt/rank_0", "ranks_pt/rank_1", "single_pkl", "done_rows_pt"])
+def test_samples_of_rlinf(name: str) -> None:
+    reels = TrajectoryFolder(Path(SAMPLES or "") / name, allow_pickle=True)
+    walk, serials = Walk(reels), []
+    while True:
+        shown = moment(reels, walk.spot, ALL_CAMERAS)
+        assert [picture.camera for picture in shown.current.pictures] == list(CAMERAS)
+        states = moment(reels, walk.spot, "states")
+        here = states.current.traces[0].values[walk.spot.step, 0]
+        assert states.following.traces[0].values[walk.spot.step, 0] == here + 0.5
+        assert dict(shown.facts)["action"].startswith(f"[{here:.4g},")
+        serials.append(int(here) % 1000)
+        if not walk.next():
+            break
+    assert serials == [step * 2 for _ in reels.ids for step in range(12)]
 
 
 def test_flags_with_leading_rows_pair_up(tmp_path: Path) -> None:

@@ -38,16 +38,17 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_PAUSE_EVERY = 16
+_PAUSE_S = 0.1
 
 
 @final
 class _Returns:
-    """Reads the return of every trajectory in the background, and pauses often: pictures come first."""
+    """Reads the return of every trajectory in the background, while nobody asks for pictures."""
 
     def __init__(self, reels: Reels) -> None:
         self._reels = reels
         self.values: list[float | None] = []
+        self._quiet_from = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -58,12 +59,16 @@ class _Returns:
                 self._thread = threading.Thread(target=self._read, name="ostinato-returns", daemon=True)
                 self._thread.start()
 
+    def wait(self) -> None:
+        """Pause for a moment: somebody wants a picture."""
+        self._quiet_from = time.monotonic() + _PAUSE_S
+
     def _read(self) -> None:
         for index in range(len(self._reels.ids)):
+            while time.monotonic() < self._quiet_from:
+                time.sleep(_PAUSE_S / 4)
             value = self._reels.returns(index)
             self.values.append(value if value is not None and math.isfinite(value) else None)
-            if index % _PAUSE_EVERY == 0:
-                time.sleep(0.001)
 
 
 @final
@@ -94,6 +99,7 @@ class _Answers:
 
     def moment(self, given: dict[str, int]) -> dict[str, Any]:
         """One step: facts, and the pictures of all cameras."""
+        self._returns.wait()
         spot = self._spot(given)
         seen = moment(self._reels, spot, ALL_CAMERAS)
         return {
