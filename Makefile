@@ -87,6 +87,10 @@ build/peers/.installed: benchmarks/requirements.txt
 pictures: $(VENV)/.installed ## Draw the pictures of docs anew
 	$(BIN)/python docs/pictures/windows.py
 
+.PHONY: screenshots
+screenshots: $(VENV)/.installed ## Take the pictures of docs/viewing.md anew (needs chromium)
+	$(BIN)/python docs/screenshots/take.py
+
 .PHONY: docs
 docs: $(VENV)/.installed ## Regenerate generated pages and run every code block of README and docs
 	@if [ -f docs/build.py ]; then $(BIN)/python docs/build.py; fi

@@ -156,7 +156,8 @@ def test_no_forbidden_habits(path: Path) -> None:
             seeds = node.attr in {"manual_seed", "seed"} and ast.unparse(node.value) in {"torch", "random", "np.random"}
             assert not seeds or part_of(path) == "testing", f"{name}: no global seeding"
         if isinstance(node, ast.Import):
-            heavy = {alias.name.split(".")[0] for alias in node.names} & {"torchrl", "matplotlib", "ray", "gymnasium"}
+            imported = {alias.name.split(".")[0] for alias in node.names}
+            heavy = imported & {"torchrl", "matplotlib", "ray", "gymnasium", "starlette", "uvicorn", "rerun", "PIL"}
             assert not heavy or node.col_offset > 0, f"{name}: {heavy} must be imported lazily"
     text = path.read_text()
     private = "._new_unsafe" in text or "_pytree" in text or "._tensordict" in text

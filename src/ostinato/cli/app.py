@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ostinato._optional import require
-from ostinato.cli import output, show, tables, trajectories
+from ostinato.cli import output, show, tables, trajectories, view
 from ostinato.errors import OstinatoError
 
 if TYPE_CHECKING:
@@ -128,3 +128,4 @@ def inspect(
 
 
 trajectories.register(app)
+view.register(app)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.buffers.checkpoint import FORMAT
 from ostinato.durable import CheckpointReader, read_stream, verify_array
 from ostinato.errors import DamagedFileError
+from ostinato.storages.mirror_state import column_name
 from ostinato.tools.tally import Tally, elements
 
 if TYPE_CHECKING:
@@ -194,15 +195,18 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         return
     late = {name: (keys, mask) for keys, name, mask in storage["late"]}
     masks = {mask for _, mask in late.values()}
-    leaves = iter(storage["schema"]["leaves"] if storage["schema"] else ())
+    leaves = storage["schema"]["leaves"] if storage["schema"] else ()
+    paths = {column_name(leaf["path"], position): leaf["path"] for position, leaf in enumerate(leaves)}
     for name in storage["columns"]:
-        if name in masks:
+        if name in masks or name == "apart":
             continue
-        keys, mask = late[name] if name in late else (next(leaves)["path"], None)
+        keys, mask = late[name] if name in late else (paths[name.removesuffix(".apart")], None)
         record = reader.record(name)
         has = None if mask is None else reader.read(mask)
         rows = record.shape[0] if has is None else int(has.sum())
         shown = ".".join(str(key) for key in keys) or "(data)"
+        if name not in paths and name not in late:
+            shown += " (kept apart)"  # the rest of a single copy is the field of the row that follows
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
 
 

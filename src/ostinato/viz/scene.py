@@ -11,7 +11,7 @@ from ostinato.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Bars", "Curves", "Layer", "Level", "Line", "Mark", "Panel", "Points", "Scene", "Stack", "thin"]
+__all__ = ["Bars", "Curves", "Layer", "Level", "Line", "Mark", "Panel", "Points", "Scene", "Shares", "Stack", "thin"]
 
 Layer: TypeAlias = Literal["first", "second", "third", "quiet"]
 """The part that something plays: three that must be told apart, and one that stays behind them."""
@@ -110,7 +110,29 @@ class Bars:
             _same_length(stack.label, self.edges[1:], stack.counts)
 
 
-Panel: TypeAlias = Curves | Points | Bars
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Horizontal bars, one for each name, the first on top."""
+
+    title: str
+    x_label: str
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    notes: tuple[str, ...]
+    """What stands at the end of each bar."""
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        _same_length(self.title, self.names, self.values)
+        _same_length(self.title, self.names, self.notes)
+
+    @property
+    def y_label(self) -> str:
+        """Nothing: the names say it."""
+        return ""
+
+
+Panel: TypeAlias = Curves | Points | Bars | Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +155,7 @@ def thin(count: int, most: int) -> range:
     return range(0, count, max(1, math.ceil(count / most)))
 
 
-def _same_length(name: str, first: Sequence[float], second: Sequence[float]) -> None:
+def _same_length(name: str, first: Sequence[object], second: Sequence[object]) -> None:
     if len(first) != len(second):
         msg = f"{name!r} must have as many values on both sides, got {len(first)} and {len(second)}"
         raise OptionError(msg)

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato._optional import require
 from ostinato.errors import OptionError
-from ostinato.viz.scene import Bars, Curves, Level, Line, Panel, Points, Scene
+from ostinato.viz.scene import Bars, Curves, Level, Line, Panel, Points, Scene, Shares
 
 if TYPE_CHECKING:
     import os
 
     from ostinato.viz.scene import Layer
 
-__all__ = ["draw"]
+__all__ = ["FAINT", "GRID", "INK", "STYLE", "draw"]
 
 _COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
 """Okabe and Ito's palette: told apart with every kind of colour vision; the first also in grey."""
-_INK = "#1F2933"
-_FAINT = "#52606D"
-_GRID = "#E4E7EB"
+INK = "#1F2933"
+FAINT = "#52606D"
+GRID = "#E4E7EB"
 _MAP = "viridis"
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
-    "text.color": _INK,
-    "axes.labelcolor": _FAINT,
+    "text.color": INK,
+    "axes.labelcolor": FAINT,
     "axes.edgecolor": "#CBD2D9",
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -37,12 +37,12 @@ _STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "xtick.color": "#CBD2D9",
     "ytick.color": "#CBD2D9",
-    "xtick.labelcolor": _FAINT,
-    "ytick.labelcolor": _FAINT,
+    "xtick.labelcolor": FAINT,
+    "ytick.labelcolor": FAINT,
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
@@ -71,7 +71,7 @@ def draw(scene: Scene, path: str | os.PathLike[str], *, size: tuple[int, int] = 
     agg = require("matplotlib.backends.backend_agg", "viz")
     figures = require("matplotlib.figure", "viz")
     dpi = 130.0
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = figures.Figure(figsize=(size[0] / dpi, size[1] / dpi), dpi=dpi, layout="constrained")
         canvas = agg.FigureCanvasAgg(figure)
         _compose(figure, scene)
@@ -84,7 +84,7 @@ def _compose(figure: Any, scene: Scene) -> None:
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.02)
     head, body = figure.subfigures(2, 1, height_ratios=(0.1, 1.0))
     head.text(0.012, 0.62, scene.title, fontsize=16, fontweight="bold", va="center")
-    head.text(0.012, 0.08, scene.subtitle, fontsize=10.5, color=_FAINT, va="center")
+    head.text(0.012, 0.08, scene.subtitle, fontsize=10.5, color=FAINT, va="center")
     strips = body.subfigures(len(scene.rows), 1, squeeze=False)[:, 0]
     for strip, panels in zip(strips, scene.rows, strict=True):
         for axes, panel in zip(strip.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -101,6 +101,8 @@ def _panel(axes: Any, panel: Panel) -> None:
         _curves(axes, panel)
     elif isinstance(panel, Points):
         _points(axes, panel)
+    elif isinstance(panel, Shares):
+        _shares(axes, panel)
     else:
         _bars(axes, panel)
 
@@ -112,7 +114,7 @@ def _curves(axes: Any, panel: Curves) -> None:
         _line(axes, line)
     for mark in panel.marks:
         axes.plot(
-            [mark.x], [mark.y], "*", ms=17, color=_INK, mec="white", mew=1.2, zorder=6, label=mark.label, clip_on=False
+            [mark.x], [mark.y], "*", ms=17, color=INK, mec="white", mew=1.2, zorder=6, label=mark.label, clip_on=False
         )
     axes.margins(x=0.01)
     if panel.y_range is not None:
@@ -134,7 +136,7 @@ def _line(axes: Any, line: Line) -> None:
 
 def _level(axes: Any, level: Level) -> None:
     across = axes.axhline if level.axis == "y" else axes.axvline
-    across(level.value, color=_FAINT, lw=1.0, ls=(0, (4, 3)), zorder=1.5, label=level.label or "_")
+    across(level.value, color=FAINT, lw=1.0, ls=(0, (4, 3)), zorder=1.5, label=level.label or "_")
 
 
 def _points(axes: Any, panel: Points) -> None:
@@ -170,6 +172,16 @@ def _bars(axes: Any, panel: Bars) -> None:
     _ticks(axes.xaxis)
     _ticks(axes.yaxis)
     axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
+
+
+def _shares(axes: Any, panel: Shares) -> None:
+    axes.barh(panel.names, panel.values, height=0.7, color=_COLOURS["first"])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, (max(panel.values, default=0.0) or 1.0) * 1.25)  # room for the notes
+    for place, (value, note) in enumerate(zip(panel.values, panel.notes, strict=True)):
+        axes.annotate(note, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    _ticks(axes.xaxis)
 
 
 def _ticks(axis: Any, most: int = 6) -> None:

@@ -163,3 +163,15 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     grown, nbytes = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert nbytes > 140e6
     assert grown / 1024 < 64, "MiB of memory more than for a small checkpoint"
+
+
+def test_single_copies_are_reported(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20, single_copy=True))
+    obs = torch.arange(6.0)[:, None]
+    rb.extend({"observation": obs[:5], "next": {"observation": obs[1:], "reward": torch.ones(5)}})
+    rb.dumps(tmp_path / "a")
+    fields = {field.name: field for field in inspect_checkpoint(tmp_path / "a").fields}
+    assert list(fields) == ["observation", "next.reward", "next.observation (kept apart)"]
+    assert fields["observation"].maximum == 4
+    apart = fields["next.observation (kept apart)"]
+    assert (apart.rows, apart.maximum) == (1, 5)

@@ -1,0 +1,154 @@
+"""Takes the pictures of docs/viewing.md: output of `ostinato view` and `ostinato plot`, and the page in Chromium.
+
+The rollouts are those of an arm of two links that reaches for a ball, made here; the checkpoint is one that
+`ostinato demo` saved.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from ostinato import Trajectory, TrajectoryReplayBuffer
+
+HERE = Path(__file__).parent
+MAIN = [sys.executable, "-c", "from ostinato.cli.main import main; main()"]
+SIZE = 96
+SHOULDER = np.array([48.0, 82.0])
+LINKS = (30.0, 26.0)
+SCALE = 3  # drawn larger and shrunk: smooth edges
+
+
+def joints(angles: np.ndarray) -> list[np.ndarray]:
+    """Shoulder, elbow and hand in pixels."""
+    points, direction = [SHOULDER], 0.0
+    for length, angle in zip(LINKS, angles, strict=True):
+        direction += angle
+        points.append(points[-1] + length * np.array([math.sin(direction), -math.cos(direction)]))
+    return points
+
+
+PAIRS = np.stack(np.meshgrid(*[np.linspace(-2.4, 2.4, 49)] * 2), -1).reshape(-1, 2)
+HANDS = np.array([joints(pair)[2] for pair in PAIRS])
+
+
+def picture(angles: np.ndarray, ball: np.ndarray) -> np.ndarray:
+    """The scene from the side, uint8 `[96, 96, 3]`."""
+    image = Image.new("RGB", (SIZE * SCALE, SIZE * SCALE), "#dfe7ee")
+    pen = ImageDraw.Draw(image)
+    pen.rectangle((0, 84 * SCALE, SIZE * SCALE, SIZE * SCALE), fill="#9aa5b1")
+    disc(pen, ball, 5, "#d55e00")
+    points = joints(angles)
+    pen.line([tuple(point * SCALE) for point in points], fill="#0072b2", width=6 * SCALE, joint="curve")
+    for point in points[:2]:
+        disc(pen, point, 4.5, "#1f2933")
+    disc(pen, points[2], 4.5, "#e69f00")
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.LANCZOS))
+
+
+def disc(pen: ImageDraw.ImageDraw, at: np.ndarray, radius: float, colour: str) -> None:
+    box = [*((at - radius) * SCALE), *((at + radius) * SCALE)]
+    pen.ellipse(box, fill=colour)
+
+
+def wrist(scene: np.ndarray, hand: np.ndarray) -> np.ndarray:
+    """The surroundings of the hand, twice as large, uint8 `[96, 96, 3]`."""
+    padded = np.pad(scene, ((24, 24), (24, 24), (0, 0)), mode="edge")
+    x, y = (int(value) for value in np.clip(np.round(hand), 0, SIZE - 1))
+    return padded[y : y + 48, x : x + 48].repeat(2, 0).repeat(2, 1)
+
+
+def reach(number: int) -> Trajectory:
+    """One rollout: the hand goes to the ball, better the later."""
+    dice = np.random.default_rng(number)
+    where = dice.uniform(0.5, 2.2) * (1 if number % 2 else -1)
+    ball = SHOULDER + 50 * np.array([math.sin(where * 0.6), -math.cos(where * 0.6)])
+    steps, skill = int(dice.integers(30, 60)), 0.05 + 0.15 * number / 40
+    angles = np.array([-0.6, 1.2]) * (-1 if number % 2 else 1)
+    rows = []
+    for _ in range(steps + 1):
+        scene, hand = picture(angles, ball), joints(angles)[2]
+        best = PAIRS[np.argmin(np.linalg.norm(HANDS - ball, axis=1) + 4 * np.abs(PAIRS - angles).max(axis=1))]
+        move = np.clip(skill * (best - angles) + dice.normal(0, 0.04, 2), -0.25, 0.25)
+        rows.append((scene, wrist(scene, hand), np.concatenate([angles, hand / SIZE, ball / SIZE]), move, hand))
+        angles = angles + move
+    scenes, wrists, states, moves, hands = (torch.from_numpy(np.array(column)) for column in zip(*rows, strict=True))
+    near = (hands - torch.from_numpy(ball)).norm(dim=1)
+    done = torch.zeros(steps, 1, 1, dtype=torch.bool)
+    done[-1] = True
+    return Trajectory(
+        model_weights_id=f"arm_{number // 10 * 100}",
+        actions=moves[:-1, None].float(),
+        rewards=(1 - near[1:, None, None] / 50).float(),
+        dones=done,
+        terminations=done & (near[-1] < 8),
+        curr_obs=side(scenes[:-1], wrists[:-1], states[:-1]) | {"task": ["touch the ball"]},
+        next_obs=side(scenes[1:], wrists[1:], states[1:]),
+    )
+
+
+def side(scenes: torch.Tensor, wrists: torch.Tensor, states: torch.Tensor) -> dict[str, object]:
+    return {"main_images": scenes[:, None], "wrist_images": wrists[:, None], "states": states[:, None].float()}
+
+
+def ostinato(*arguments: object) -> None:
+    subprocess.run([*MAIN, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+
+
+def shrink(source: Path, name: str) -> None:
+    """Write a picture with 96 colours: a third of the bytes."""
+    with Image.open(source) as image:
+        image.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
+
+
+def browse(rollouts: Path, target: Path) -> None:
+    """Take a picture of the page."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
+    command = [*MAIN, "view", str(rollouts), "--web", "--trajectory", "33", "--step", "12"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as driver:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[0]
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 820})
+        page.goto(url)
+        page.locator("#count", has_text="40 of 40").wait_for()
+        page.locator("#return-low").fill("40")
+        page.locator("body[data-shown='33/12/0']").wait_for()
+        page.wait_for_timeout(1000)
+        page.screenshot(path=target)
+        browser.close()
+        server.terminate()
+
+
+def main() -> None:
+    """Make the data, show them, write the pictures."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        rollouts = here / "rollouts"
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=rollouts, trajectory_format="safetensors") as buffer:
+            buffer.add_trajectories([reach(number) for number in range(40)])
+        once = ("--save-image", "--no-display", "--output", here / "out.png")
+        ostinato("view", rollouts, *once, "--trajectory", 33, "--step", 12)
+        shrink(here / "out.png", "view_window.png")
+        ostinato("view", rollouts, *once, "--trajectory", 33, "--step", 12, "--camera", "states")
+        shrink(here / "out.png", "view_states.png")
+        browse(rollouts, here / "web.png")
+        shrink(here / "web.png", "view_web.png")
+        ostinato("demo", "--steps", 6000, "--prioritized", "--output-dir", here / "demo")
+        ostinato("plot", here / "demo" / "checkpoint", "--output", here / "out.png")
+        shrink(here / "out.png", "plot_report.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""`ostinato view` and `ostinato plot` as users run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, ReplayBuffer
+from tests.unit.cli.test_trajectories import ostinato
+from tests.unit.viz.places import file_of, store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return store(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("view", ("--replay-dir", "--replay_dir", "--camera", "--headless", "--save-image", "--no-display", "--web")),
+        ("plot", ("--output", "report.png")),
+    ],
+)
+def test_help_names_options_and_gives_an_example(command: str, words: tuple[str, ...]) -> None:
+    done = ostinato(command, "--help")
+    assert done.returncode == 0
+    for word in (*words, "Example", f"ostinato {command}", "Exit"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    "dashes", ["--replay_dir {} --save_image --no_display", "--replay-dir {} --save-image --no-display"]
+)
+def test_one_picture_and_exit(dashes: str, path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "one.png"
+    done = ostinato("view", *dashes.format(path).split(), "--output", output, "--camera", "wrist_images")
+    assert done.returncode == 0, done.stderr
+    assert output.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    first = output.read_bytes()
+    options = ("--save-image", "--no-display", "--output", output, "--trajectory", 2, "--step", 3, "--batch", 1)
+    assert ostinato("view", path, *options).returncode == 0
+    assert output.read_bytes() != first
+
+
+def test_the_prompt_through_a_pipe(path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "viz.png"
+    main = "from ostinato.cli.main import main; main()"
+    command = [sys.executable, "-c", main, "view", "--replay_dir", path, "--headless", "--output", output]
+    with subprocess.Popen(
+        list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(3):
+            line = process.stdout.readline()
+        assert line.startswith("trajectory 0 (1 of 3): step 0 of 3"), process.stderr.read() if process.stderr else ""
+        first = output.read_bytes()
+        process.stdin.write("n\n")
+        process.stdin.flush()
+        assert process.stdout.readline().startswith("trajectory 0 (1 of 3): step 1 of 3")
+        assert output.read_bytes() != first  # written before the answer
+        out, err = process.communicate("j 2\n", timeout=60)  # and the end of input
+    assert out.startswith("trajectory 2 (3 of 3): step 0 of 4")
+    assert err == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--headless --web", "exclude each other"),
+        ("--no-display", "needs --save-image"),
+        ("--headless --save-image", "no effect with --headless"),
+        ("--output x.png", "--output needs"),
+        ("--port 8000", "--port needs --web"),
+        ("--web --camera main_images", "shows every camera"),
+        ("--headless --trajectory 9", "there is no trajectory 9"),
+        ("--headless --step 3", "must be below 3 and 2"),
+        ("--headless --replay-dir b", "give one directory"),
+    ],
+)
+def test_options_without_sense_are_refused(options: str, words: str, path: Path) -> None:
+    done = ostinato("view", path, *options.split())
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path) -> None:
+    done = ostinato("view", tmp_path, "--headless")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    pickled = store(tmp_path / "p", form="pkl")
+    assert "allow_pickle" in ostinato("view", pickled, "--headless").stderr
+    assert ostinato("view", path, "--headless", "--output", tmp_path / "no" / "x.png").returncode == 1
+    assert ostinato("view").returncode == 2
+
+
+def test_broken_trajectories_do_not_stop_it(path: Path, tmp_path: Path) -> None:
+    file_of(path, 0).unlink()
+    done = ostinato("view", path, "--save-image", "--no-display", "--output", tmp_path / "x.png")
+    assert done.returncode == 0, done.stderr
+
+
+def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"obs": torch.rand(5, 2), "done": torch.tensor([0, 0, 1, 0, 1]).bool(), "reward": torch.rand(5)})
+    rb.dumps(tmp_path / "ck")
+    for place in (tmp_path / "ck", path):
+        done = ostinato("plot", place, "--output", tmp_path / "report.png")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "report.png").stat().st_size > 20_000
+    done = ostinato("view", tmp_path / "ck", "--save-image", "--no-display", "--output", tmp_path / "x.png")
+    assert done.returncode == 0, done.stderr
+    assert ostinato("plot", tmp_path / "ck", "--output", tmp_path / "x.pdf").returncode == 1

@@ -1,0 +1,187 @@
+"""Checkpoints of buffers: episodes or rows, priorities, ages; and the page that `plot` draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer, SliceSampler
+from ostinato.errors import CheckpointError
+from ostinato.viz import Bars, Curves, SavedBuffer, Shares, Spot, TrajectoryFolder, Walk, moment
+from ostinato.viz.report import report
+from tests.unit.viz.places import file_of, read_stamp, store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def episode(number: int, rows: int) -> dict[str, Any]:
+    """Rows that say where they come from: observation `[number, step]`, reward `number`."""
+    steps = torch.arange(rows).float()
+    place = torch.stack([torch.full((rows,), float(number)), steps], -1)
+    done = torch.zeros(rows, 1, dtype=torch.bool)
+    done[-1] = True
+    return {
+        "observation": place,
+        "action": steps[:, None] / 10,
+        "next": {"observation": place + 0.5, "reward": torch.full((rows, 1), float(number)), "done": done},
+    }
+
+
+def saved(path: Path, lengths: list[int], capacity: int = 100, **parts: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=4, **parts)
+    for number, rows in enumerate(lengths, 1):
+        rb.extend(episode(number, rows))
+    rb.dumps(path)
+    return rb
+
+
+@pytest.mark.parametrize("sampler", [None, SliceSampler(num_slices=2, end_key=("next", "done"))])
+def test_episodes_are_shown_row_by_row(sampler: Any, tmp_path: Path) -> None:
+    parts = {} if sampler is None else {"sampler": sampler}
+    saved(tmp_path / "a", [3, 5, 2], **parts)
+    reels = SavedBuffer(tmp_path / "a")
+    assert reels.unit == "episode"
+    walk, seen = Walk(reels), []
+    while True:
+        shown = moment(reels, walk.spot)
+        index, step, _ = walk.spot
+        seen.append((index, step))
+        current, following = shown.current.traces[0].values, shown.following.traces[0].values
+        assert current[step].tolist() == [index + 1, step]
+        assert following[step].tolist() == [index + 1.5, step + 0.5]
+        facts = dict(shown.facts)
+        assert float(facts["reward"]) == index + 1
+        assert facts["done"] == ("yes" if step == shown.steps - 1 else "no")
+        assert int(facts["rows since"]) == 10 - len(seen)
+        if not walk.next():
+            break
+    assert seen == [(index, step) for index, rows in enumerate([3, 5, 2]) for step in range(rows)]
+    assert [reels.returns(index) for index in range(3)] == [3.0, 10.0, 6.0]
+
+
+def test_a_full_ring_begins_with_its_oldest_row(tmp_path: Path) -> None:
+    saved(tmp_path / "a", [6, 5, 4], capacity=10)
+    reels = SavedBuffer(tmp_path / "a")
+    assert [reels.extent(index)[0] for index in range(3)] == [1, 5, 4]
+    assert moment(reels, Spot(0)).current.traces[0].values.tolist() == [[1.0, 5.0]]
+    assert reels.ages.sum() == 45
+
+
+def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(3000))
+    rb.extend({"obs": torch.arange(3500.0)[:, None]})
+    rb.dumps(tmp_path / "a")
+    reels = SavedBuffer(tmp_path / "a")
+    assert reels.unit == "block"
+    assert [reels.extent(index)[0] for index in range(3)] == [1000, 1000, 1000]
+    assert moment(reels, Spot(1, 2)).current.traces[0].values[2, 0] == 1502
+    assert reels.returns(0) is None
+    assert moment(reels, Spot()).following.note == "not stored"
+
+
+def test_priorities_are_shown_where_there_are_some(tmp_path: Path) -> None:
+    rb = saved(tmp_path / "plain", [3])
+    assert SavedBuffer(tmp_path / "plain").priorities is None
+    rb = saved(tmp_path / "a", [3, 5], sampler=PrioritizedSampler(100, alpha=0.7, beta=0.5))
+    rb.update_priority(torch.arange(8), torch.arange(8.0) + 1)
+    rb.sample(4)
+    rb.dumps(tmp_path / "a")
+    reels = SavedBuffer(tmp_path / "a")
+    assert [dict(moment(reels, Spot(1, step)).facts)["priority"] for step in range(5)] == list("45678")
+    assert "4 rows drawn so far" in reels.title
+
+
+def test_pictures_single_tensors_and_lanes(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    pixels = torch.zeros(4, 3, 16, 16, dtype=torch.uint8) + torch.arange(4, dtype=torch.uint8)[:, None, None, None]
+    rb.extend({"pixels": pixels, "next_pixels": pixels + 100, "reward": torch.ones(4)})
+    rb.dumps(tmp_path / "a")
+    shown = moment(SavedBuffer(tmp_path / "a"), Spot(0, 2))
+    assert read_stamp(shown.current.pictures[0].pixels) == (2, 2, 2)
+    assert read_stamp(shown.following.pictures[0].pixels) == (102, 102, 102)
+    rb = ReplayBuffer(storage=LazyTensorStorage(20))
+    rb.extend(torch.arange(5.0)[:, None])
+    rb.dumps(tmp_path / "b")
+    assert moment(SavedBuffer(tmp_path / "b"), Spot()).current.traces[0].name == "(data)"
+    rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), dim_extend=1)
+    flags = torch.zeros(2, 4, 1, dtype=torch.bool)
+    flags[1, 1] = True
+    rb.extend({"obs": torch.arange(8.0).reshape(2, 4, 1), "done": flags})
+    rb.dumps(tmp_path / "c")
+    reels = SavedBuffer(tmp_path / "c")
+    found = [moment(reels, Spot(index)).current.traces[0].values[:, 0].tolist() for index in range(len(reels.ids))]
+    assert sorted(found) == [[0, 1, 2, 3], [4, 5], [6, 7]]
+
+
+def test_single_copy_and_late_fields(tmp_path: Path) -> None:
+    storage = LazyTensorStorage(20, single_copy=True)
+    rb = ReplayBuffer(storage=storage)
+    obs = torch.arange(6.0)[:, None]
+    rb.extend({"observation": obs[:5], "next": {"observation": obs[1:], "done": torch.zeros(5, 1, dtype=torch.bool)}})
+    rb.dumps(tmp_path / "a")
+    shown = moment(SavedBuffer(tmp_path / "a"), Spot(0, 1))
+    assert shown.current.traces[0].values[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert shown.following.traces[0].values[:, 0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_what_has_nothing_to_show_is_refused(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    rb.extend(["a", "b"])
+    rb.dumps(tmp_path / "objects")
+    with pytest.raises(CheckpointError, match="Python objects"):
+        SavedBuffer(tmp_path / "objects")
+    ReplayBuffer(storage=LazyTensorStorage(10)).dumps(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match="no rows"):
+        SavedBuffer(tmp_path / "empty")
+    with pytest.raises(CheckpointError):
+        SavedBuffer(tmp_path)
+
+
+def test_the_episode_key_of_a_buffer_counts(tmp_path: Path) -> None:
+    sampler = SliceSampler(num_slices=1, traj_key="run")
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=2)
+    rb.extend({"obs": torch.arange(6.0)[:, None], "run": torch.tensor([7, 8, 7, 8, 7, 8])})
+    rb.dumps(tmp_path / "a")
+    reels = SavedBuffer(tmp_path / "a")
+    found = [moment(reels, Spot(index), "obs").current.traces[0].values[:, 0].tolist() for index in range(2)]
+    assert found == [[0, 2, 4], [1, 3, 5]]
+
+
+def panels(scene: Any) -> dict[str, Any]:
+    return {panel.title: panel for row in scene.rows for panel in row}
+
+
+def test_the_report_of_a_checkpoint(tmp_path: Path) -> None:
+    rb = saved(tmp_path / "a", [3, 5, 2], sampler=PrioritizedSampler(100, alpha=0.7, beta=0.5))
+    rb.update_priority(torch.arange(10), torch.arange(10.0) + 1)
+    rb.dumps(tmp_path / "a")
+    found = panels(report(SavedBuffer(tmp_path / "a")))
+    returns = found["Return of each episode"]
+    assert isinstance(returns, Curves)
+    assert returns.lines[0].y == (3.0, 10.0, 6.0)
+    for title in ("Steps of each episode", "Priorities", "Age of rows"):
+        assert isinstance(found[title], Bars)
+    assert sum(found["Priorities"].stacks[0].counts) == 10
+    assert sum(found["Steps of each episode"].stacks[0].counts) == 3
+    shares = found["Bytes by field"]
+    assert isinstance(shares, Shares)
+    assert dict(zip(shares.names, shares.values, strict=True))["observation"] == 80
+    assert shares.x_label == "bytes"
+
+
+def test_the_report_of_trajectories(tmp_path: Path) -> None:
+    path = store(tmp_path / "a")
+    file_of(path, 1).unlink()
+    scene = report(TrajectoryFolder(path))
+    found = panels(scene)
+    line = found["Return of each trajectory"].lines[0]
+    assert line.x == (0.0, 2.0)
+    assert line.y == pytest.approx((0.03, 8.06))
+    assert "1 without readable rewards" in scene.subtitle
+    assert "Priorities" not in found
+    assert np.isclose(sum(found["Age of rows"].stacks[0].counts), 3 * 2 + 2 + 4 * 2)
+    assert found["Bytes by field"].names[0] == "curr_obs.extra_view_images"

@@ -1,0 +1,217 @@
+"""The page in a real Chromium: what it shows is read back from the pixels of its pictures."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ostinato.viz import Spot, TrajectoryFolder
+from tests.unit.viz.places import file_of, store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest.importorskip("starlette", reason="the extra web is not installed")
+uvicorn = pytest.importorskip("uvicorn", reason="the extra web is not installed")
+
+CHROMIUM = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
+pytestmark = pytest.mark.xdist_group("browser")
+
+READ_PIXEL = """image => {
+  const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight), pen = canvas.getContext('2d');
+  pen.drawImage(image, 0, 0);
+  return [image.naturalWidth, image.naturalHeight, ...pen.getImageData(2, 2, 1, 1).data.slice(0, 3)];
+}"""
+
+HAS_BLUE = """canvas => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200 && data[i + 2] > 150 && data[i] < 60) return true;
+  return false;
+}"""
+
+
+@contextmanager
+def served(path: Path, start: Spot | None = None) -> Iterator[str]:
+    """Serve a directory from a thread."""
+    import socket
+
+    from ostinato.viz.web import make_app
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(make_app(TrajectoryFolder(path), start or Spot()), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: install it (apt-get install chromium) or name it in OSTINATO_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Any, url: str) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.goto(url)
+    try:
+        yield page
+        assert problems == []
+    finally:
+        page.close()
+
+
+def at(page: Any, reel: int, step: int, env: int = 0) -> list[tuple[int, ...]]:
+    """Wait until a step is shown, and return the colours of its pictures."""
+    page.locator(f"body[data-shown='{reel}/{step}/{env}']").wait_for(state="attached", timeout=20_000)
+    images = page.locator(".views img").element_handles()
+    found = [tuple(image.evaluate(READ_PIXEL)) for image in images]
+    assert {size[:2] for size in found} <= {(8, 8)}
+    return [colour[2:] for colour in found]
+
+
+def colours(reel: int, step: int, env: int = 0) -> list[tuple[int, int, int]]:
+    blues = [env * 50 + 5 * following + extra for following in (0, 1) for extra in (0, 10, 20, 21)]
+    return [(reel, step, blue) for blue in blues]
+
+
+def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a")) as url, opened(browser, url) as page:
+        assert at(page, 0, 0) == colours(0, 0)
+        page.keyboard.press("ArrowRight")
+        assert at(page, 0, 1) == colours(0, 1)
+        page.keyboard.press("n")
+        at(page, 0, 2)
+        page.keyboard.press("n")
+        assert at(page, 1, 0) == colours(1, 0), "over the end"
+        page.keyboard.press("p")
+        assert at(page, 0, 2) == colours(0, 2), "and back"
+        page.keyboard.press("ArrowUp")
+        at(page, 1, 0)
+        page.keyboard.press("ArrowUp")
+        at(page, 2, 0)
+        page.keyboard.press("End")
+        at(page, 2, 3)
+        page.keyboard.press("b")
+        assert at(page, 2, 3, 1) == colours(2, 3, 1)
+        facts = page.locator("#facts").inner_text().replace("\n", " ")
+        for words in ("step 3 of 4", "batch 1 of 2", "reward 2.03", "done yes (terminated)", "task task of 1"):
+            assert words in facts
+        page.keyboard.press("Home")
+        at(page, 2, 0, 1)
+        page.locator("#scrub").fill("2")
+        assert at(page, 2, 2, 1) == colours(2, 2, 1)
+        page.locator("#reward").click(position={"x": 60, "y": 20})
+        at(page, 2, 0, 1)
+
+
+def test_the_list_filters_and_jumps(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a", [(3, 1), (2, 1), (4, 1), (9, 1)])) as url, opened(browser, url) as page:
+        page.locator("#count", has_text=re.compile("^4 of 4$")).wait_for()
+        returns = [row.inner_text().split() for row in page.locator("#rows .row").all()]
+        expected = ["0 3 1 0.03", "1 2 1 2.01", "2 4 1 8.06", "3 9 1 27.36"]
+        assert returns == [line.split() for line in expected]
+        page.locator("#return-low").fill("2")
+        page.locator("#length-high").fill("4")
+        assert page.locator("#count").inner_text() == "2 of 4"
+        assert [row.inner_text().split()[0] for row in page.locator("#rows .row").all()] == ["1", "2"]
+        page.locator("#rows .row").nth(1).click()
+        assert at(page, 2, 0) == colours(2, 0)
+        page.locator("#return-low").fill("")
+        page.locator("#jump").fill("3")
+        page.locator("#jump").press("Enter")
+        assert at(page, 3, 0) == colours(3, 0)
+        page.locator("#jump").fill("77")
+        page.locator("#jump").press("Enter")
+        page.locator("#message", has_text="there is no trajectory 77").wait_for()
+
+
+def test_broken_and_stateless_trajectories(browser: Any, tmp_path: Path) -> None:
+    path = store(tmp_path / "a")
+    file_of(path, 1).unlink()
+    with served(path, Spot(1)) as url, opened(browser, url) as page:
+        assert at(page, 1, 0) == []
+        assert "missing" in page.locator("#current .note").inner_text()
+        page.keyboard.press("ArrowRight")
+        assert at(page, 2, 0) == colours(2, 0)
+    with served(store(tmp_path / "b", images=False)) as url, opened(browser, url) as page:
+        assert at(page, 0, 0) == []
+        deadline = time.monotonic() + 20
+        while not page.locator("#current canvas").evaluate(HAS_BLUE):
+            assert time.monotonic() < deadline, "no line was drawn"
+
+
+def test_scrubbing_ends_where_it_ends(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a", [(40, 1)])) as url, opened(browser, url) as page:
+        at(page, 0, 0)
+        page.evaluate(
+            """() => { const s = document.getElementById('scrub');
+            for (let i = 0; i <= 33; i++) { s.value = i; s.dispatchEvent(new Event('input')); } }"""
+        )
+        assert at(page, 0, 33) == colours(0, 33)
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+        assert at(page, 0, 37) == colours(0, 37)
+
+
+def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
+    import http.client
+
+    with served(store(tmp_path / "a")) as url:
+        host = url.removeprefix("http://")
+
+        def ask(path: str, **headers: str) -> tuple[int, bytes]:
+            connection = http.client.HTTPConnection(host, timeout=20)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            assert answer.status != 200 or "default-src 'none'" in (answer.getheader("Content-Security-Policy") or "")
+            return answer.status, answer.read()
+
+        assert ask("/")[0] == 200
+        assert ask("/", Host="evil.example")[0] == 400
+        assert ask("/api/moment?reel=-1")[0] == 400
+        assert ask("/api/moment?reel=x")[0] == 400
+        assert ask("/api/moment?reel=99&step=99&env=99")[0] == 200
+        assert ask("/../server.py")[0] == 404
+
+
+def test_the_command_serves_and_ends(tmp_path: Path) -> None:
+    import signal
+    import urllib.request
+
+    path = store(tmp_path / "a")
+    main = "from ostinato.cli.main import main; main()"
+    command = [sys.executable, "-c", main, "view", str(path), "--web", "--trajectory", "2", "--step", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0]
+        assert url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{url}api/place", timeout=30) as answer:
+            assert b'"start":[2,1,0]' in answer.read()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert err == ""

@@ -1,0 +1,224 @@
+"""The window and the prompt: real key events on a real figure, the picture that is on it read back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ostinato.errors import OptionError
+from ostinato.viz import Spot, TrajectoryFolder, Walk, moment
+from tests.unit.viz.places import file_of, read_stamp, store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return store(tmp_path / "a")
+
+
+class Keys:
+    """A window on a canvas without display, and what is on it."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        from ostinato.viz.window import Window
+
+        self.reels = TrajectoryFolder(path)
+        self.walk = Walk(self.reels)
+        figure = Figure(figsize=(9.6, 6.6), dpi=50)
+        self.canvas = FigureCanvasAgg(figure)
+        self.window = Window(figure, self.reels, self.walk, **options)
+
+    def press(self, *keys: str) -> tuple[int, ...]:
+        from matplotlib.backend_bases import KeyEvent
+
+        for key in keys:
+            self.canvas.callbacks.process("key_press_event", KeyEvent("key_press_event", self.canvas, key))
+        return self.left() if self.window.board.pictures else ()
+
+    def _pixels(self, axes: Any) -> tuple[int, ...]:
+        return read_stamp(axes.get_images()[0].get_array())
+
+    def left(self) -> tuple[int, ...]:
+        return self._pixels(self.window.board.pictures[0])
+
+    def right(self) -> tuple[int, ...]:
+        return self._pixels(self.window.board.pictures[-1])
+
+    def texts(self) -> str:
+        return "\n".join(text.get_text() for text in self.window.figure.texts)
+
+    def type(self, text: str) -> None:
+        self.window._box.begin_typing()
+        self.window._box.set_val(text)
+        self.press("enter")
+        self.window._box.stop_typing()
+
+
+def test_keys_move_as_the_document_says(path: Path) -> None:
+    keys = Keys(path)
+    assert keys.left() == (0, 0, 0)
+    assert keys.right() == (0, 0, 5)
+    assert keys.press("right") == (0, 1, 0)
+    assert keys.press("n") == (0, 2, 0)
+    assert keys.press("right") == (1, 0, 0), "over the end"
+    assert keys.press("left") == (0, 2, 0), "and back"
+    assert keys.press("p") == (0, 1, 0)
+    assert keys.press("up", "up") == (2, 0, 0)
+    assert keys.press("up") == (2, 0, 0)
+    assert "nothing further" in keys.texts()
+    assert keys.press("end") == (2, 3, 0)
+    assert keys.press("b") == (2, 3, 50)
+    assert keys.right() == (2, 3, 55)
+    assert keys.press("v") == (2, 3, 0)
+    assert keys.press("home") == (2, 0, 0)
+    assert keys.press("down") == (1, 0, 0)
+    assert keys.press("x", "f1") == (1, 0, 0)
+
+
+def test_facts_stand_on_the_figure(path: Path) -> None:
+    keys = Keys(path)
+    keys.press("up", "right")
+    for words in ("trajectory 1 (2 of 3)", "step: 1 of 2", "batch: 0 of 1", "reward: 1.01", "done: yes", "action: ["):
+        assert words in keys.texts()
+
+
+def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None:
+    keys = Keys(path)
+    keys.type("2")
+    assert keys.left() == (2, 0, 0)
+    keys.type("99")
+    assert keys.left() == (2, 0, 0)
+    assert "there is no trajectory 99: ids are 0 to 2, 3 in all" in keys.texts()
+    keys.type("-1")
+    keys.type("q")
+    assert keys.left() == (2, 0, 0)
+    keys.window._box.begin_typing()
+    assert keys.press("p", "q", "left") == (2, 0, 0)
+    assert not keys.window.closed
+    keys.window._box.stop_typing()
+
+
+def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    keys = Keys(path, output=tmp_path / "out.png")
+    keys.press("right", "s")
+    saved = tmp_path / "out_0_1_0.png"
+    with Image.open(saved) as picture:
+        assert picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+        assert picture.size == (1440, 990)
+    assert not (tmp_path / "out.png").exists()
+    assert f"saved {saved}" in keys.texts()
+    keys.press("q")
+    assert keys.window.closed
+    assert Keys(path).press("escape") == (0, 0, 0)
+
+
+def test_every_move_writes_the_picture_where_asked(path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "viz.png"
+    keys = Keys(path, output=output, autosave=True)
+    first = output.read_bytes()
+    keys.press("right")
+    assert output.read_bytes() != first
+
+
+def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
+    file_of(path, 1).unlink()
+    keys = Keys(path, camera="*")
+    assert len(keys.window.board.pictures) == 8
+    keys.press("up")
+    assert keys.window.board.pictures == []
+    assert any("missing" in text.get_text() for axes in keys.window.figure.axes for text in axes.texts)
+    assert keys.press("up") == (2, 0, 0)
+
+
+def test_states_are_drawn_as_lines(tmp_path: Path) -> None:
+    from ostinato.viz.board import Board
+
+    board = Board.headless()
+    board.show(moment(TrajectoryFolder(store(tmp_path / "a", images=False)), Spot(2)))
+    lines = [line for axes in board.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"]
+    assert [list(line.get_ydata()) for line in lines[:3]] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
+
+
+def test_boards_do_not_grow(path: Path) -> None:
+    from ostinato.viz.board import Board
+
+    reels, board, counts = TrajectoryFolder(path), Board.headless(), set()
+    for step in range(3):
+        board.show(moment(reels, Spot(0, step)))
+        counts.add((len(board.figure.axes), len(board.figure.texts)))
+    assert len(counts) == 1
+
+
+def test_without_a_display_a_window_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.viz.window import open_window
+
+    matplotlib.use("agg")
+    reels = TrajectoryFolder(path)
+    with pytest.raises(OptionError, match="use --headless"):
+        open_window(reels, Walk(reels))
+
+
+def test_the_prompt_follows_commands(path: Path, tmp_path: Path) -> None:
+    from ostinato.viz.prompt import converse
+
+    said: list[str] = []
+    pictures = []
+    reels = TrajectoryFolder(path)
+    walk = Walk(reels)
+    script = [
+        ("n\n", (0, 1)), ("next", (0, 2)), ("n", (1, 0)), ("info", (1, 0)), ("prev", (0, 2)), ("pt", (0, 2)),
+        ("j 2", (2, 0)), ("j 9", (2, 0)), ("what is this", (2, 0)), ("prevtraj", (1, 0)), ("nt", (2, 0)),
+    ]  # fmt: skip
+
+    def lines() -> Any:
+        for line, spot in script:
+            yield line
+            assert walk.spot[:2] == spot, line
+            pictures.append((tmp_path / "viz.png").read_bytes())
+        yield "quit"
+        pytest.fail("quit must end it")
+
+    converse(reels, walk, tmp_path / "viz.png", lines(), said.append)
+    assert said[3].startswith("trajectory 0 (1 of 3): step 1 of 3, batch 0 of 2, action [")
+    assert "nothing further this way" in said[8]
+    assert "there is no trajectory 9" in said[10]
+    assert "no command 'what is this'" in said[11]
+    assert pictures[2] == pictures[3] != pictures[4] == pictures[1]
+
+
+@pytest.mark.slow
+def test_a_window_on_a_virtual_display(path: Path) -> None:
+    pytest.importorskip("tkinter")
+    if shutil.which("xvfb-run") is None:
+        pytest.skip("xvfb-run is needed for a real window")
+    code = (
+        "import sys; from ostinato.viz import *; from ostinato.viz.window import open_window\n"
+        "import matplotlib; matplotlib.use('TkAgg'); import matplotlib.pyplot as plt\n"
+        "from matplotlib.backend_bases import KeyEvent\n"
+        "reels = TrajectoryFolder(sys.argv[1]); walk = Walk(reels)\n"
+        "def drive():\n"
+        "    canvas = plt.gcf().canvas\n"
+        "    for key in ('right', 'q'): KeyEvent('key_press_event', canvas, key)._process()\n"
+        "show = plt.show\n"
+        "def timed(**more):\n"
+        "    timer = plt.gcf().canvas.new_timer(interval=200); timer.single_shot = True\n"
+        "    timer.add_callback(drive); timer.start(); show(**more)\n"
+        "plt.show = timed\n"
+        "open_window(reels, walk); print(tuple(walk.spot))\n"
+    )
+    command = ["xvfb-run", "-a", sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "(0, 1, 0)\n", done.stderr
