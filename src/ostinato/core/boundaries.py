@@ -92,7 +92,7 @@ class Episodes:
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
-        keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path, self.optional)
+        keys = (self.end_key is None, frozenset(self.end_paths), self.traj_path, self.mask_path)
         return (*keys, id(self.ends), id(self.trajectories))
 
     @property
