@@ -183,7 +183,9 @@ class TrajectoryReplayBuffer:
             msg = f"add_trajectories takes a list of Trajectory, got {type(trajectories).__name__}: wrap it in a list"
             raise KindError(msg)
         self._shelf.prepare()
-        made = [_owned(value, self._state.format_name, f"trajectory {number}") for number, value in enumerate(trajectories)]
+        made = [
+            _owned(value, self._state.format_name, f"trajectory {number}") for number, value in enumerate(trajectories)
+        ]
         with self._shelf.lock:
             if self._state.counter + len(made) > MAX_ID + 1:
                 msg = f"the ids are used up: the next one is {self._state.counter}, the highest {MAX_ID}"
@@ -235,7 +237,7 @@ class TrajectoryReplayBuffer:
             if not replace and num_chunks > below:
                 msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {num_chunks}"
                 raise OptionError(msg)
-            fields = common_fields(self._members.forms, drop=missing == "drop")
+            fields = common_fields(self._members.layouts, drop=missing == "drop")
             picked = self._members.pick(numbers(self._state.generator, num_chunks, below, replace=replace))
         return gather(picked, fields, self._shelf.sources)
 
@@ -443,7 +445,7 @@ def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, 
             raise OptionError(msg)
         return 0, 1
     if type(local_rank) is not int or type(world_size) is not int or world_size < 1 or not 0 <= local_rank < world_size:
-        msg = f"local_rank must be an integer in [0, world_size), got {local_rank!r} of {world_size!r}"
+        msg = f"local_rank must be in [0, world_size), both integers, got {local_rank!r} of {world_size!r}"
         raise OptionError(msg)
     return local_rank, world_size
 
