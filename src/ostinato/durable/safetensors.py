@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.durable.dtypes import check_shape, dtype_name, raw_view
@@ -134,7 +135,7 @@ def read_header(fd: int, path: Path) -> Header:
     tensors = tuple(found[".".join(keys)]._replace(path=tuple(keys)) for keys in paths)
     plain = flatten(own["plain"], where=path)
     keys = sorted([placed.path for placed in tensors] + list(plain))
-    for short, long in zip(keys, keys[1:], strict=False):  # sorted, a path stands just before those that go on from it
+    for short, long in pairwise(keys):  # sorted, a path stands just before those that go on from it
         if long[: len(short)] == short:
             _damaged(path, f"{'.'.join(short)[:80]!r} is both a value and a dict, or is there twice")
     return Header(size, tensors, plain)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.durable.files import new_token
 from ostinato.durable.tensorfile import check_format, check_tree
@@ -203,7 +202,7 @@ class TrajectoryReplayBuffer:
         return Entry(facts, form, held=held)
 
     def sample(
-        self, num_chunks: int, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
+        self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
     ) -> dict[str, Any]:
         """Draw transitions uniformly from the window.
 
@@ -224,7 +223,7 @@ class TrajectoryReplayBuffer:
             DamagedFileError: A file is gone or too short; the message names it.
             CheckpointError: A trajectory could not be saved in the background (it is tried again).
         """
-        num_chunks = _count_of("num_chunks", num_chunks)
+        count = _count_of("num_chunks", num_chunks)
         if missing not in {"raise", "drop"}:
             msg = f"missing must be 'raise' or 'drop', got {missing!r}"
             raise OptionError(msg)
@@ -234,15 +233,15 @@ class TrajectoryReplayBuffer:
                 msg = "the buffer is empty: add trajectories or load a checkpoint before sampling"
                 raise EmptyBufferError(msg)
             below = self._members.window_samples
-            if not replace and num_chunks > below:
-                msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {num_chunks}"
+            if not replace and count > below:
+                msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {count}"
                 raise OptionError(msg)
             fields = common_fields(self._members.layouts, drop=missing == "drop")
-            picked = self._members.pick(numbers(self._state.generator, num_chunks, below, replace=replace))
+            picked = self._members.pick(numbers(self._state.generator, count, below, replace=replace))
         return gather(picked, fields, self._shelf.sources)
 
     def sample_chunks(
-        self, num_chunks: int, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
+        self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
     ) -> dict[str, Any]:
         """Do what `sample` does, under the name that RLinf has for it."""
         return self.sample(num_chunks, replace=replace, missing=missing)
@@ -259,7 +258,7 @@ class TrajectoryReplayBuffer:
         if entry is None:
             msg = f"no trajectory {trajectory_id!r}: the ids are {self.trajectory_ids[:20]}"
             raise SlotError(msg)
-        leaves = flatten(self._shelf.read_tree(entry).tree, where=f"trajectory {trajectory_id}")
+        leaves = flatten(self._shelf.read_whole(entry).tree, where=f"trajectory {trajectory_id}")
         return Trajectory.from_dict(nest({p: v.clone() if hasattr(v, "clone") else v for p, v in leaves.items()}))
 
     def is_ready(self, min_size: int) -> bool:
@@ -421,9 +420,9 @@ def _owned(value: object, format_name: str, where: str) -> tuple[Facts, Held, An
     return facts, Held(tree, form), form
 
 
-def _count_of(name: str, value: object) -> int:
+def _count_of(name: str, value: SupportsIndex) -> int:
     """Return a count, numpy's integers among them, as an int."""
-    count = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else 0
+    count = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
     if not 1 <= count <= _MOST_CHUNKS:
         msg = f"{name} must be a number of 1 or more (at most {_MOST_CHUNKS}), got {value!r:.80}"
         raise OptionError(msg)

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, final
 
 import numpy as np
 from torch import Tensor
@@ -180,12 +180,12 @@ def read_facts(key: object, node: object, where: object) -> Facts:
     return Facts(number, shape[0] * shape[1], length or 0, shape, weights)
 
 
-def is_counter(value: object) -> bool:
+def is_counter(value: object) -> TypeGuard[int]:
     """Tell whether a value of a file may be the next id."""
     return type(value) is int and 0 <= value <= MAX_ID + 1
 
 
-def is_seed(value: object) -> bool:
+def is_seed(value: object) -> TypeGuard[int]:
     """Tell whether a value of a file may seed a generator: an integer of 64 bits."""
     return type(value) is int and -(2**63) <= value < 2**63
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ostinato.durable.files import make_directories
 from ostinato.durable.openfiles import OpenFiles
-from ostinato.durable.tensorfile import read_tree
-from ostinato.errors import CheckpointError, OstinatoError, UsageError
+from ostinato.durable.tensorfile import file_checksum, read_tree
+from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache
 from ostinato.trajectories.entries import Held
 from ostinato.trajectories.gather import Blocks, Sources
@@ -180,6 +180,20 @@ class Shelf:
             return held
         tree = read_tree(self.path_of(entry), self.state.format_name, allow_pickle=self.options.allow_pickle)
         return Held(tree, entry.form)
+
+    def read_whole(self, entry: Entry) -> Held:
+        """Do what `read_tree` does, and compare the checksum of the file where one was kept.
+
+        Raises:
+            DamagedFileError: The file is gone or damaged.
+        """
+        held, place = entry.held, entry.place
+        if held is None and place is not None and place.checksum:
+            path = self.path_of(entry)
+            if file_checksum(path, self.state.format_name, deep=False) != place.checksum:
+                msg = f"{path} is damaged: its checksum differs from the one that was kept"
+                raise DamagedFileError(msg)
+        return held or self.read_tree(entry)
 
     def _read_whole(self, entry: Entry) -> Held:
         """Read an entry whose file can only be read as a whole, and keep it like a new one."""
