@@ -75,10 +75,12 @@ def new_directory(path: Path) -> Iterator[Path]:
         lock.acquire()
         yield temporary
         fsync_dir(temporary)
-        lock.release()
-        if os.name == "nt" and path.is_dir():
-            path.rmdir()
+        if os.name == "nt":  # there a directory with an open file cannot be renamed
+            lock.release()
+            if path.is_dir():
+                path.rmdir()
         temporary.rename(path)
+        lock.release(path)  # not before: who sweeps must not take a finished directory for a left one
     except BaseException:
         lock.release()
         shutil.rmtree(temporary, ignore_errors=True)
