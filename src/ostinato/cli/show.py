@@ -21,13 +21,19 @@ else:
         require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
     )
 
-__all__ = ["checkpoint", "error", "files", "result", "training"]
+__all__ = ["checkpoint", "error", "files", "plain", "result", "size", "training"]
+
+
+def plain(words: str, style: str = "") -> text.Text:
+    """Return text to print as it is; escapes that a terminal would obey, in names from files say, are spelt out."""
+    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
+    return text.Text("".join(shown), style=style)
 
 
 def error(message: str) -> None:
-    """Print a message as one red line on stderr."""
-    line = " ".join(message.split())
-    console.Console(stderr=True).print(text.Text(f"error: {line}", style="bold red"), soft_wrap=True)
+    """Print a message as one red line on stderr, in the words of the command line."""
+    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle")
+    console.Console(stderr=True).print(plain(f"error: {line}", "bold red"), soft_wrap=True)
 
 
 @contextmanager
@@ -83,20 +89,22 @@ def files(reopened: Reopened, drawn: Path) -> None:
         f"reopened in {reopened.load_s * 1000:.0f} ms; the next {reopened.batches} batches of both buffers are equal",
         soft_wrap=True,
     )
-    out.print(text.Text(f"Picture:    {drawn}"), soft_wrap=True)
-    out.print(text.Text(f"Look inside: ostinato inspect {reopened.path}"), soft_wrap=True)
+    out.print(plain(f"Picture:    {drawn}"), soft_wrap=True)
+    out.print(plain(f"Look inside: ostinato inspect {reopened.path}"), soft_wrap=True)
 
 
 def checkpoint(report: CheckpointReport) -> None:
     """Print a checkpoint's report as a table."""
     out = console.Console(highlight=False)
-    out.print(text.Text(report.path, style="bold"), soft_wrap=True)
+    out.print(plain(report.path, "bold"), soft_wrap=True)
     out.print(
         f"{report.rows:,} of {report.capacity:,} rows, {size(report.nbytes)}; {report.rows_written:,} rows written and "
         f"{report.rows_drawn:,} drawn so far",
         soft_wrap=True,
     )
-    out.print(f"{report.storage}, {report.sampler}, {report.writer}; {report.format} {report.version}", soft_wrap=True)
+    out.print(
+        plain(f"{report.storage}, {report.sampler}, {report.writer}; {report.format} {report.version}"), soft_wrap=True
+    )
     resume = "exactly where it stopped" if report.exact_resume else "with new random numbers (no generator was saved)"
     checks = "all checksums fit" if report.verified else "checksums not compared"
     out.print(f"{checks}; sampling goes on {resume}", soft_wrap=True)
@@ -126,7 +134,7 @@ def _fields(report: CheckpointReport) -> table.Table:
         rows = [f"{field.rows:,}"] if ragged else []
         numbers = (_number(n) for n in (field.minimum, field.mean, field.maximum, field.nan_count))
         cells = (field.name, field.dtype + shape, *rows, size(field.nbytes), *numbers)
-        grid.add_row(*(text.Text(cell) for cell in cells))
+        grid.add_row(*(plain(cell) for cell in cells))
     return grid
 
 

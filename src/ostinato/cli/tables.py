@@ -6,19 +6,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ostinato._optional import require
-from ostinato.cli.show import size
+from ostinato.cli.show import plain, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rich import box, console, progress, table, text
+    from rich import box, console, progress, table
 
     from ostinato.cli.trajectories import Sampled
     from ostinato.tools import ConvertReport, MoveReport, StoreReport, VerifyReport
 else:
-    box, console, progress, table, text = (
-        require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
-    )
+    box, console, progress, table = (require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table"))
 
 __all__ = ["batch", "converted", "moved", "progress_bar", "store", "verified"]
 
@@ -41,7 +39,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 def store(report: StoreReport) -> None:
     """Print what a directory of trajectories holds."""
     out = console.Console(highlight=False)
-    out.print(text.Text(report.path, style="bold"), soft_wrap=True)
+    out.print(plain(report.path, "bold"), soft_wrap=True)
     shapes = ", ".join(f"{steps} x {envs}" for steps, envs in report.shapes[:4])
     more = " and others" if len(report.shapes) > 4 else ""
     _line(
@@ -71,7 +69,7 @@ def _keys(report: StoreReport) -> table.Table:
         grid.add_column(name, justify="right", no_wrap=True)
     for key in report.keys:
         counts = [f"{key.trajectories:,}"] if ragged else []
-        grid.add_row(*map(text.Text, (key.name, key.dtype + _shape(key.shape), *counts, size(key.nbytes))))
+        grid.add_row(*map(plain, (key.name, key.dtype + _shape(key.shape), *counts, size(key.nbytes))))
     return grid
 
 
@@ -84,7 +82,7 @@ def batch(report: Sampled) -> None:
     for name in ("key", "dtype", "shape"):
         grid.add_column(name, overflow="fold")
     for name, dtype, shape in report.keys:
-        grid.add_row(*map(text.Text, (name, dtype, _shape(shape))))
+        grid.add_row(*map(plain, (name, dtype, _shape(shape))))
     out.print(grid)
 
 
@@ -99,6 +97,8 @@ def moved(report: MoveReport) -> None:
     )
     for source in report.sources:
         _line(out, f"from {source}")
+    for source in report.left:
+        _line(out, f"{source} lists trajectories that came later: they stay there")
 
 
 def converted(report: ConvertReport) -> None:
@@ -118,7 +118,7 @@ def verified(report: VerifyReport) -> None:
     _unlisted(out, report.unlisted)
     for damage in report.damage:
         number = "" if damage.trajectory_id is None else f" (id {damage.trajectory_id})"
-        out.print(text.Text(f"damaged: {damage.file}{number}: {damage.problem}", style="bold red"), soft_wrap=True)
+        out.print(plain(f"damaged: {damage.file}{number}: {damage.problem}", "bold red"), soft_wrap=True)
     if not report.damage:
         _line(out, "all whole")
 
@@ -132,7 +132,7 @@ def _unlisted(out: console.Console, names: tuple[str, ...]) -> None:
 
 
 def _line(out: console.Console, line: str) -> None:
-    out.print(text.Text(line), soft_wrap=True)
+    out.print(plain(line), soft_wrap=True)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

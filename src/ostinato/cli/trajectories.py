@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ostinato._optional import require
 from ostinato.cli import output, tables
+from ostinato.errors import OstinatoError, StorageMemoryError
 
 if TYPE_CHECKING:
     import typer
+
+    from ostinato import TrajectoryReplayBuffer
 else:
     typer = require("typer", "cli")
 
@@ -55,7 +58,7 @@ def register(app: typer.Typer) -> None:
 def sample(
     *,
     load_path: Annotated[Path, typer.Option(help="Directory of trajectories, ours or RLinf's.")],
-    num_chunks: Annotated[int, typer.Option(min=1, help="Transitions to draw.")] = 1024,
+    num_chunks: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Transitions to draw.")] = 1024,
     cache_size: Annotated[
         int | None, typer.Option(min=1, help="Trajectories kept in memory, with --enable-cache: 5 unless given.")
     ] = None,
@@ -87,7 +90,7 @@ def sample(
     )
     buffer.load_checkpoint(load_path)
     before = time.perf_counter()
-    batch = buffer.sample(num_chunks)
+    batch = _draw(buffer, num_chunks)
     passed = time.perf_counter() - before
     keys = tuple(
         (show(path), str(value.dtype).removeprefix("torch."), tuple(value.shape))
@@ -95,6 +98,16 @@ def sample(
     )
     report = Sampled(str(load_path), len(buffer), buffer.total_samples, num_chunks, passed * 1000, keys)
     output.answer(report, tables.batch, as_json=as_json)
+
+
+def _draw(buffer: TrajectoryReplayBuffer, num_chunks: int) -> dict[str, Any]:
+    try:
+        return buffer.sample(num_chunks)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, OstinatoError):
+            raise
+        msg = f"no memory for a batch of {num_chunks} transitions, choose fewer --num-chunks: {error}"
+        raise StorageMemoryError(msg) from error
 
 
 def merge(

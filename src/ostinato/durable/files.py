@@ -29,6 +29,7 @@ __all__ = [
     "free_bytes",
     "fsync_dir",
     "link_or_copy",
+    "make_directories",
     "new_token",
     "open_file",
     "open_inside",
@@ -92,6 +93,14 @@ def fsync_dir(path: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory and its missing parents; their names survive a power cut."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        fsync_dir(place.parent)
 
 
 def create_file(path: Path) -> int:

@@ -80,6 +80,13 @@ class Journal:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
         self._nbytes = os.fstat(self._fd).st_size
 
+    def is_sound(self) -> bool:
+        """Tell whether lines appended now will be found: the file is whole, and still the one under its name."""
+        try:
+            return not self._broken and os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except OSError:
+            return False
+
     def append(self, nodes: Iterable[dict[str, Any]]) -> None:
         """Append lines: all are there when this returns, and none of them after an error.
 

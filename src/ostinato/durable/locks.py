@@ -56,8 +56,14 @@ class DirectoryLock:
                 return
             os.close(fd)  # the holder before us removed this file: lock the one that others will see
 
-    def release(self) -> None:
-        """Give the lock back and remove its file; harmless when it is not held."""
+    def release(self, root: Path | None = None) -> None:
+        """Give the lock back and remove its file; harmless when it is not held.
+
+        Args:
+            root: Where the directory lies now, if it was renamed.
+        """
+        if root is not None:
+            self._path = root / LOCK_NAME
         if self._fd < 0:
             return
         with contextlib.suppress(OSError):  # Windows keeps an open file; the next saver takes it over

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, final
 
 from ostinato.durable.files import open_file
+from ostinato.errors import CapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from pathlib import Path
 
 __all__ = ["OpenFile", "OpenFiles"]
+
+_NO_MORE = {errno.EMFILE, errno.ENFILE}
 
 
 @final
@@ -66,13 +70,31 @@ class OpenFiles:
         with self._lock:
             file = self._files.get(key)
             if file is None:
-                file = OpenFile(path())
+                file = self._open(path())
                 self._files[key] = file
                 if len(self._files) > self.limit:
                     self._files.popitem(last=False)
             else:
                 self._files.move_to_end(key)
             return file
+
+    def _open(self, path: Path) -> OpenFile:
+        try:
+            return OpenFile(path)
+        except OSError as error:
+            if error.errno not in _NO_MORE:
+                raise
+        self._files.clear()  # those that nobody uses are closed by this
+        try:
+            return OpenFile(path)
+        except OSError as error:
+            if error.errno not in _NO_MORE:
+                raise
+            msg = (
+                f"no more files can be opened ({error.strerror}): give a lower max_open_files (it is {self.limit}), "
+                "or raise the limit of the process (ulimit -n)"
+            )
+            raise CapacityError(msg) from error
 
     def clear(self) -> None:
         """Let go of all."""

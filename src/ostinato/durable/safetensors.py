@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.durable.dtypes import check_shape, dtype_name, raw_view
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.durable.headers import Sink
     from ostinato.durable.trees import TreePath
 
-__all__ = ["read_header", "write"]
+__all__ = ["check", "read_header", "write"]
 
 _TAGS = {
     "bool": "BOOL",
@@ -62,11 +63,9 @@ def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any
     Raises:
         CheckpointError: The format cannot hold a dtype, or two paths make one name.
     """
+    check(tensors)
     order = sorted(tensors, key=lambda path: _rank(tensors[path]))
     names = {path: ".".join(path) for path in tensors}
-    if len(set(names.values())) < len(names) or _META in names.values():
-        msg = f"keys must differ when they are joined by dots, got {sorted(names.values())[:20]}"
-        raise CheckpointError(msg)
     own = {"paths": [list(path) for path in tensors], "plain": nest(plain)}
     node: dict[str, Any] = {_META: {"format": "pt", _OWN: json.dumps(own, allow_nan=True)}}
     end, wide = 0, -1
@@ -74,10 +73,7 @@ def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any
         tensor = tensors[path]
         start, end = end, end + tensor.nbytes
         wide = start if wide < 0 and _row_bytes(tensor) >= _PAGE else wide
-        tag = _TAGS.get(dtype_name(tensor.dtype))
-        if tag is None:
-            msg = f"{names[path]} is {tensor.dtype}, which safetensors cannot hold: use trajectory_format='pt'"
-            raise CheckpointError(msg)
+        tag = _TAGS[dtype_name(tensor.dtype)]
         node[names[path]] = {"dtype": tag, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(node, separators=(",", ":")).encode()
     step = 8 if wide < 0 else _PAGE
@@ -85,6 +81,22 @@ def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any
     sink.write(len(text).to_bytes(8, "little") + text)
     for path in order:
         sink.write(raw_view(tensors[path]))
+
+
+def check(tensors: dict[TreePath, Tensor]) -> None:
+    """Refuse what the format cannot hold.
+
+    Raises:
+        CheckpointError: The format cannot hold a dtype, or two paths make one name.
+    """
+    names = [".".join(path) for path in tensors]
+    if len(set(names)) < len(names) or _META in names:
+        msg = f"keys must differ when they are joined by dots, and none may be {_META}, got {sorted(names)[:20]}"
+        raise CheckpointError(msg)
+    for name, tensor in zip(names, tensors.values(), strict=True):
+        if dtype_name(tensor.dtype) not in _TAGS:
+            msg = f"{name} is {tensor.dtype}, which safetensors cannot hold: use trajectory_format='pt'"
+            raise CheckpointError(msg)
 
 
 def _rank(tensor: Tensor) -> tuple[int, int]:
@@ -121,7 +133,12 @@ def read_header(fd: int, path: Path) -> Header:
     if sorted(".".join(keys) for keys in paths) != sorted(found):
         _damaged(path, "its metadata names other tensors than it holds")
     tensors = tuple(found[".".join(keys)]._replace(path=tuple(keys)) for keys in paths)
-    return Header(size, tensors, flatten(own["plain"], where=path))
+    plain = flatten(own["plain"], where=path)
+    keys = sorted([placed.path for placed in tensors] + list(plain))
+    for short, long in pairwise(keys):  # sorted, a path stands just before those that go on from it
+        if long[: len(short)] == short:
+            _damaged(path, f"{'.'.join(short)[:80]!r} is both a value and a dict, or is there twice")
+    return Header(size, tensors, plain)
 
 
 def _placed(name: str, entry: Any, start: int, path: Path) -> Placed:

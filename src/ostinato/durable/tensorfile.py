@@ -15,7 +15,7 @@ from ostinato.durable.extents import pread, read_tensor
 from ostinato.durable.files import create_file, disk_errors, new_token, open_file, sync_fd, write_all
 from ostinato.durable.headers import Header, Placed
 from ostinato.durable.trees import flatten, nest
-from ostinato.errors import DamagedFileError, OptionError
+from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.trees import TreePath
 
-__all__ = ["FORMATS", "check_format", "file_checksum", "read_header", "read_tree", "write_tree"]
+__all__ = ["FORMATS", "check_format", "check_tree", "file_checksum", "read_header", "read_tree", "write_tree"]
 
 FORMATS = ("pt", "pkl", "safetensors")
 _STEP_BYTES = 2**20
@@ -45,6 +45,21 @@ def check_format(name: object, *, allow_pickle: bool) -> str:
         )
         raise OptionError(msg)
     return str(name)
+
+
+def check_tree(tree: Mapping[str, Any], format_name: str, where: object) -> None:
+    """Refuse what `write_tree` could not write in this format.
+
+    Raises:
+        KindError: naming the values.
+    """
+    if format_name == "safetensors":
+        values = flatten(tree, where=where)
+        try:
+            safetensors.check({key: value for key, value in values.items() if isinstance(value, Tensor)})
+        except CheckpointError as error:
+            msg = f"{where}: {error}"
+            raise KindError(msg) from error
 
 
 @final

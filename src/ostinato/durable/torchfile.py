@@ -94,6 +94,8 @@ def _records(fd: int, size: int, path: Path) -> list[tuple[int, int]]:
     try:
         with os.fdopen(os.dup(fd), "rb") as stream, zipfile.ZipFile(stream) as archive:
             names = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in names.values()):
+                _damaged(path, "its records are compressed, which torch.save never does")
             if "byteorder" in names and archive.read(names["byteorder"]) != b"little":
                 _damaged(path, "its numbers are not little-endian")
             infos = [info for name, info in names.items() if name.startswith("data/") and info.file_size]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
-from ostinato.errors import CheckpointError, OptionError
+from ostinato.errors import CheckpointError
+from ostinato.tools.check import check_whole, consent
 from ostinato.trajectories.checkpoint import new_directory
 from ostinato.trajectories.entries import Entry, file_name, form_of, place_of
 from ostinato.trajectories.listing import fold, read_listing
@@ -46,6 +47,8 @@ def convert(
 ) -> ConvertReport:
     """Write all trajectories into a new directory in another format; ids, seed and generator stay.
 
+    Each file is read twice: first it is checked as `verify` does, so that damage never gets a new checksum.
+
     Args:
         source_path: Directory of trajectories, ours or RLinf's.
         save_path: New directory, which appears whole.
@@ -56,17 +59,14 @@ def convert(
     Raises:
         OptionError: No such format, or `pkl` without consent.
         CheckpointError: No trajectories are there, they are of this format already, or the target exists.
-        DamagedFileError: naming a damaged file; nothing is left of the target.
+        DamagedFileError: naming a file that is missing, damaged, or not the one that the index means; nothing is left
+            of the target.
     """
     check_format(trajectory_format, allow_pickle=allow_pickle)
     source, target = Path(source_path).absolute(), Path(save_path).absolute()
     listing = read_listing(source)
     old = listing.head.trajectory_format
-    try:
-        check_format(old, allow_pickle=allow_pickle)
-    except OptionError as error:
-        msg = f"{source}: {error}"
-        raise CheckpointError(msg) from error
+    consent(listing, allow_pickle=allow_pickle)
     if old == trajectory_format:
         msg = f"{source} holds {old} already: nothing to convert"
         raise CheckpointError(msg)
@@ -75,13 +75,14 @@ def convert(
         entries = []
         for done, fact in enumerate(listing.facts.values(), 1):
             path = source / file_name(fact, old)
+            nbytes, _ = check_whole(listing, fact.trajectory_id, allow_pickle=allow_pickle)
             values = read_tree(path, old, allow_pickle=allow_pickle) | {"model_weights_id": fact.model_weights_id}
             tree = owned_tree(Trajectory.from_dict(values), str(path))
             new = temporary / file_name(fact, trajectory_format)
             header, checksum = write_tree(new, tree, trajectory_format, sync=True)
             form = form_of(header, path)
             entries.append(Entry(fact, form, place_of(temporary, header, form, checksum)))
-            source_bytes += path.stat().st_size
+            source_bytes += nbytes
             if on_progress is not None:
                 on_progress(done, len(listing.facts))
         fold(temporary, listing.head._replace(trajectory_format=trajectory_format), listing.facts, entries)

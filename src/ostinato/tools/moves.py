@@ -1,24 +1,24 @@
 """Joining and dividing directories of trajectories, by moving files or by copying them.
 
-Moved files go by `rename` into `TARGET.partial`, which becomes the target once it is complete; a plan in it tells a
-later run of the same command what it may go on with. So each trajectory is in exactly one place at any moment.
+Moved files go by `rename` into `TARGET.partial`, which becomes the target once it is complete; a plan in it names each
+file, so that a later run of the same command goes on with these and no others. So each trajectory is in exactly one
+place at any moment; one that a source gets meanwhile stays there and on its list.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.durable.files import atomic_write, copy_file, fsync_dir
+from ostinato.durable.files import copy_file, fsync_dir
 from ostinato.durable.locks import DirectoryLock
-from ostinato.durable.manifest import canonical, parse_json
-from ostinato.errors import CheckpointError, OptionError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.tools.plan import PLAN, Plan, check_size, has_plan, is_free, merge_plan, ranks_of, read_plan, split_plan
 from ostinato.trajectories.checkpoint import check_new, new_directory
-from ostinato.trajectories.entries import Entry, Facts, file_name
-from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, Head, Listing, fold, read_listing, resolve
+from ostinato.trajectories.entries import file_name
+from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, fold, read_listing
 from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["MoveReport", "merge", "split"]
-
-_PLAN = "ostinato_plan.json"
-_RANK = re.compile(r"rank_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +44,8 @@ class MoveReport:
     """Whether the sources still have them."""
     resumed: bool = False
     """Whether an earlier run had begun with it."""
-
-
-class _Step(NamedTuple):
-    """One file: where it lies, and what it is in the new directory."""
-
-    source: Path
-    facts: Facts
-    known: Entry | None
-
-
-class _Work(NamedTuple):
-    """Everything to be done: `name` tells the same work from other work."""
-
-    name: dict[str, Any]
-    sources: tuple[Path, ...]
-    head: Head
-    steps: list[_Step]
+    left: tuple[str, ...] = ()
+    """After a merge that moved: directories that list trajectories which came later; they stay there."""
 
 
 def merge(
@@ -75,7 +57,9 @@ def merge(
 ) -> MoveReport:
     """Join the `rank_*` directories of a directory into one: interleaved by original id, renumbered from 0.
 
-    Of equal ids the lower rank comes first. The new directory has the seed of the lowest rank.
+    Of equal ids the lower rank comes first. The new directory has the seed of the lowest rank. A move that goes on
+    after it stopped takes what it had planned; trajectories that came later stay in their ranks, which the report
+    names.
 
     Args:
         source_path: Directory that holds `rank_0`, `rank_1` and so on.
@@ -86,14 +70,22 @@ def merge(
     Raises:
         CheckpointError: There are no ranks, their formats differ, the target exists, or files would have to be moved to
             another file system; nothing was touched. Or moving stopped half-way: run it again to go on.
-        DamagedFileError: A file or a list is missing or damaged; nothing was touched.
+        DamagedFileError: A list, or a file by its size or header, is missing or damaged; nothing was touched. Rows are
+            not read: `verify` does that. Of an unfinished move: a file that still has to be moved.
     """
-    source, target = Path(source_path).absolute(), Path(save_path).absolute()
+    source = Path(source_path).absolute()
     name = {"work": "merge", "source": str(source)}
-    if not copy and _has_plan(target, name):
-        return _finish(target, _ranks(source), merged=True)
-    work = _merge_work(source, name)
-    return _run(work, target, copy=copy, on_progress=on_progress)
+
+    def find() -> Sequence[Path]:
+        ranks = ranks_of(source)
+        if not ranks:
+            msg = f"{source} has no directories rank_0, rank_1 and so on: nothing to merge"
+            raise CheckpointError(msg)
+        return ranks
+
+    work = _Work(name, find, lambda ranks: merge_plan(name, ranks), on_progress)
+    report = _run(work, Path(save_path).absolute(), copy=copy)
+    return report if copy else replace(report, left=_left(ranks_of(source)))
 
 
 def split(
@@ -117,174 +109,168 @@ def split(
         OptionError: `count` is not positive.
         CheckpointError: There are fewer trajectories, the target exists, or files would have to be moved to another
             file system; nothing was touched. Or moving stopped half-way: run it again to go on.
-        DamagedFileError: A file or a list is missing or damaged; nothing was touched.
+        DamagedFileError: A list, or a file by its size or header, is missing or damaged; nothing was touched. Rows are
+            not read: `verify` does that. Of an unfinished move: a file that still has to be moved.
     """
     if count < 1:
         msg = f"split_count must be 1 or more, got {count}"
         raise OptionError(msg)
-    source, target = Path(source_path).absolute(), Path(save_path).absolute()
+    source = Path(source_path).absolute()
     name = {"work": "split", "source": str(source), "count": count}
-    if not copy and _has_plan(target, name):
-        return _finish(target, (source,), merged=False)
-    listing = read_listing(source)
-    if count > len(listing.facts):
-        msg = f"split_count must be in [1, {len(listing.facts)}] (trajectories in {source}), got {count}"
-        raise CheckpointError(msg)
-    facts = list(listing.facts.values())[:count]
-    steps = [_step(listing, fact, fact) for fact in facts]
-    head = Head(listing.head.trajectory_format, max(fact.trajectory_id for fact in facts) + 1, listing.head.seed)
-    work = _Work(name, (source,), head, steps)
-    return _run(work, target, copy=copy, on_progress=on_progress)
+
+    def find() -> Sequence[Path]:
+        read_listing(source)  # tells what is wrong before the directory is locked
+        return (source,)
+
+    work = _Work(name, find, lambda _: split_plan(name, source, count), on_progress)
+    return _run(work, Path(save_path).absolute(), copy=copy)
 
 
-def _ranks(source: Path) -> tuple[Path, ...]:
-    found = [
-        (int(match[1]), path) for path in source.iterdir() if (match := _RANK.fullmatch(path.name)) and path.is_dir()
-    ]
-    return tuple(path for _, path in sorted(found))
+class _Work(NamedTuple):
+    """What is asked for."""
+
+    name: dict[str, Any]
+    find: Callable[[], Sequence[Path]]
+    """Finds the sources."""
+    make: Callable[[Sequence[Path]], Plan]
+    """Reads the sources, looks at every file, and plans."""
+    on_progress: Callable[[int, int], None] | None
+
+    def tell(self, done: int, plan: Plan) -> None:
+        """Report progress."""
+        if self.on_progress is not None:
+            self.on_progress(done, len(plan.steps))
 
 
-def _merge_work(source: Path, name: dict[str, Any]) -> _Work:
-    ranks = _ranks(source) if source.is_dir() else ()
-    if not ranks:
-        msg = f"{source} has no directories rank_0, rank_1 and so on: nothing to merge"
-        raise CheckpointError(msg)
-    listings = [read_listing(rank) for rank in ranks]
-    formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
-    if len(set(formats.values())) > 1:
-        shown = ", ".join(f"{rank}: {format_name}" for rank, format_name in formats.items())
-        msg = f"the ranks of {source} have different formats ({shown}): convert them to one first (ostinato convert)"
-        raise CheckpointError(msg)
-    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.facts)
-    steps = [
-        _step(listings[place], listings[place].facts[number], listings[place].facts[number]._replace(trajectory_id=new))
-        for new, (number, place) in enumerate(order)
-    ]
-    return _Work(name, ranks, Head(listings[0].head.trajectory_format, len(steps), listings[0].head.seed), steps)
-
-
-def _step(listing: Listing, old: Facts, new: Facts) -> _Step:
-    known = listing.known.get(old.trajectory_id)
-    path = listing.directory / file_name(old, listing.head.trajectory_format)
-    return _Step(path, new, None if known is None else replace(known, facts=new))
-
-
-def _run(work: _Work, target: Path, *, copy: bool, on_progress: Callable[[int, int], None] | None) -> MoveReport:
+def _run(work: _Work, target: Path, *, copy: bool) -> MoveReport:
+    if copy:
+        return _copy(work, target)
+    if has_plan(target, work.name):
+        return _finish(target, resumed=True)
     check_new(target)
     partial = target.with_name(f"{target.name}.partial")
-    resumed = not copy and _has_plan(partial, work.name)
-    if not copy and not resumed and _holds_more_than_a_torn_plan(partial):
+    resumed = has_plan(partial, work.name)
+    if not resumed and not is_free(partial):
         msg = f"{partial} is in the way: it holds other unfinished work; finish that first, or choose another target"
         raise CheckpointError(msg)
-    _check_files(work, partial if resumed else None)
-    if copy:
-        with new_directory(target) as temporary:
-            for step, path in _each(work, temporary, on_progress):
-                copy_file(step.source, path)
-            _write_lists(work, temporary)
-        return _report(target, work.sources, copied=True)
-    with _locked(work.sources):
-        _check_one_disk(work.sources, target)
-        _move(work, partial, on_progress)
-        sweep(partial)
-        _write_lists(work, partial)
-        for directory in (partial, *work.sources):
+    found = read_plan(partial).sources if resumed else work.find()
+    sources = [source for source in found if source.is_dir()]
+    with _locked(sources):
+        if resumed:
+            plan = read_plan(partial)
+            _check_rest(plan, partial)
+        else:
+            plan = work.make(sources)
+            _check_one_disk(sources, target)
+            plan.begin(partial)
+        _move(work, plan, partial)
+        for directory in (partial, *sources):
             fsync_dir(directory)
         if target.is_dir():
             target.rmdir()
         partial.rename(target)
         fsync_dir(target.parent)
-    return _finish(target, work.sources, merged=work.name["work"] == "merge", resumed=resumed)
+    return _finish(target, resumed=resumed)
 
 
-def _check_files(work: _Work, partial: Path | None) -> None:
-    """Look at every file before anything is touched."""
-    for step in work.steps:
-        if partial is not None and (partial / file_name(step.facts, work.head.trajectory_format)).exists():
-            continue
-        if not step.source.is_file() or step.source.is_symlink():
-            msg = f"{step.source} is missing or no regular file: nothing was touched"
-            raise CheckpointError(msg)
-        if step.known is not None and step.known.place and step.known.place.nbytes != step.source.stat().st_size:
-            msg = f"{step.source} has another size than its list says: run ostinato verify; nothing was touched"
-            raise CheckpointError(msg)
+def _copy(work: _Work, target: Path) -> MoveReport:
+    check_new(target)
+    sources = work.find()
+    plan = work.make(sources)
+    with new_directory(target) as temporary:
+        for done, step in enumerate(plan.steps, 1):
+            copy_file(step.source, plan.target_of(step, temporary))
+            work.tell(done, plan)
+        plan.write_lists(temporary)
+    return _report(target, sources, copied=True)
+
+
+def _check_rest(plan: Plan, partial: Path) -> None:
+    """Look at the files that an earlier run had not moved yet."""
+    waiting = [step for step in plan.steps if not plan.target_of(step, partial).exists()]
+    for step in waiting:
+        try:
+            check_size(step.source, step.known)
+        except DamagedFileError as error:
+            done = len(plan.steps) - len(waiting)
+            msg = (
+                f"{error}. {done} of {len(plan.steps)} trajectories lie in {partial} already, the others where they "
+                "were: restore the file from a copy, then run the same command again"
+            )
+            raise DamagedFileError(msg) from error
 
 
 def _check_one_disk(sources: Sequence[Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if {path.stat().st_dev for path in sources} != {target.parent.stat().st_dev}:
         msg = (
-            f"{target} is on another file system, where files cannot be moved at once: use --copy, then remove "
-            "the source"
+            f"{target} is on another file system, where files cannot be moved at once: use copy=True (--copy), then "
+            "remove the source"
         )
         raise CheckpointError(msg)
 
 
-def _each(work: _Work, directory: Path, on_progress: Callable[[int, int], None] | None) -> Iterator[tuple[_Step, Path]]:
-    for done, step in enumerate(work.steps, 1):
-        yield step, directory / file_name(step.facts, work.head.trajectory_format)
-        if on_progress is not None:
-            on_progress(done, len(work.steps))
-
-
-def _move(work: _Work, partial: Path, on_progress: Callable[[int, int], None] | None) -> None:
-    partial.mkdir(exist_ok=True)
-    atomic_write(partial / _PLAN, canonical(work.name))
+def _move(work: _Work, plan: Plan, partial: Path) -> None:
     moved = 0
     try:
-        for step, path in _each(work, partial, on_progress):
+        for step in plan.steps:
+            path = plan.target_of(step, partial)
             if not path.exists():
                 step.source.rename(path)
             moved += 1
+            work.tell(moved, plan)
     except OSError as error:
         msg = (
-            f"stopped after {moved} of {len(work.steps)} trajectories: {error}; those moved lie in {partial}, the "
+            f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; those moved lie in {partial}, the "
             "others where they were: run the same command again to go on"
         )
         raise CheckpointError(msg) from error
 
 
-def _write_lists(work: _Work, directory: Path) -> None:
-    facts = {step.facts.trajectory_id: step.facts for step in work.steps}
-    known = {step.facts.trajectory_id: step.known for step in work.steps if step.known is not None}
-    if work.head.trajectory_format != "pkl":  # the places in files of others are found out now, once
-        unknown = [number for number in facts if number not in known]
-        listing = Listing(directory, work.head, facts)
-        known |= {n: e for n, e in resolve(listing, unknown, allow_pickle=False) if isinstance(e, Entry)}
-    fold(directory, work.head, facts, known.values())
-
-
-def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
-    path = directory / _PLAN
-    return path.exists() and parse_json(path.read_bytes(), path) == name
-
-
-def _holds_more_than_a_torn_plan(directory: Path) -> bool:
-    return directory.exists() and any(not path.name.startswith(f"{_PLAN}.") for path in directory.iterdir())
-
-
-def _finish(target: Path, sources: tuple[Path, ...], *, merged: bool, resumed: bool = True) -> MoveReport:
+def _finish(target: Path, *, resumed: bool) -> MoveReport:
     """Bring the lists of the sources up to date; the plan in the target goes last, so that this can be done again."""
-    gone = set() if merged else set(read_listing(target).facts)
-    with _locked(sources):
-        for source in sources:
+    plan = read_plan(target)
+    merged = plan.name["work"] == "merge"
+    moved: dict[Path, set[str]] = {source: set() for source in plan.sources}
+    for step in plan.steps:
+        moved[step.source.parent].add(step.source.name)
+    there = [source for source in plan.sources if source.is_dir()]
+    with _locked(there):
+        for source in there:
             sweep(source)
-            if merged:
-                for name in (JOURNAL, INDEX, "trajector_index.json", METADATA, STORE):
-                    (source / name).unlink(missing_ok=True)
-                continue
-            listing = read_listing(source)
-            facts = {number: fact for number, fact in listing.facts.items() if number not in gone}
-            fold(source, listing.head, facts, [entry for entry in listing.known.values() if entry.id in facts])
-    for source in sources if merged else ():
+            _take_off(source, moved[source], remove=merged)
+    for source in there if merged else ():
         with contextlib.suppress(OSError):  # something else lies there: it stays
             source.rmdir()
-    (target / _PLAN).unlink(missing_ok=True)
+    (target / PLAN).unlink(missing_ok=True)
     fsync_dir(target)
-    return _report(target, sources, copied=False, resumed=resumed)
+    return _report(target, plan.sources, copied=False, resumed=resumed)
 
 
-def _report(target: Path, sources: tuple[Path, ...], *, copied: bool, resumed: bool = False) -> MoveReport:
+def _take_off(source: Path, moved: set[str], *, remove: bool) -> None:
+    """Take moved files off the list of a source; a file that came later under the name of a moved one stays on it."""
+    if _has_lists(source):
+        listing = read_listing(source)
+        names = {number: file_name(fact, listing.head.trajectory_format) for number, fact in listing.facts.items()}
+        facts = {n: listing.facts[n] for n, name in names.items() if name not in moved or (source / name).exists()}
+        fold(source, listing.head, facts, [entry for entry in listing.known.values() if entry.id in facts])
+        if facts:
+            return
+    for name in (STORE, INDEX, METADATA) if remove else ():
+        (source / name).unlink(missing_ok=True)
+
+
+def _has_lists(source: Path) -> bool:
+    """Tell whether there is a list to read, however its index is spelt; an earlier run may have removed it."""
+    return (source / JOURNAL).exists() or any(source.glob("trajector*_index.json"))
+
+
+def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
+    """Name the directories that list trajectories after a merge."""
+    return tuple(str(rank) for rank in ranks if _has_lists(rank) and read_listing(rank).facts)
+
+
+def _report(target: Path, sources: Sequence[Path], *, copied: bool, resumed: bool = False) -> MoveReport:
     facts = read_listing(target).facts.values()
     total = sum(fact.num_samples for fact in facts)
     return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), copied, resumed)

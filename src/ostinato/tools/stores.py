@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.checkpoint import FORMAT
 from ostinato.durable import CheckpointReader
+from ostinato.durable.files import open_file
 from ostinato.durable.manifest import parse_json
-from ostinato.durable.tensorfile import check_format, file_checksum, read_header
 from ostinato.durable.trees import show
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.trajectories.entries import Entry, file_name, form_of, id_of_name
+from ostinato.errors import OstinatoError
+from ostinato.tools.check import check_whole, consent
+from ostinato.trajectories.entries import Entry, file_name, id_of_name
 from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, Listing, read_listing, resolve
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
 __all__ = ["Damage", "KeyReport", "StoreReport", "VerifyReport", "inspect_store", "is_store", "verify"]
@@ -128,7 +129,7 @@ def inspect_store(
     facts = listing.facts.values()
     entries: list[Entry] = []
     if read_headers:
-        _consent(listing, allow_pickle=allow_pickle)
+        consent(listing, allow_pickle=allow_pickle)
         for _, found in resolve(listing, listing.facts, allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found
@@ -148,14 +149,6 @@ def inspect_store(
         nbytes=sum(e.place.nbytes for e in entries if e.place is not None) if read_headers else None,
         keys=_keys(entries),
     )
-
-
-def _consent(listing: Listing, *, allow_pickle: bool) -> None:
-    try:
-        check_format(listing.head.trajectory_format, allow_pickle=allow_pickle)
-    except OptionError as error:
-        msg = f"{listing.directory}: {error}"
-        raise CheckpointError(msg) from error
 
 
 def _unlisted(listing: Listing) -> tuple[str, ...]:
@@ -202,7 +195,7 @@ def verify(
     for done, (number, fact) in enumerate(listing.facts.items(), 1):
         name = file_name(fact, listing.head.trajectory_format)
         try:
-            read, compared = _verify_file(listing, number, root / name, allow_pickle=allow_pickle)
+            read, compared = check_whole(listing, number, allow_pickle=allow_pickle)
             nbytes, checksums = nbytes + read, checksums + compared
         except (OstinatoError, OSError) as error:
             damage.append(Damage(name, number, str(error)))
@@ -218,7 +211,8 @@ def _metadata_damage(listing: Listing) -> list[Damage]:
     path = listing.directory / METADATA
     if not path.exists() or (listing.directory / JOURNAL).exists():
         return []
-    meta = parse_json(path.read_bytes(), path)
+    with os.fdopen(open_file(path), "rb") as stream:
+        meta = parse_json(stream.read(), path)
     expected = {
         "size": len(listing.facts),
         "total_samples": sum(fact.num_samples for fact in listing.facts.values()),
@@ -229,24 +223,3 @@ def _metadata_damage(listing: Listing) -> list[Damage]:
     if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.facts, default=-1):
         wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, not above every id")
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
-
-
-def _verify_file(listing: Listing, number: int, path: Path, *, allow_pickle: bool) -> tuple[int, bool]:
-    """Read one file; return its bytes, and whether a checksum was compared."""
-    format_name, fact, known = listing.head.trajectory_format, listing.facts[number], listing.known.get(number)
-    checksum = file_checksum(path, format_name, deep=True)
-    nbytes = path.stat().st_size
-    kept = "" if known is None or known.place is None else known.place.checksum
-    if kept and checksum != kept:
-        msg = f"checksum {checksum}, {kept} expected: restore the file from a copy"
-        raise DamagedFileError(msg)
-    if format_name != "pkl" or allow_pickle:
-        header = read_header(path, format_name, allow_pickle=allow_pickle)
-        form = form_of(header, path)
-        if form.shape != fact.shape or form.num_samples != fact.num_samples:
-            msg = f"it holds {list(form.shape)}, the index says {list(fact.shape)}, {fact.num_samples} transitions"
-            raise DamagedFileError(msg)
-    elif not kept:
-        msg = "a pickle without a kept checksum cannot be checked: give --allow-pickle if it comes from you"
-        raise DamagedFileError(msg)
-    return nbytes, bool(kept) or format_name == "pt"

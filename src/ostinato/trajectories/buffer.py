@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.durable.files import new_token
-from ostinato.durable.tensorfile import check_format
+from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
-from ostinato.trajectories.entries import Entry, Facts, Held
+from ostinato.trajectories.entries import MAX_ID, Entry, Facts, Held
 from ostinato.trajectories.form import Field, make_form
 from ostinato.trajectories.gather import gather
-from ostinato.trajectories.listing import INDEX, JOURNAL, read_listing
+from ostinato.trajectories.listing import has_listing, read_listing
 from ostinato.trajectories.members import Members, common_fields
 from ostinato.trajectories.saver import Promise
 from ostinato.trajectories.shelf import Shelf, ShelfOptions
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TrajectoryReplayBuffer"]
+
+_MOST_CHUNKS = 2**31 - 1
 
 
 @final
@@ -170,23 +173,28 @@ class TrajectoryReplayBuffer:
         Raises:
             SchemaError: A rollout has neither `prev_logprobs` nor `rewards`, or fields of other lengths. None is added.
             KindError: A value can be neither saved nor sampled. None is added.
+            OptionError: A weights id may not stand in a file name, or `extra` has a field of `Trajectory`. None is
+                added.
+            UsageError: The process is a fork of the one that made the buffer.
             CheckpointError: An earlier trajectory could not be saved (it is tried again). None is added.
         """
         if isinstance(trajectories, (dict, Trajectory)) or not hasattr(trajectories, "__iter__"):
             msg = f"add_trajectories takes a list of Trajectory, got {type(trajectories).__name__}: wrap it in a list"
             raise KindError(msg)
         self._shelf.prepare()
-        made = [_owned(value, f"trajectory {number}") for number, value in enumerate(trajectories)]
+        made = [
+            _owned(value, self._state.format_name, f"trajectory {number}") for number, value in enumerate(trajectories)
+        ]
         with self._shelf.lock:
+            if self._state.counter + len(made) > MAX_ID + 1:
+                msg = f"the ids are used up: the next one is {self._state.counter}, the highest {MAX_ID}"
+                raise CheckpointError(msg)
             entries = [self._entry(*parts) for parts in made]
+            promise = Promise([entry.id for entry in entries])
+            self._shelf.admit(entries, promise)  # queued at once: an interrupt while it waits for room loses nothing
             self._members.append(entries)
-            unsaved = self._shelf.admit(entries)
-        if not self._shelf.options.auto_save:
-            self._shelf.save(unsaved)
-            return None
-        promise = Promise([entry.id for entry in entries])
-        self._shelf.save(unsaved, promise)
-        return promise.future
+        self._shelf.wait_for_room()
+        return promise.future if self._shelf.options.auto_save else None
 
     def _entry(self, facts: Facts, held: Held, form: Any) -> Entry:
         facts = facts._replace(trajectory_id=self._state.counter)
@@ -194,7 +202,7 @@ class TrajectoryReplayBuffer:
         return Entry(facts, form, held=held)
 
     def sample(
-        self, num_chunks: int, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
+        self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
     ) -> dict[str, Any]:
         """Draw transitions uniformly from the window.
 
@@ -211,12 +219,11 @@ class TrajectoryReplayBuffer:
             EmptyBufferError: There is no trajectory.
             OptionError: `num_chunks` is no positive number, or larger than the window with `replace=False`.
             KeyMissingError: Some trajectories lack a field (see `missing`).
+            SchemaError: A field differs in dtype or shape of a row between trajectories of the window.
             DamagedFileError: A file is gone or too short; the message names it.
             CheckpointError: A trajectory could not be saved in the background (it is tried again).
         """
-        if type(num_chunks) is not int or num_chunks < 1:
-            msg = f"num_chunks must be a number of 1 or more, got {num_chunks!r}"
-            raise OptionError(msg)
+        count = _count_of("num_chunks", num_chunks)
         if missing not in {"raise", "drop"}:
             msg = f"missing must be 'raise' or 'drop', got {missing!r}"
             raise OptionError(msg)
@@ -226,15 +233,15 @@ class TrajectoryReplayBuffer:
                 msg = "the buffer is empty: add trajectories or load a checkpoint before sampling"
                 raise EmptyBufferError(msg)
             below = self._members.window_samples
-            if not replace and num_chunks > below:
-                msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {num_chunks}"
+            if not replace and count > below:
+                msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {count}"
                 raise OptionError(msg)
-            fields = common_fields(self._members.forms, drop=missing == "drop")
-            picked = self._members.pick(numbers(self._state.generator, num_chunks, below, replace=replace))
+            fields = common_fields(self._members.layouts, drop=missing == "drop")
+            picked = self._members.pick(numbers(self._state.generator, count, below, replace=replace))
         return gather(picked, fields, self._shelf.sources)
 
     def sample_chunks(
-        self, num_chunks: int, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
+        self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
     ) -> dict[str, Any]:
         """Do what `sample` does, under the name that RLinf has for it."""
         return self.sample(num_chunks, replace=replace, missing=missing)
@@ -251,7 +258,7 @@ class TrajectoryReplayBuffer:
         if entry is None:
             msg = f"no trajectory {trajectory_id!r}: the ids are {self.trajectory_ids[:20]}"
             raise SlotError(msg)
-        leaves = flatten(self._shelf.read_tree(entry).tree, where=f"trajectory {trajectory_id}")
+        leaves = flatten(self._shelf.read_whole(entry).tree, where=f"trajectory {trajectory_id}")
         return Trajectory.from_dict(nest({p: v.clone() if hasattr(v, "clone") else v for p, v in leaves.items()}))
 
     def is_ready(self, min_size: int) -> bool:
@@ -358,20 +365,26 @@ class TrajectoryReplayBuffer:
             before, self._members, state = self._members.entries, Members(self._window), self._state
             self._members.append(loaded.entries)
             state.generator, state.seed, state.format_name = generator, loaded.head.seed, loaded.head.trajectory_format
-            state.counter = max(loaded.head.counter, self._shelf.lowest_free_id())
+            state.counter = max(state.counter, loaded.head.counter, self._shelf.lowest_free_id())
+            self._shelf.empty_cache()
         self._shelf.forget(before, unlist=False)
 
     def clear(self) -> None:
-        """Forget all trajectories. Files stay where they are; new ids begin above those on disk.
+        """Forget all trajectories. Files stay where they are; no id is given twice.
 
-        What waits to be saved is not saved any more: its future is cancelled.
+        With `auto_save` they are taken off the list of the directory. What waits to be saved is not saved any more:
+        its future is cancelled.
+
+        Raises:
+            CheckpointError: Another buffer saves to the directory now.
+            UsageError: The process is a fork of the one that made the buffer.
         """
+        self._shelf.check_process()
         with self._shelf.lock:
             entries = self._members.entries
             self._members = Members(self._window)
+            self._shelf.empty_cache()
         self._shelf.forget(entries, unlist=True)
-        with self._shelf.lock:
-            self._state.counter = self._shelf.lowest_free_id()
 
     def clear_cache(self) -> None:
         """Let the memory of the cache go and end the saver's thread; the next add starts it again.
@@ -394,8 +407,9 @@ class TrajectoryReplayBuffer:
         self._shelf.close()
 
 
-def _owned(value: object, where: str) -> tuple[Facts, Held, Any]:
+def _owned(value: object, format_name: str, where: str) -> tuple[Facts, Held, Any]:
     tree = owned_tree(as_trajectory(value), where)
+    check_tree(tree, format_name, where)
     fields = [
         Field(path, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
         for path, leaf in flatten(tree, where=where).items()
@@ -404,6 +418,15 @@ def _owned(value: object, where: str) -> tuple[Facts, Held, Any]:
     form = make_form(fields, where)
     facts = Facts(0, form.num_samples, tree["max_episode_length"], form.shape, tree["model_weights_id"])
     return facts, Held(tree, form), form
+
+
+def _count_of(name: str, value: SupportsIndex) -> int:
+    """Return a count, numpy's integers among them, as an int."""
+    count = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
+    if not 1 <= count <= _MOST_CHUNKS:
+        msg = f"{name} must be a number of 1 or more (at most {_MOST_CHUNKS}), got {value!r:.80}"
+        raise OptionError(msg)
+    return count
 
 
 def _check_counts(**counts: object) -> None:
@@ -420,8 +443,8 @@ def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, 
             msg = f"local_rank={local_rank} and world_size={world_size} need is_distributed=True"
             raise OptionError(msg)
         return 0, 1
-    if world_size < 1 or not 0 <= local_rank < world_size:
-        msg = f"local_rank must be in [0, world_size), got {local_rank} of {world_size}"
+    if type(local_rank) is not int or type(world_size) is not int or world_size < 1 or not 0 <= local_rank < world_size:
+        msg = f"local_rank must be in [0, world_size), both integers, got {local_rank!r} of {world_size!r}"
         raise OptionError(msg)
     return local_rank, world_size
 
@@ -443,7 +466,7 @@ def _directory(path: str | os.PathLike[str] | None, format_name: str, *, auto_sa
 
 
 def _check_same_format(directory: Path, format_name: str) -> None:
-    if not (directory / INDEX).exists() and not (directory / JOURNAL).exists():
+    if not has_listing(directory):
         return
     found = read_listing(directory, strict=False).head.trajectory_format
     if found != format_name:

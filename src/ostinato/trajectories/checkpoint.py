@@ -8,7 +8,7 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ostinato.durable.files import fsync_dir, link_or_copy, new_token
+from ostinato.durable.files import fsync_dir, link_or_copy, make_directories, new_token
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.tensorfile import check_format, write_tree
 from ostinato.errors import CheckpointError, OptionError
@@ -66,7 +66,7 @@ def new_directory(path: Path) -> Iterator[Path]:
         CheckpointError: The path is taken.
     """
     check_new(path)
-    _make_parents(path.parent)
+    make_directories(path.parent)
     _sweep(path)
     temporary = path.with_name(f".{path.name}.{new_token()}{_SUFFIX}")
     temporary.mkdir()
@@ -75,10 +75,12 @@ def new_directory(path: Path) -> Iterator[Path]:
         lock.acquire()
         yield temporary
         fsync_dir(temporary)
-        lock.release()
-        if os.name == "nt" and path.is_dir():
-            path.rmdir()
+        if os.name == "nt":  # there a directory with an open file cannot be renamed
+            lock.release()
+            if path.is_dir():
+                path.rmdir()
         temporary.rename(path)
+        lock.release(path)  # not before: who sweeps must not take a finished directory for a left one
     except BaseException:
         lock.release()
         shutil.rmtree(temporary, ignore_errors=True)
@@ -86,19 +88,13 @@ def new_directory(path: Path) -> Iterator[Path]:
     fsync_dir(path.parent)
 
 
-def _make_parents(path: Path) -> None:
-    missing = [place for place in (path, *path.parents) if not place.exists()]
-    for place in reversed(missing):
-        place.mkdir(exist_ok=True)
-        fsync_dir(place.parent)
-
-
 def _sweep(path: Path) -> None:
     """Remove temporary directories of this path whose makers are gone: their locks are free."""
     for left in path.parent.iterdir():
         name = left.name
-        if not (name.startswith(f".{path.name}.") and name.endswith(_SUFFIX) and left.is_dir()):
-            continue
+        token = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
+        if name != f".{path.name}.{token}{_SUFFIX}" or len(token) != len(new_token()) or "." in token:
+            continue  # not of this path, but of one whose name begins like it
         lock = DirectoryLock(left)
         with contextlib.suppress(CheckpointError, OSError):
             lock.acquire()
@@ -155,6 +151,12 @@ def load(path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Li
     except OptionError as error:
         msg = f"{path}: {error}"
         raise CheckpointError(msg) from error
+    if listing.damage:
+        msg = (
+            f"{path}: our own list is damaged and was left out: checksums are unknown, and the generator begins "
+            f"with the seed: {listing.damage}"
+        )
+        warnings.warn(msg, RuntimeWarning, stacklevel=4)
     entries, damage = [], []
     for number, found in resolve(listing, share(list(listing.facts), rank, ranks), allow_pickle=allow_pickle):
         if isinstance(found, Entry):

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, final
 
 import numpy as np
 from torch import Tensor
@@ -24,10 +24,27 @@ if TYPE_CHECKING:
     from ostinato.durable.headers import Header
     from ostinato.trajectories.form import Form
 
-__all__ = ["Entry", "Facts", "Held", "Place", "file_name", "form_of", "id_of_name", "place_of", "read_facts"]
+__all__ = [
+    "MAX_ID",
+    "Entry",
+    "Facts",
+    "Held",
+    "Place",
+    "entry_from_json",
+    "entry_to_json",
+    "file_name",
+    "form_from_json",
+    "form_of",
+    "form_to_json",
+    "id_of_name",
+    "is_counter",
+    "is_seed",
+    "place_of",
+    "read_facts",
+]
 
 _NAME = re.compile(r"trajectory_(\d{1,18})_.*", re.DOTALL)
-_MAX_ID = 10**18 - 1
+MAX_ID = 10**18 - 1
 _FACT_KEYS = ("num_samples", "trajectory_id", "max_episode_length", "shape", "model_weights_id")
 
 
@@ -150,7 +167,7 @@ def read_facts(key: object, node: object, where: object) -> Facts:
         msg = f"{where} is damaged: trajectory {str(key)[:40]} lacks one of {', '.join(_FACT_KEYS)}"
         raise DamagedFileError(msg)
     number, shape, length = node["trajectory_id"], check_shape(node["shape"]), node["max_episode_length"]
-    good = type(number) is int and 0 <= number <= _MAX_ID and str(number) == str(key)
+    good = type(number) is int and 0 <= number <= MAX_ID and str(number) == str(key)
     good = good and shape is not None and len(shape) >= 2 and type(length) in {int, type(None)}
     if not good or shape is None or node["num_samples"] != shape[0] * shape[1] or shape[0] * shape[1] < 1:
         msg = f"{where} is damaged: trajectory {str(key)[:40]} has {str(node)[:300]}"
@@ -161,6 +178,16 @@ def read_facts(key: object, node: object, where: object) -> Facts:
         msg = f"{where}: trajectory {number}: {error}"
         raise DamagedFileError(msg) from error
     return Facts(number, shape[0] * shape[1], length or 0, shape, weights)
+
+
+def is_counter(value: object) -> TypeGuard[int]:
+    """Tell whether a value of a file may be the next id."""
+    return type(value) is int and 0 <= value <= MAX_ID + 1
+
+
+def is_seed(value: object) -> TypeGuard[int]:
+    """Tell whether a value of a file may seed a generator: an integer of 64 bits."""
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def form_to_json(number: int, form: Form) -> dict[str, Any]:
@@ -217,6 +244,7 @@ def entry_from_json(node: dict[str, Any], forms: dict[int, Form], directory: Pat
         strides = None if node["strides"] is None else tuple(None if s is None else tuple(s) for s in node["strides"])
         nbytes, checksum = node["bytes"], node["sum"]
         good = type(nbytes) is int and isinstance(checksum, str) and all(type(offset) is int for offset in offsets)
+        good = good and all(type(step) is int for field_strides in strides or () for step in field_strides or ())
         if not good or facts.shape != form.shape:
             msg = "its parts do not fit"
             raise ValueError(msg)

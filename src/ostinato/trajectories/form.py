@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.trees import TreePath
 
-__all__ = ["Field", "Form", "make_form"]
+__all__ = ["Field", "Form", "Layout", "make_form", "rows_of"]
 
 _FLAGS = ("terminations", "truncations", "dones", "intervene_flags")
 _VALUES = ("prev_values",)
@@ -35,6 +35,7 @@ _KNOWN = (
     "next_obs",
 )
 _SHAPERS = ("prev_logprobs", "rewards")
+_MOST_SAMPLES = 2**40
 
 
 class Field(NamedTuple):
@@ -61,27 +62,55 @@ class Field(NamedTuple):
 
 
 @final
+class Layout:
+    """What a row of each field is, whatever the number of steps and environments. Immutable and shared."""
+
+    __slots__ = ("row_bytes", "signature")
+
+    def __init__(self, fields: tuple[tuple[TreePath, str, tuple[int, ...]], ...]) -> None:
+        self.signature = {path: (dtype, row_shape) for path, dtype, row_shape in fields}
+        """What a batch of such rows holds: by path, dtype and shape of a row."""
+        self.row_bytes = np.array(
+            [math.prod(row_shape) * DTYPES[dtype].itemsize for _, dtype, row_shape in fields], dtype=np.int64
+        )
+        """Bytes of a row of each field, `[F]`."""
+
+
+_layout = lru_cache(maxsize=4096)(Layout)
+
+
+class Pairing(NamedTuple):
+    """Which row of a field belongs to step `t`: `t + t // length + lead`."""
+
+    length: int
+    lead: int
+
+
+@final
 class Form:
     """Steps `T`, environments `B` and fields of a trajectory. Immutable; trajectories of one form share one object.
 
     A transition has the number `t * B + b`.
     """
 
-    __slots__ = ("_maps", "_of", "envs", "field_bytes", "fields", "row_bytes", "shape", "signature", "steps")
+    __slots__ = ("envs", "field_bytes", "fields", "layout", "pairings", "shape", "steps")
 
-    def __init__(self, fields: tuple[Field, ...], shape: tuple[int, ...], maps: list[list[int]], of: list[int]) -> None:
+    def __init__(self, fields: tuple[Field, ...], shape: tuple[int, ...], pairings: list[Pairing]) -> None:
         self.fields = fields
+        self.layout = _layout(tuple((field.path, field.dtype, field.row_shape) for field in fields))
+        """What its rows are."""
         self.shape = shape
         """Shape of `prev_logprobs`, else of `rewards`."""
         self.steps, self.envs = shape[:2]
-        self.row_bytes = np.array([field.row_bytes for field in fields], dtype=np.int64)
-        """Bytes of a row of each field, `[F]`."""
         self.field_bytes = tuple(field.row_bytes * field.shape[0] * field.shape[1] for field in fields)
         """Bytes of all rows of each field."""
-        self.signature = {field.path: (field.dtype, field.row_shape) for field in fields}
-        """What a batch of such rows holds: by path, dtype and shape of a row."""
-        self._maps = np.array(maps, dtype=np.int64).reshape(-1, self.steps)
-        self._of = np.array(of, dtype=np.int64)
+        self.pairings = np.array(pairings, dtype=np.int64)
+        """Which row of each field belongs to which step, `[F, 2]`: see `Pairing`."""
+
+    @property
+    def signature(self) -> dict[TreePath, tuple[str, tuple[int, ...]]]:
+        """What a batch of its rows holds: by path, dtype and shape of a row."""
+        return self.layout.signature
 
     @property
     def num_samples(self) -> int:
@@ -90,8 +119,21 @@ class Form:
 
     def rows(self, transitions: np.ndarray) -> np.ndarray:
         """Return where transitions lie in each field, as rows of its first two dimensions flattened, int64 `[N, F]`."""
-        steps, envs = np.divmod(transitions, self.envs)
-        return (self._maps[:, steps] * self.envs + envs)[self._of].T
+        return rows_of(transitions, np.array(self.envs), self.pairings)
+
+
+def rows_of(transitions: np.ndarray, envs: np.ndarray, pairings: np.ndarray) -> np.ndarray:
+    """Return where transitions lie in each field, as rows of its first two dimensions flattened, int64 `[N, F]`.
+
+    Args:
+        transitions: Their numbers within their trajectories, `[N]`.
+        envs: Environments of the trajectory of each, `[N]`, or of all, `[]`.
+        pairings: `Form.pairings` of the trajectory of each, `[N, F, 2]`, or of all, `[F, 2]`.
+    """
+    steps, places = np.divmod(transitions, envs)
+    steps = steps[:, None]
+    rows: np.ndarray = (steps + steps // pairings[..., 0] + pairings[..., 1]) * envs[..., None] + places[:, None]
+    return rows
 
 
 def make_form(fields: Iterable[Field], where: object) -> Form:
@@ -118,29 +160,29 @@ def _make_form(fields: tuple[Field, ...]) -> Form:
         msg = f"prev_logprobs or rewards must be [T, B, ...] with T and B of 1 or more, got {list(shape)}"
         raise SchemaError(msg)
     steps, envs = shape[:2]
-    kept, maps, of = [], [list(range(steps))], []
+    if steps * envs > _MOST_SAMPLES:
+        msg = f"a trajectory has at most {_MOST_SAMPLES} transitions, got {steps} steps of {envs} environments"
+        raise SchemaError(msg)
+    kept, pairings = [], []
     for field in fields:
         pairing = _pairing(field, steps, envs)
         if pairing is None:
             continue
         kept.append(field)
-        if pairing not in maps:
-            maps.append(pairing)
-        of.append(maps.index(pairing))
-    return Form(tuple(kept), shape, maps, of)
+        pairings.append(pairing)
+    return Form(tuple(kept), shape, pairings)
 
 
-def _pairing(field: Field, steps: int, envs: int) -> list[int] | None:
-    """Return the row of each step; None for an extra field that has none."""
+def _pairing(field: Field, steps: int, envs: int) -> Pairing | None:
+    """Return which row belongs to which step; None for an extra field that has none."""
     name, shape = field.path[0], field.shape
     fits = len(shape) >= 2 and shape[1] == envs
     if fits and shape[0] == steps:
-        return list(range(steps))
+        return Pairing(steps, 0)
     epochs = shape[0] - steps if fits else 0
     if epochs > 0 and steps % epochs == 0 and name in (*_FLAGS, *_VALUES):
         # Flags have a row before each epoch, values one after it.
-        lead = 1 if name in _FLAGS else 0
-        return [step + step // (steps // epochs) + lead for step in range(steps)]
+        return Pairing(steps // epochs, 1 if name in _FLAGS else 0)
     if name not in _KNOWN:
         return None
     allowed = f"[{steps}, {envs}, ...]"

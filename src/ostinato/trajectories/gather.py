@@ -13,6 +13,7 @@ from ostinato.durable.extents import read_pieces, read_strided
 from ostinato.durable.headers import Placed
 from ostinato.durable.trees import nest
 from ostinato.errors import DamagedFileError
+from ostinato.trajectories.form import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.durable.openfiles import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.entries import Entry, Held, Place
-    from ostinato.trajectories.form import Form
+    from ostinato.trajectories.form import Form, Layout
     from ostinato.trajectories.members import Picked
 
 __all__ = ["Blocks", "Sources", "gather"]
@@ -82,7 +83,7 @@ class _Target(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Drawn transitions whose trajectories share a form and lie in files in order."""
+    """Drawn transitions whose trajectories share a layout and lie in files in order."""
 
     entries: list[Entry]
     places: list[Place]
@@ -98,11 +99,11 @@ def gather(picked: Picked, fields: _Fields, sources: Sources) -> dict[str, Any]:
     target = _target(len(picked.which), fields, sources.blocks)
     order = np.argsort(picked.which, kind="stable")
     starts = np.searchsorted(picked.which[order], np.arange(len(picked.entries) + 1))
-    groups: dict[Form, _Group] = {}
+    groups: dict[Layout, _Group] = {}
     for number, entry in enumerate(picked.entries):
         held, place = entry.held, entry.place  # in this order: a saver sets the place before it lets the memory go
         if held is None and place is not None and place.strides is None and -1 not in place.offsets:
-            group = groups.setdefault(entry.form, _Group([], [], []))
+            group = groups.setdefault(entry.form.layout, _Group([], [], []))
             group.entries.append(entry)
             group.places.append(place)
             group.numbers.append(number)
@@ -113,8 +114,8 @@ def gather(picked: Picked, fields: _Fields, sources: Sources) -> dict[str, Any]:
             _from_strided(target, entry, place, chosen, rows, sources)
         else:
             _from_memory(target, entry.form, held or sources.whole(entry), chosen, rows)
-    for form, group in groups.items():
-        _from_files(target, form, group, picked, sources)
+    for layout, group in groups.items():
+        _from_files(target, layout, group, picked, sources)
     return nest(target.tensors)
 
 
@@ -163,17 +164,29 @@ def _strides_in_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _from_files(target: _Target, form: Form, group: _Group, picked: Picked, sources: Sources) -> None:
+def _rows(entries: list[Entry], which: np.ndarray, transitions: np.ndarray) -> np.ndarray:
+    """Return where transitions lie in each field of their trajectories, int64 `[N, F]`."""
+    first = entries[0].form
+    if all(entry.form is first for entry in entries):
+        return first.rows(transitions)
+    envs = np.array([entry.form.envs for entry in entries])
+    pairings = np.stack([entry.form.pairings for entry in entries])
+    return rows_of(transitions, envs[which], pairings[which])
+
+
+def _from_files(target: _Target, layout: Layout, group: _Group, picked: Picked, sources: Sources) -> None:
     """Read rows by their offsets, ordered by file and offset, a bounded number of files at a time."""
     mine = np.full(len(picked.entries), -1)
     mine[group.numbers] = np.arange(len(group.numbers))
     chosen = np.flatnonzero(mine[picked.which] >= 0)
     file_of = mine[picked.which[chosen]]
-    used = [number for number, field in enumerate(form.fields) if field.path in target.rows]
-    widths = form.row_bytes[used]
+    paths = list(layout.signature)
+    used = [number for number, path in enumerate(paths) if path in target.rows]
+    widths = layout.row_bytes[used]
     bases = np.array([place.offsets for place in group.places], dtype=np.int64)[:, used]
-    starts = np.array([target.rows[form.fields[number].path].ctypes.data for number in used], dtype=np.int64)
-    offsets = (bases[file_of] + form.rows(picked.transitions[chosen])[:, used] * widths).reshape(-1)
+    starts = np.array([target.rows[paths[number]].ctypes.data for number in used], dtype=np.int64)
+    rows = _rows(group.entries, file_of, picked.transitions[chosen])
+    offsets = (bases[file_of] + rows[:, used] * widths).reshape(-1)
     targets = (starts + chosen[:, None] * widths).reshape(-1)
     files = np.repeat(file_of, len(used))
     order = np.lexsort((offsets, files))

@@ -30,6 +30,8 @@ from ostinato.trajectories.entries import (
     form_from_json,
     form_of,
     form_to_json,
+    is_counter,
+    is_seed,
     place_of,
     read_facts,
 )
@@ -40,7 +42,19 @@ if TYPE_CHECKING:
 
     from ostinato.trajectories.form import Form
 
-__all__ = ["INDEX", "JOURNAL", "METADATA", "STORE", "Head", "Listing", "entry_lines", "fold", "read_listing", "resolve"]
+__all__ = [
+    "INDEX",
+    "JOURNAL",
+    "METADATA",
+    "STORE",
+    "Head",
+    "Listing",
+    "entry_lines",
+    "fold",
+    "has_listing",
+    "read_listing",
+    "resolve",
+]
 
 INDEX = "trajectory_index.json"
 METADATA = "metadata.json"
@@ -90,6 +104,13 @@ class Listing:
     """By id, in order."""
     known: dict[int, Entry] = field(default_factory=dict)
     """Those whose places in their files were kept."""
+    damage: str = ""
+    """What is wrong with our own list, which was left out then; empty where nothing is."""
+
+
+def has_listing(directory: Path) -> bool:
+    """Tell whether trajectories are listed in a directory, by us or by RLinf, whichever its spelling."""
+    return any((directory / name).exists() for name in (INDEX, _OLD_INDEX, JOURNAL))
 
 
 def read_listing(directory: Path, *, strict: bool = True) -> Listing:
@@ -105,13 +126,15 @@ def read_listing(directory: Path, *, strict: bool = True) -> Listing:
     """
     head, facts = _read_index(directory)
     known: dict[int, Entry] = {}
+    damage = ""
     store, journal = directory / STORE, directory / JOURNAL
     if store.exists():
         try:
             stored = _Lines(store, directory, whole=True)
-        except DamagedFileError:
+        except DamagedFileError as error:
             if strict:
                 raise
+            damage = str(error)
         else:
             known = {e.id: e for e in stored.entries.values() if facts.get(e.id) == e.facts}
             if head is not None and stored.head.trajectory_format == head.trajectory_format:
@@ -127,7 +150,8 @@ def read_listing(directory: Path, *, strict: bool = True) -> Listing:
         msg = f"no trajectories at {directory}: neither {METADATA} with {INDEX} nor {JOURNAL} is there"
         raise CheckpointError(msg)
     counter = max([head.counter, *(number + 1 for number in facts)])
-    return Listing(directory, head._replace(counter=counter), facts, {n: e for n, e in known.items() if n in facts})
+    known = {number: entry for number, entry in known.items() if number in facts}
+    return Listing(directory, head._replace(counter=counter), facts, known, damage)
 
 
 def _read_index(directory: Path) -> tuple[Head | None, dict[int, Facts]]:
@@ -143,7 +167,7 @@ def _read_index(directory: Path) -> tuple[Head | None, dict[int, Facts]]:
     meta, node = _parse(metadata), _parse(path)
     index, order = node.get("trajectory_index"), node.get("trajectory_id_list")
     name, seed, counter = (meta.get(key) for key in ("trajectory_format", "seed", "trajectory_counter"))
-    if name not in FORMATS or type(seed) is not int or type(counter) is not int or counter < 0:
+    if name not in FORMATS or not is_seed(seed) or not is_counter(counter):
         msg = f"{metadata} is damaged: format {str(name)[:40]!r}, seed {str(seed)[:40]}, counter {str(counter)[:40]}"
         raise DamagedFileError(msg)
     if not isinstance(index, dict) or not isinstance(order, list) or sorted(map(str, order)) != sorted(index):
@@ -173,14 +197,23 @@ class _Lines:
         """By id; None for those that only `base` has."""
         forms: dict[int, Form] = {}
         for node in lines:
-            if "form" in node:
-                forms[node["form"]] = form_from_json(node, path)
-            elif "drop" in node:
-                for number in node["drop"]:
-                    self.entries.pop(number, None)
-            else:
-                entry = entry_from_json(node, forms, directory, path)
-                self.entries[entry.id] = entry
+            try:
+                self._take(node, forms, directory, path)
+            except (KeyError, TypeError, ValueError) as error:
+                if isinstance(error, DamagedFileError):
+                    raise
+                msg = f"{path} is damaged: the line {str(node)[:200]} ({error!r:.200})"
+                raise DamagedFileError(msg) from error
+
+    def _take(self, node: dict[str, Any], forms: dict[int, Form], directory: Path, path: Path) -> None:
+        if "form" in node:
+            forms[node["form"]] = form_from_json(node, path)
+        elif "drop" in node:
+            for number in node["drop"]:
+                self.entries.pop(number, None)
+        else:
+            entry = entry_from_json(node, forms, directory, path)
+            self.entries[entry.id] = entry
 
 
 def _read_head(node: dict[str, Any], path: Path) -> Head:
@@ -194,7 +227,7 @@ def _read_head(node: dict[str, Any], path: Path) -> Head:
         state = node["generator"]
         state = None if state is None else torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8)
         head = Head(node["trajectory_format"], node["counter"], node["seed"], state)
-        good = head.trajectory_format in FORMATS and type(head.counter) is int and type(head.seed) is int
+        good = head.trajectory_format in FORMATS and is_counter(head.counter) and is_seed(head.seed)
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{path} is damaged: its first line ({error!r})"
         raise DamagedFileError(msg) from error
@@ -254,8 +287,18 @@ def entry_lines(entries: Iterable[Entry], forms: dict[Form, int]) -> Iterator[di
         yield entry_to_json(entry, number)
 
 
-def fold(directory: Path, head: Head, facts: dict[int, Facts], known: Iterable[Entry]) -> None:
-    """Write list, index and metadata anew and remove the journal. After a crash the directory still says the same."""
+def fold(
+    directory: Path, head: Head, facts: dict[int, Facts], known: Iterable[Entry], *, keep_journal: bool = False
+) -> None:
+    """Write list, index and metadata anew and remove the journal. After a crash the directory still says the same.
+
+    Args:
+        directory: The directory.
+        head: Counter, seed and generator.
+        facts: What the index says of each trajectory.
+        known: Those whose places are known.
+        keep_journal: Leave the journal: its lines say again what is in the index now.
+    """
     write_lines(directory / STORE, (head.to_json(), *entry_lines(known, {})))
     index = {str(number): fact.to_json() for number, fact in facts.items()}
     atomic_write(directory / INDEX, canonical({"trajectory_index": index, "trajectory_id_list": list(facts)}))
@@ -267,6 +310,6 @@ def fold(directory: Path, head: Head, facts: dict[int, Facts], known: Iterable[E
         "seed": head.seed,
     }
     atomic_write(directory / METADATA, json.dumps(meta).encode())
-    for name in (JOURNAL, _OLD_INDEX):
+    for name in (_OLD_INDEX,) if keep_journal else (_OLD_INDEX, JOURNAL):
         (directory / name).unlink(missing_ok=True)
     fsync_dir(directory)

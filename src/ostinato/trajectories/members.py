@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.entries import Entry
-    from ostinato.trajectories.form import Form
+    from ostinato.trajectories.form import Layout
 
 __all__ = ["Members", "Picked", "common_fields"]
 
@@ -36,14 +36,14 @@ class Picked(NamedTuple):
 
 @final
 class Members:
-    """Trajectories in order of their ids. Appending costs the same whatever their number."""
+    """Trajectories in the order in which they came. Appending costs the same whatever their number."""
 
     def __init__(self, window: int) -> None:
         """Sample from the most recent `window` trajectories, 0 for all."""
         self._window = window
         self._entries: list[Entry] = []
         self._ends = np.zeros(1024, dtype=np.int64)  # [0] is 0, [k] the transitions of the first k trajectories
-        self._forms: Counter[Form] = Counter()
+        self._layouts: Counter[Layout] = Counter()
 
     def __len__(self) -> int:
         """Return the number of trajectories."""
@@ -60,9 +60,9 @@ class Members:
         return int(self._ends[len(self._entries)])
 
     @property
-    def forms(self) -> list[Form]:
-        """The different forms in the window."""
-        return list(self._forms)
+    def layouts(self) -> list[Layout]:
+        """The different layouts in the window."""
+        return list(self._layouts)
 
     @property
     def window_samples(self) -> int:
@@ -77,12 +77,12 @@ class Members:
                 self._ends = np.concatenate((self._ends, np.zeros_like(self._ends)))
             self._ends[count] = self._ends[count - 1] + entry.form.num_samples
             self._entries.append(entry)
-            self._forms[entry.form] += 1
+            self._layouts[entry.form.layout] += 1
             if 0 < self._window < count:
-                gone = self._entries[count - 1 - self._window].form
-                self._forms[gone] -= 1
-                if not self._forms[gone]:
-                    del self._forms[gone]
+                gone = self._entries[count - 1 - self._window].form.layout
+                self._layouts[gone] -= 1
+                if not self._layouts[gone]:
+                    del self._layouts[gone]
 
     def pick(self, numbers: np.ndarray) -> Picked:
         """Return where transitions of the window lie, given by their numbers in `[0, window_samples)`."""
@@ -102,22 +102,22 @@ class Members:
         return max(len(self._entries) - self._window, 0) if self._window else 0
 
 
-def common_fields(forms: list[Form], *, drop: bool) -> dict[TreePath, tuple[str, tuple[int, ...]]]:
+def common_fields(layouts: list[Layout], *, drop: bool) -> dict[TreePath, tuple[str, tuple[int, ...]]]:
     """Return the fields of a batch: by path, dtype and shape of a row.
 
     Args:
-        forms: Forms of the trajectories in the window.
+        layouts: Layouts of the trajectories in the window.
         drop: Leave out fields that not all have, instead of raising.
 
     Raises:
         KeyMissingError: naming the fields that some trajectories lack.
         SchemaError: naming a field that differs in dtype or shape.
     """
-    first = forms[0].signature
-    if len(forms) == 1:
+    first = layouts[0].signature
+    if len(layouts) == 1:
         return dict(first)
-    known = {path for form in forms for path in form.signature}
-    common = {path: sig for path, sig in first.items() if all(path in form.signature for form in forms)}
+    known = {path for layout in layouts for path in layout.signature}
+    common = {path: sig for path, sig in first.items() if all(path in layout.signature for layout in layouts)}
     if len(common) < len(known) and not drop:
         missing = ", ".join(sorted(show(path) for path in known - set(common)))
         msg = (
@@ -126,7 +126,7 @@ def common_fields(forms: list[Form], *, drop: bool) -> dict[TreePath, tuple[str,
         )
         raise KeyMissingError(msg)
     for path, signature in common.items():
-        other = next((form.signature[path] for form in forms if form.signature[path] != signature), None)
+        other = next((layout.signature[path] for layout in layouts if layout.signature[path] != signature), None)
         if other is not None:
             msg = (
                 f"{show(path)} is {signature[0]}{list(signature[1])} in some trajectories of the window and "

@@ -29,6 +29,8 @@ class Promise:
         self.future: Future[list[int]] = Future()
         self._ids = ids
         self._left = len(ids)
+        if not ids:
+            self.future.set_result([])
 
     def note(self, error: Exception | None) -> None:
         """Take in that one was saved, or was not."""
@@ -59,7 +61,7 @@ class Saver:
         self._limit = limit
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
-        self._busy = 0
+        self._busy: list[_Job] = []
         self._failed: list[_Job] = []
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -69,21 +71,23 @@ class Saver:
     def pending(self) -> int:
         """Entries that are not saved yet, failed ones among them."""
         with self._changed:
-            return len(self._waiting) + self._busy + len(self._failed)
+            return len(self._waiting) + len(self._busy) + len(self._failed)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread is not None
-
-    def put(self, entry: Entry, promise: Promise | None = None) -> None:
-        """Queue an entry; waits while the queue is full."""
+    def put(self, entries: Sequence[Entry], promise: Promise | None = None) -> None:
+        """Queue entries, all of them or none; never waits."""
+        if not entries:
+            return
         with self._changed:
-            self._start()
-            self._changed.wait_for(lambda: len(self._waiting) + self._busy < self._limit)
-            self._start()  # it may have been stopped meanwhile
-            self._waiting.append(_Job(entry, promise))
+            self._waiting.extend(_Job(entry, promise) for entry in entries)
             self._changed.notify_all()
+            self._start()
+
+    def wait_for_room(self) -> None:
+        """Wait while more are queued than may be."""
+        with self._changed:
+            while len(self._waiting) + len(self._busy) > self._limit:
+                self._start()  # it may have been stopped meanwhile
+                self._changed.wait(1)
 
     def check(self, *, retry: bool = True) -> None:
         """Raise a failure that was not reported yet; what failed is queued once more.
@@ -117,21 +121,31 @@ class Saver:
                 self._start()
             self._changed.wait_for(lambda: not self._waiting and not self._busy)
 
-    def cancel(self) -> None:
-        """Forget what waits or has failed; what is being saved right now is waited for."""
+    def cancel(self, entries: Sequence[Entry]) -> None:
+        """Forget those of `entries` that wait or have failed; what is being saved right now is waited for."""
+        gone = {id(entry) for entry in entries}
         with self._changed:
-            for job in (*self._waiting, *self._failed):
-                if job.promise is not None:
-                    job.promise.future.cancel()
-            self._waiting.clear()
-            self._failed.clear()
+            cancelled = self._take_out(gone)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._busy)
-            self._failed.clear()
+            self._changed.wait_for(lambda: not any(id(job.entry) in gone for job in self._busy))
+            cancelled += self._take_out(gone)  # what has failed meanwhile
+        for job in cancelled:
+            if job.promise is not None:
+                job.promise.future.cancel()
+
+    def _take_out(self, gone: set[int]) -> list[_Job]:
+        out = [job for job in (*self._waiting, *self._failed) if id(job.entry) in gone]
+        self._waiting = deque(job for job in self._waiting if id(job.entry) not in gone)
+        self._failed = [job for job in self._failed if id(job.entry) not in gone]
+        if not self._failed:
+            self._error = None
+        return out
 
     def stop(self) -> None:
         """Save what is queued, then end the thread."""
         with self._changed:
+            if self._waiting:
+                self._start()
             thread, self._stopping = self._thread, True
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -160,7 +174,7 @@ class Saver:
                 if job.promise is not None:
                     job.promise.note(result if isinstance(result, Exception) else None)
             with self._changed:
-                self._busy = 0
+                self._busy = []
                 self._changed.notify_all()
 
     def _next(self) -> list[_Job]:
@@ -169,7 +183,7 @@ class Saver:
             self._changed.wait_for(lambda: self._waiting or self._stopping)
             jobs = list(self._waiting)
             self._waiting.clear()
-            self._busy = len(jobs)
+            self._busy = jobs
             if not jobs:
                 self._thread = None
             return jobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -9,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ostinato.durable.files import make_directories
 from ostinato.durable.openfiles import OpenFiles
-from ostinato.durable.tensorfile import read_tree
+from ostinato.durable.tensorfile import file_checksum, read_tree
+from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache
 from ostinato.trajectories.entries import Held
 from ostinato.trajectories.gather import Blocks, Sources
@@ -62,6 +65,7 @@ class Shelf:
         self._store_lock = threading.RLock()
         self._store: Store | None = None
         self._saver = Saver(self._save, options.queue_size)
+        self._process = os.getpid()
         self.sources = Sources(self._files, self.path_of, self._read_whole, Blocks())
 
     @property
@@ -87,9 +91,29 @@ class Shelf:
 
         Raises:
             CheckpointError: A trajectory could not be saved, or the directory cannot be used.
+            UsageError: The process is a fork of the one that made the buffer.
         """
+        self.check_process()
         self._saver.check()
-        self._open_store()
+        store = self._store
+        if store is None or not store.is_open:  # else without a lock, which is held while files are written
+            self._open_store()
+
+    def check_process(self) -> None:
+        """Refuse to save in a fork: the saver's thread and the directory belong to the process that made the buffer.
+
+        Raises:
+            UsageError: This is a fork.
+        """
+        if self._is_fork():
+            msg = (
+                "this buffer was made in another process, which saves its trajectories: here it can only be sampled; "
+                "make a buffer of its own, with a directory of its own, in each process that adds"
+            )
+            raise UsageError(msg)
+
+    def _is_fork(self) -> bool:
+        return os.getpid() != self._process
 
     def _open_store(self) -> Store:
         with self._store_lock:
@@ -98,7 +122,8 @@ class Shelf:
                 self._store = Store(directory or Path(), durable=self.options.auto_save)
             if not self._store.is_open:
                 self._store.open(self.state.head())
-                self.state.counter = max(self.state.counter, self.lowest_free_id())
+                with self.lock:
+                    self.state.counter = max(self.state.counter, self._store.counter, self.lowest_free_id())
             return self._store
 
     def lowest_free_id(self) -> int:
@@ -109,23 +134,24 @@ class Shelf:
     def _make_spill(self) -> Path:
         base = self.options.directory
         if base is not None:
-            base.mkdir(parents=True, exist_ok=True)
+            make_directories(base)
         return Path(tempfile.mkdtemp(prefix="ostinato-spill-", dir=base))
 
-    def admit(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Keep new entries in memory as far as the cache goes; the caller holds the lock.
+    def admit(self, entries: Sequence[Entry], promise: Promise) -> None:
+        """Keep new entries in memory as far as the cache goes, and queue what must be saved; the caller holds the lock.
 
-        Returns:
-            Those to hand to `save` once the lock is free.
+        Call `wait_for_room` once the lock is free.
         """
         gone = [left for entry in entries for left in self._cache.put(entry)]
         self._release(gone)
-        return list(entries) if self.options.auto_save else [entry for entry in gone if entry.place is None]
+        if self.options.auto_save:
+            self._saver.put(entries, promise)
+        else:
+            self._saver.put([entry for entry in gone if entry.place is None])
 
-    def save(self, entries: Sequence[Entry], promise: Promise | None = None) -> None:
-        """Queue entries; waits while the queue is full."""
-        for entry in entries:
-            self._saver.put(entry, promise)
+    def wait_for_room(self) -> None:
+        """Wait while more is queued than may be."""
+        self._saver.wait_for_room()
 
     def check(self) -> None:
         """Raise a failure that was not reported yet."""
@@ -136,7 +162,9 @@ class Shelf:
 
         Raises:
             CheckpointError: Something could not be saved.
+            UsageError: This is a fork.
         """
+        self.check_process()
         self._saver.flush()
         self._saver.check()
 
@@ -152,6 +180,20 @@ class Shelf:
             return held
         tree = read_tree(self.path_of(entry), self.state.format_name, allow_pickle=self.options.allow_pickle)
         return Held(tree, entry.form)
+
+    def read_whole(self, entry: Entry) -> Held:
+        """Do what `read_tree` does, and compare the checksum of the file where one was kept.
+
+        Raises:
+            DamagedFileError: The file is gone or damaged.
+        """
+        held, place = entry.held, entry.place
+        if held is None and place is not None and place.checksum:
+            path = self.path_of(entry)
+            if file_checksum(path, self.state.format_name, deep=False) != place.checksum:
+                msg = f"{path} is damaged: its checksum differs from the one that was kept"
+                raise DamagedFileError(msg)
+        return held or self.read_tree(entry)
 
     def _read_whole(self, entry: Entry) -> Held:
         """Read an entry whose file can only be read as a whole, and keep it like a new one."""
@@ -192,30 +234,27 @@ class Shelf:
             store.fold(self.state.head())
             return True
 
+    def empty_cache(self) -> None:
+        """Let the memory of the cache go; the caller holds the lock and has taken all entries out of the buffer."""
+        self._cache.clear()
+        self._files.clear()
+
     def forget(self, entries: Sequence[Entry], *, unlist: bool) -> None:
-        """Let go of everything: memory, what waits to be saved, and spilled files. Files saved on purpose stay.
+        """Do not save `entries` any more, and remove their spilled files. Files saved on purpose stay.
 
         Args:
-            entries: All entries of the buffer.
+            entries: Entries that the buffer had; others may have been added meanwhile.
             unlist: Take those in the directory saved to off its list, too.
         """
-        self._saver.cancel()
-        with self.lock:
-            self._cache.clear()
-            self._files.clear()
+        self._saver.cancel(entries)
         with self._store_lock:
-            store = self._store
-            if store is None:
-                return
+            mine = self.directory
+            placed = [entry for entry in entries if entry.place is not None and entry.place.directory == mine]
             if not self.options.auto_save:
-                self._remove_spill(store)
-            elif unlist and store.is_open:
-                mine = store.directory
-                store.drop([e.id for e in entries if e.place is not None and e.place.directory == mine])
-
-    def _remove_spill(self, store: Store) -> None:
-        shutil.rmtree(store.directory, ignore_errors=True)
-        self._store = None
+                for entry in placed:
+                    self.path_of(entry).unlink(missing_ok=True)
+            elif unlist and placed:
+                self._open_store().drop([entry.id for entry in placed])
 
     def clear_cache(self) -> None:
         """Let memory go, after what is in memory alone was saved; ends the saver's thread."""
@@ -223,32 +262,44 @@ class Shelf:
         with self.lock:
             gone = self._cache.clear()
             self._release(gone)
-            unsaved = [] if self.options.auto_save else [entry for entry in gone if entry.place is None]
-        self.save(unsaved)
+            self._saver.put([] if self.options.auto_save else [entry for entry in gone if entry.place is None])
         self._saver.stop()
         self._saver.check(retry=False)
 
     def close(self) -> None:
         """Save what is queued, fold the journal in, close files, end the thread. Spilled files stay.
 
+        In a fork nothing is done: all this is for the process that made the buffer.
+
         Raises:
             CheckpointError: Something could not be saved.
         """
+        if self._is_fork():
+            return
         self._saver.stop()
         self._files.clear()
         try:
             self._saver.check(retry=False)
-        finally:
-            with self._store_lock:
-                if self._store is not None and self.options.auto_save:
-                    self._store.close(self.state.head())
+        except CheckpointError:
+            with suppress(OSError, OstinatoError):  # what was not saved matters more
+                self._close_store()
+            raise
+        self._close_store()
+
+    def _close_store(self) -> None:
+        with self._store_lock:
+            if self._store is not None and self.options.auto_save:
+                self._store.close(self.state.head())
 
     def end(self) -> None:
         """Close and remove spilled files: the buffer is gone."""
+        if self._is_fork():
+            return
         try:
             with suppress(FileNotFoundError):  # somebody has removed the directory before
                 self.close()
         finally:
             with self._store_lock:
                 if self._store is not None and not self.options.auto_save:
-                    self._remove_spill(self._store)
+                    shutil.rmtree(self._store.directory, ignore_errors=True)
+                    self._store = None

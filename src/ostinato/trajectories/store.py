@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from typing import TYPE_CHECKING, final
 
-from ostinato.durable.files import fsync_dir
+from ostinato.durable.files import fsync_dir, make_directories
 from ostinato.durable.journal import Journal
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.tensorfile import write_tree
 from ostinato.errors import CheckpointError
 from ostinato.trajectories.entries import id_of_name, place_of
-from ostinato.trajectories.listing import INDEX, JOURNAL, Head, Listing, entry_lines, fold, read_listing
+from ostinato.trajectories.listing import JOURNAL, Head, Listing, entry_lines, fold, has_listing, read_listing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +55,11 @@ class Store:
         self._forms: dict[Form, int] = {}
 
     @property
+    def counter(self) -> int:
+        """The next id as the directory said it when it was opened."""
+        return self._opened().head.counter
+
+    @property
     def is_open(self) -> bool:
         """Whether it is open."""
         return self._listing is not None
@@ -64,24 +70,23 @@ class Store:
         Raises:
             CheckpointError: Another buffer saves there, or trajectories of another format lie there.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directories(self.directory)
         if not self._durable:
             self._listing = Listing(self.directory, head, {})
             return
         self._lock.acquire()
         try:
             listing = self._recover(head)
-            self._forms.clear()
-            self._journal = Journal(self.directory / JOURNAL, listing.head.to_json(), sync=True)
-            fsync_dir(self.directory.parent)
+            self._begin_journal(listing.head)
         except BaseException:
+            self._close_journal()
             self._lock.release()
             raise
         self._listing = listing
 
     def _recover(self, head: Head) -> Listing:
         sweep(self.directory)
-        if not (self.directory / INDEX).exists() and not (self.directory / JOURNAL).exists():
+        if not has_listing(self.directory):
             return Listing(self.directory, head, {})
         listing = read_listing(self.directory, strict=False)
         found = listing.head.trajectory_format
@@ -127,10 +132,11 @@ class Store:
             for entry, place in zip(entries, results, strict=True)
             if not isinstance(place, Exception)
         ]
-        if self._journal is not None and saved:
+        if self._durable and saved:
+            journal = self._sound_journal()
             fsync_dir(self.directory)  # the names of the files must be there before a line that names them
             forms = dict(self._forms)
-            self._journal.append([*entry_lines(saved, forms)])
+            journal.append([*entry_lines(saved, forms)])
             self._forms = forms
         for entry in saved if self._durable else ():
             listing.facts[entry.id] = entry.facts
@@ -139,9 +145,9 @@ class Store:
     def drop(self, ids: Iterable[int]) -> None:
         """Take trajectories off the list; their files stay."""
         listing = self._opened()
-        gone = [number for number in ids if number in listing.facts]
-        if gone and self._journal is not None:
-            self._journal.append([{"drop": gone}])
+        gone = [number for number in dict.fromkeys(ids) if number in listing.facts]
+        if gone and self._durable:
+            self._sound_journal().append([{"drop": gone}])
         for number in gone:
             del listing.facts[number]
             listing.known.pop(number, None)
@@ -151,29 +157,45 @@ class Store:
         return set(self._opened().facts)
 
     def fold(self, head: Head) -> None:
-        """Write index and metadata anew and begin a new journal."""
-        self._fold(head)
-        if self._durable:
-            self._forms.clear()
-            self._journal = Journal(self.directory / JOURNAL, head.to_json(), sync=True)
-
-    def _fold(self, head: Head) -> None:
+        """Write index and metadata anew and begin a new journal; the old one stays in force where this fails."""
         listing = self._opened()
-        if not self._durable:
-            return
+        if self._durable:
+            fold(self.directory, head, listing.facts, listing.known.values(), keep_journal=True)
+            self._begin_journal(head)
+
+    def _begin_journal(self, head: Head) -> None:
+        if os.name == "nt":  # there an open file cannot be replaced
+            self._close_journal()
+        fresh = Journal(self.directory / JOURNAL, head.to_json(), sync=True)
+        self._close_journal()
+        self._journal = fresh
+        self._forms.clear()
+
+    def _close_journal(self) -> None:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        fold(self.directory, head, listing.facts, listing.known.values())
+
+    def _sound_journal(self) -> Journal:
+        """Return the journal; where it was removed or could not be mended all is folded in and a new one begun."""
+        if self._journal is None or not self._journal.is_sound():
+            self.fold(self._opened().head)
+        if self._journal is None:
+            msg = f"{self.directory} has no journal"
+            raise CheckpointError(msg)
+        return self._journal
 
     def close(self, head: Head) -> None:
         """Fold the journal in and give the directory back; `open` may follow."""
         if self._listing is None:
             return
+        listing = self._listing
         try:
-            self._fold(head)
+            if self._durable:
+                fold(self.directory, head, listing.facts, listing.known.values())
         finally:
             self._listing = None
+            self._close_journal()
             with contextlib.suppress(OSError):
                 self._lock.release()
 

@@ -18,7 +18,7 @@ from ostinato.errors import CheckpointError, KindError, OptionError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Trajectory", "as_trajectory", "new_weights_id", "owned_tree"]
+__all__ = ["FIELDS", "Trajectory", "as_trajectory", "check_weights_id", "new_weights_id", "owned_tree"]
 
 _NAMED = ("max_episode_length", "model_weights_id")
 _DICTS = ("forward_inputs", "curr_obs", "next_obs")
@@ -129,18 +129,31 @@ def owned_tree(trajectory: Trajectory, where: str) -> dict[str, Any]:
             msg = f"{where}: {name} must be a dict of tensors [T, B, ...], got {type(values[name]).__name__}"
             raise KindError(msg)
     length = values.setdefault("max_episode_length", 0)
-    if type(length) is not int or length < 0:
-        msg = f"{where}: max_episode_length must be an integer of 0 or more, got {length!r}"
+    if type(length) is not int or not 0 <= length < 2**63:
+        msg = f"{where}: max_episode_length must be an integer of 0 or more (64 bits), got {length!r:.80}"
         raise KindError(msg)
     leaves = flatten(values, where=where)
-    return nest({path: _owned(value, f"{where}: {show(path)}") for path, value in leaves.items()})
+    for path in leaves:
+        for key in path:
+            _check_text(key, f"{where}: the key {key!r}")
+    return nest(
+        {tuple(map(str.__str__, path)): _owned(value, f"{where}: {show(path)}") for path, value in leaves.items()}
+    )
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        msg = f"{where} cannot be saved: {error}"
+        raise KindError(msg) from error
 
 
 def _owned(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OUSMmV":
             return _plain_copy(value.tolist(), where)
-        value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+        value = _from_numpy(value, where)
     if not isinstance(value, Tensor):
         return _plain_copy(value, where)
     try:
@@ -151,17 +164,34 @@ def _owned(value: Any, where: str) -> Any:
     return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
 
 
+def _from_numpy(value: np.ndarray, where: str) -> Tensor:
+    """Return a new tensor of an array of any byte order and any strides."""
+    try:
+        return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C", copy=True))
+    except (TypeError, ValueError) as error:
+        msg = f"{where}: numpy's {value.dtype} cannot be a tensor: convert it to one of torch's dtypes"
+        raise KindError(msg) from error
+
+
 def _plain_copy(value: Any, where: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     check_plain_value(value, where)
-    return _copied(value)
+    return _copied(value, where)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, where: str) -> Any:
+    """Copy as Python's own types: numpy's scalars and enums are subclasses, which files without pickle refuse."""
     if isinstance(value, (list, tuple)):
-        return [_copied(part) for part in value]
-    return {key: _copied(part) for key, part in value.items()} if isinstance(value, dict) else value
+        return [_copied(part, where) for part in value]
+    if isinstance(value, dict):
+        return {_copied(key, where): _copied(part, where) for key, part in value.items()}
+    if isinstance(value, str):
+        _check_text(value, f"{where}: text")
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    return int.__int__(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def new_weights_id() -> str:
@@ -176,11 +206,11 @@ def check_weights_id(value: object) -> str:
     Raises:
         OptionError: It is no text, too long, or has characters that divide paths.
     """
-    good = isinstance(value, str) and 0 < len(value.encode()) <= _MAX_WEIGHTS_ID and value.isprintable()
+    good = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= _MAX_WEIGHTS_ID
     if not good or set(str(value)) & set("/\\"):
         msg = (
             f"model_weights_id must be text of 1 to {_MAX_WEIGHTS_ID} bytes that may stand in a file name "
             f"(printable, no '/' and '\\'), got {str(value)[:200]!r}"
         )
         raise OptionError(msg)
-    return str(value)
+    return str.__str__(value)  # as text itself, whatever subclass it is

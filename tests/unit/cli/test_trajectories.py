@@ -10,9 +10,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from ostinato import TrajectoryReplayBuffer
+from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.cli.main import main
+from ostinato.errors import CheckpointError
+from ostinato.tools import merge
 from tests.unit.trajectories._rollouts import files, rollout
 
 if TYPE_CHECKING:
@@ -132,3 +135,58 @@ def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
     fast = answer("convert", "--source-path", tmp_path / "part", "--save-path", tmp_path / "fast")
     assert (fast["trajectory_format"], fast["trajectories"]) == ("safetensors", 2)
     assert answer("verify", tmp_path / "fast")["checksums"] == 2
+
+
+def test_names_from_files_cannot_command_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202ex[red]"
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "s") as buffer:
+        buffer.add_trajectories([Trajectory(rewards=torch.zeros(2, 1, 1), extra={evil: torch.zeros(2, 1, 1)})])
+    (tmp_path / "s" / "trajectory_9_\x1b[2J.pt").write_bytes(b"")
+    outputs = [
+        ostinato("inspect", tmp_path / "s"),
+        ostinato("verify", tmp_path / "s"),
+        ostinato("sample", "--load-path", tmp_path / "s", "--num-chunks", "2"),
+        ostinato("inspect", tmp_path / "\x1b[2J"),
+    ]
+    assert [done.returncode for done in outputs] == [0, 0, 0, 1]
+    for done in outputs:
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.stdout + done.stderr)
+    assert "\\x1b[2J\\u202ex[red]" in outputs[0].stdout
+
+
+@pytest.mark.parametrize("number", [10**7, 10**12, 10**30])
+def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number: int) -> None:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=saved) as buffer:
+        wide = torch.zeros(1, 1, 1).expand(3, 1, 2**20)
+        buffer.load_checkpoint(saved)
+        buffer.clear()
+        buffer.add_trajectories([Trajectory(rewards=torch.zeros(3, 1, 1), actions=wide)])
+    done = ostinato("sample", "--load-path", saved, "--num-chunks", number)
+    assert (done.returncode, done.stdout) == (1 if number == 10**7 else 2, "")
+    assert "num-chunks" in done.stderr
+
+
+def test_errors_speak_of_the_options_of_the_command_line(tmp_path: Path) -> None:
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "s", trajectory_format="pkl", allow_pickle=True
+    ) as buffer:
+        buffer.add_trajectories([rollout(1)])
+    done = ostinato("sample", "--load-path", tmp_path / "s")
+    assert done.returncode == 1
+    assert "give --allow-pickle" in done.stderr
+
+
+def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    saved.rename(tmp_path / "ranks" / "rank_0")
+
+    def late(*_: int) -> None:
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "ranks" / "rank_1") as buffer:
+            buffer.add_trajectories([rollout(9)])
+        raise OSError
+
+    with pytest.raises(CheckpointError):
+        merge(tmp_path / "ranks", tmp_path / "t", on_progress=late)
+    done = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "t")
+    assert done.returncode == 0
+    assert f"{tmp_path}/ranks/rank_1 lists trajectories that came later" in done.stdout

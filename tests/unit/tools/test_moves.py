@@ -11,7 +11,7 @@ import pytest
 from ostinato import TrajectoryReplayBuffer
 from ostinato.durable.locks import DirectoryLock
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError
-from ostinato.tools import convert, inspect_store, merge, split, verify
+from ostinato.tools import convert, inspect_store, merge, moves, split, verify
 from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 if TYPE_CHECKING:
@@ -130,6 +130,115 @@ def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -
     assert not (tmp_path / "t" / "ostinato_plan.json").exists()
 
 
+def stop_merge(root: Path, at: int) -> None:
+    """Begin to move, and stop after some files."""
+
+    def stop(done: int, _total: int) -> None:
+        if done == at:
+            raise OSError("disk on fire")
+
+    with pytest.raises(CheckpointError, match="stopped after"):
+        merge(root / "s", root / "t", on_progress=stop)
+
+
+def stop_before_the_lists(root: Path) -> None:
+    """Move all files, and stop before the lists of the sources are brought up to date."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves, "_finish", lambda *_args, **_options: (_ for _ in ()).throw(OSError("disk on fire")))
+        with pytest.raises(OSError, match="disk on fire"):
+            merge(root / "s", root / "t")
+
+
+def add(path: Path, number: int, weights: str) -> None:
+    """Save one more: a new process would, while a merge stands still."""
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as buffer:
+        buffer.add_trajectories([rollout(number, 2, model_weights_id=weights)])
+
+
+@pytest.mark.parametrize("stopped_at", [1, 4, None])
+def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list(
+    tmp_path: Path, stopped_at: int | None
+) -> None:
+    for rank, numbers in ((0, [1, 2]), (1, [3, 4, 5])):
+        for number in numbers:  # the same weights acted: names may come again
+            add(tmp_path / "s" / f"rank_{rank}", number, "w_0")
+    if stopped_at is None:
+        stop_before_the_lists(tmp_path)
+    else:
+        stop_merge(tmp_path, stopped_at)
+    add(tmp_path / "s" / "rank_0", 6, "w_0")
+    add(tmp_path / "s" / "rank_2", 7, "w_0")
+    report = merge(tmp_path / "s", tmp_path / "t")
+    assert (report.resumed, report.trajectories) == (True, 5)
+    assert report.sources == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_1"))
+    assert report.left == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_2"))
+    assert owners(tmp_path / "t") == dict(enumerate([1, 3, 2, 4, 5]))
+    assert list(owners(tmp_path / "s" / "rank_0").values()) == [6]
+    assert list(owners(tmp_path / "s" / "rank_2").values()) == [7]
+    assert not (tmp_path / "s" / "rank_1").exists()
+    for path in (tmp_path / "t", tmp_path / "s" / "rank_0", tmp_path / "s" / "rank_2"):
+        report_of_all = verify(path)
+        assert (report_of_all.damage, report_of_all.unlisted) == ((), ())
+    again = merge(tmp_path / "s", tmp_path / "u")
+    assert (again.trajectories, again.left) == (2, ())
+
+
+def test_a_merge_goes_on_with_the_checksums_that_the_sources_had(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2], "safetensors")
+    stop_merge(tmp_path, 1)
+    merge(tmp_path / "s", tmp_path / "t")
+    path = tmp_path / "t" / files(tmp_path / "t")[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert [damage.trajectory_id for damage in verify(tmp_path / "t").damage] == [0]
+
+
+def test_a_merge_that_cannot_go_on_says_where_everything_lies(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    stop_merge(tmp_path, 1)
+    lost = tmp_path / "s" / "rank_0" / files(tmp_path / "s" / "rank_0")[0]
+    data = lost.read_bytes()
+    lost.write_bytes(data[:50])
+    with pytest.raises(DamagedFileError, match=r"1 of 2 trajectories lie in .*t\.partial already.*same command again"):
+        merge(tmp_path / "s", tmp_path / "t")
+    lost.write_bytes(data)
+    assert merge(tmp_path / "s", tmp_path / "t").trajectories == 2
+
+
+def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    stop_merge(tmp_path, 1)
+    plan = tmp_path / "t.partial" / "ostinato_plan.json"
+    node = json.loads(plan.read_text())
+    for steps in ([[0, "../../x", 0]], [[7, node["steps"][0][1], 0]], [[0, node["steps"][0][1], 99]], 5):
+        plan.write_text(json.dumps(node | {"steps": steps}))
+        with pytest.raises(DamagedFileError, match=r"ostinato_plan\.json is damaged"):
+            merge(tmp_path / "s", tmp_path / "t")
+
+
+def test_a_merge_takes_off_lists_with_the_older_misspelt_index(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    (tmp_path / "s" / "rank_0" / "ostinato_store.jsonl").unlink()
+    (tmp_path / "s" / "rank_0" / "trajectory_index.json").rename(tmp_path / "s" / "rank_0" / "trajector_index.json")
+    assert merge(tmp_path / "s", tmp_path / "t").trajectories == 2
+    assert not list((tmp_path / "s").iterdir())
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_cut_file_is_found_before_anything_is_moved(tmp_path: Path, form: str, listed: bool, copy: bool) -> None:
+    one = tmp_path / "s" / "rank_0"
+    write(one, [1, 2], form)
+    if not listed:
+        (one / "ostinato_store.jsonl").unlink()
+    path = one / files(one)[1]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", copy=copy), DamagedFileError)
+    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, copy=copy), DamagedFileError)
+
+
 @pytest.mark.parametrize("source", ["pt", "safetensors", "pkl"])
 @pytest.mark.parametrize("target", ["pt", "safetensors", "pkl"])
 def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, target: str) -> None:
@@ -160,6 +269,50 @@ def test_convert_of_damaged_files_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DamagedFileError):
         convert(tmp_path / "s", tmp_path / "t", "safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize(("form", "to"), [("safetensors", "pt"), ("pt", "safetensors"), ("pkl", "pt")])
+def test_convert_gives_no_new_checksum_to_damaged_bytes(tmp_path: Path, form: str, to: str) -> None:
+    write(tmp_path / "s", [1, 2], form)
+    path = tmp_path / "s" / files(tmp_path / "s")[1]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match=path.name):
+        convert(tmp_path / "s", tmp_path / "t", to, allow_pickle=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+def test_convert_and_merge_refuse_a_file_of_another_shape_than_its_index(tmp_path: Path, form: str) -> None:
+    write(tmp_path / "rank_0", [1, 2], form)
+    write(tmp_path / "long", [1, 2], form)
+    index = json.loads((tmp_path / "rank_0" / "trajectory_index.json").read_text())
+    index["trajectory_index"]["1"] |= {"shape": [3, 2, 1], "num_samples": 6}
+    (tmp_path / "rank_0" / "trajectory_index.json").write_text(json.dumps(index))
+    (tmp_path / "rank_0" / "ostinato_store.jsonl").unlink()
+    to = "pt" if form != "pt" else "safetensors"
+    with pytest.raises(DamagedFileError, match=r"holds \[2, 2, .*the index says \[3, 2, 1\]"):
+        convert(tmp_path / "rank_0", tmp_path / "t", to, allow_pickle=True)
+    assert not (tmp_path / "t").exists()
+    if form != "pkl":
+        with pytest.raises(DamagedFileError, match=r"the index says \[3, 2, 1\].*nothing was touched"):
+            merge(tmp_path, tmp_path / "t")
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_files_of_one_size_that_were_swapped_are_found(tmp_path: Path, form: str) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2], form)
+    one = tmp_path / "s" / "rank_0"
+    (one / "ostinato_store.jsonl").unlink()  # as RLinf writes it: no checksums
+    first, second = (one / name for name in files(one))
+    first.rename(one / "x")
+    second.rename(first)
+    (one / "x").rename(second)
+    damage = verify(one).damage
+    assert [item.trajectory_id for item in damage] == [0, 1]
+    assert all("files were swapped" in item.problem for item in damage)
+    refused(tmp_path, "files were swapped", lambda: merge(tmp_path / "s", tmp_path / "t"), DamagedFileError)
 
 
 def test_verify_without_lists_of_ours(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def test_clear_keeps_files_and_new_ids_lie_above_them(tmp_path: Path) -> None:
     spilling.add_trajectories([rollout(0), rollout(1)])
     spilling.clear()
     spilling.add_trajectories([rollout(0)])
-    assert spilling.trajectory_ids == [0]
+    assert spilling.trajectory_ids == [2]  # no id is given twice
 
 
 def test_clear_cache_spills_and_the_next_add_starts_the_saver_again(tmp_path: Path) -> None:
