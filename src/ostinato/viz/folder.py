@@ -201,7 +201,7 @@ class _FileColumns:
         place = int(self.form.rows(np.array([step * self.form.envs + env]))[0, number])
         if path in self._tree:
             return array_of(self._tree[path].flatten(0, 1)[place]).copy()
-        placed, row_bytes = self._placed[number], int(self.form.row_bytes[number])
+        placed, row_bytes = self._placed[number], self.form.fields[number].row_bytes
         if placed.strides is None:
             offset, strides = placed.offset + place * row_bytes, None
         else:

@@ -196,7 +196,7 @@ def _table(
     """Return the episodes as they were saved, else as the usual flags tell them; None where there are none."""
     table = EpisodeTable(int(storage["capacity"]), max(1, int(storage["lanes"])))
     if state.get("episodes"):
-        table.load_state_dict(state["episodes"])
+        table.load_state_dict({key: value for key, value in state["episodes"].items() if key != "read"})
         return table
     try:
         wanted = Episodes().resolve(set(columns))

@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     pickled = store(tmp_path / "p", form="pkl")
-    assert "allow_pickle" in ostinato("view", pickled, "--headless").stderr
+    assert "--allow-pickle" in ostinato("view", pickled, "--headless").stderr
     assert ostinato("view", path, "--headless", "--output", tmp_path / "no" / "x.png").returncode == 1
     assert ostinato("view").returncode == 2
 
