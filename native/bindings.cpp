@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind_episodes.hpp"
+#include "bind_steps.hpp"
 #include "fields.hpp"
 #include "gather.hpp"
 #include "leaves.hpp"
@@ -64,8 +65,8 @@ auto run_bytes(std::size_t row_bytes, std::int64_t n, Work work) {
 }
 
 template <typename Work>
-void run(const Plan& plan, std::int64_t n, Work work) {
-    run_bytes(plan.row_bytes(), n, work);
+void run(const Plan& plan, Work work) {
+    run_bytes(plan.bytes(), 1, work);
 }
 
 std::size_t add(Fields& fields, const nb::list& segments, std::int64_t row_bytes, std::int64_t stride) {
@@ -78,12 +79,24 @@ std::size_t add(Fields& fields, const nb::list& segments, std::int64_t row_bytes
     return fields.add(std::move(tables), row_bytes, stride);
 }
 
-void gather(const Fields& fields, const nb::list& indices, std::int64_t n, const nb::list& outs) {
-    const Plan plan = fields.plan_gather(to_addresses(indices), n, to_addresses(outs));
-    run(plan, n, [&] {
-        check_slots(plan, n);
-        gather_rows(plan, n);
+void gather_counts(const Fields& fields, const nb::list& indices, const std::vector<std::int64_t>& counts,
+                   const nb::list& outs) {
+    const Plan plan = fields.plan_gather(to_addresses(indices), counts, to_addresses(outs));
+    run(plan, [&] {
+        check_slots(plan);
+        gather_rows(plan);
     });
+}
+
+void gather(const Fields& fields, const nb::list& indices, std::int64_t n, const nb::list& outs) {
+    gather_counts(fields, indices, {n}, outs);
+}
+
+void gather_each(const Fields& fields, const nb::list& indices, const nb::list& counts,
+                 const nb::list& outs) {
+    std::vector<std::int64_t> rows;
+    for (nb::handle count : counts) rows.push_back(nb::cast<std::int64_t>(count));
+    gather_counts(fields, indices, rows, outs);
 }
 
 bool write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::int64_t skip,
@@ -95,7 +108,7 @@ bool write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::in
     if (n > 0 &&
         reads_fields(*fields.cover(), plan, static_cast<std::uint64_t>(skip) + static_cast<std::uint64_t>(n)))
         return false;
-    run(plan, n, [&] { write_rows(plan, n); });
+    run(plan, [&] { write_rows(plan); });
     return true;
 }
 
@@ -104,11 +117,11 @@ bool scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, 
     plan.picks = at_address<const std::int64_t>(rows);
     const std::shared_ptr<const Cover> cover = fields.cover();
     bool apart = true;
-    run(plan, n, [&] {
-        check_slots(plan, n);
+    run(plan, [&] {
+        check_slots(plan);
         if (plan.picks != nullptr) require_in_range(plan.picks, n, std::numeric_limits<std::int64_t>::max());
         apart = !picks_from_fields(*cover, plan, n);
-        if (apart) scatter_rows(plan, n);
+        if (apart) scatter_rows(plan);
     });
     return apart;
 }
@@ -321,6 +334,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<>())
         .def("add", &ostinato::add, "segments"_a, "row_bytes"_a, "stride"_a)
         .def("gather", &ostinato::gather, "indices"_a, "n"_a, "outs"_a)
+        .def("gather_each", &ostinato::gather_each, "indices"_a, "counts"_a, "outs"_a)
         .def("write_run", &ostinato::write_run, "start"_a, "n"_a, "skip"_a, "srcs"_a)
         .def("scatter", &ostinato::scatter, "slots"_a, "rows"_a, "n"_a, "srcs"_a)
         .def_prop_ro("count", &ostinato::Fields::count)
@@ -333,6 +347,7 @@ NB_MODULE(_native, m) {
 #endif
     m.def("shuffle_draw", &ostinato::draw, "perm"_a, "first"_a, "total"_a, "k"_a, "randoms"_a, "out"_a);
     ostinato::episodes::bind(m);
+    ostinato::steps::bind(m);
     nb::class_<ostinato::Mirror>(m, "Mirror", "Next observations that are stored once.")
         .def(nb::init<std::int64_t, std::int64_t, std::int64_t, ostinato::Address>(), "capacity"_a, "lanes"_a,
              "chunk_rows"_a, "apart"_a)

@@ -67,17 +67,15 @@ public:
         return fields_.empty() ? 0 : rows;
     }
 
-    /// What gathers one batch: `indices` holds one address for all fields, or one for each.
-    Plan plan_gather(const std::vector<Address>& indices, std::int64_t n,
+    /// What gathers one batch: `indices` and `counts` hold one entry for all fields, or one for each.
+    Plan plan_gather(const std::vector<Address>& indices, const std::vector<std::int64_t>& counts,
                      const std::vector<Address>& outs) const {
-        check_batch("outs", outs, n);
-        if (indices.size() != 1 && indices.size() != fields_.size()) {
-            throw std::invalid_argument("indices must hold 1 or " + std::to_string(fields_.size()) +
-                                        " addresses (number of fields), got " +
-                                        std::to_string(indices.size()));
-        }
-        const auto slots_of = [&indices](std::size_t f) { return indices[indices.size() == 1 ? 0 : f]; };
-        return make_plan(outs, slots_of);
+        check_count("indices", indices.size());
+        check_count("counts", counts.size());
+        for (const std::int64_t n : counts) check_batch("outs", outs, n);
+        return make_plan(outs, [&](std::size_t f) {
+            return Source{indices[indices.size() == 1 ? 0 : f], counts[counts.size() == 1 ? 0 : f]};
+        });
     }
 
     /// What writes one batch to `slots` (0: to a ring run, whose start the caller fills in).
@@ -88,7 +86,7 @@ public:
                 throw std::invalid_argument("a source with rows needs an address, got 0");
             }
         }
-        return make_plan(srcs, [slots](std::size_t) { return slots; });
+        return make_plan(srcs, [=](std::size_t) { return Source{slots, n}; });
     }
 
     /// A ring run must fit every field, and wrap at the same slot in all of them.
@@ -118,6 +116,22 @@ private:
 
         Byte* base() const { return segments.empty() ? nullptr : segments.front().base; }
     };
+
+    /// The slots of a field's rows, and how many.
+    struct Source {
+        Address slots;
+        std::int64_t n;
+
+        bool operator==(const Source&) const = default;
+    };
+
+    void check_count(const char* name, std::size_t count) const {
+        if (count != 1 && count != fields_.size()) {
+            throw std::invalid_argument(std::string(name) + " must hold 1 or " +
+                                        std::to_string(fields_.size()) + " entries (number of fields), got " +
+                                        std::to_string(count));
+        }
+    }
 
     static void check_layout(const std::vector<Segment>& segments, std::int64_t row_bytes,
                              std::int64_t stride) {
@@ -149,33 +163,34 @@ private:
     }
 
     /// One pass for each group and slot array.
-    template <typename SlotsOf>
-    Plan make_plan(const std::vector<Address>& batches, SlotsOf slots_of) const {
+    template <typename SourceOf>
+    Plan make_plan(const std::vector<Address>& batches, SourceOf source_of) const {
         Plan plan;
         plan.passes.reserve(fields_.size());
         plan.columns.reserve(fields_.size());
         for (const std::vector<std::size_t>& group : groups_) {
             for (auto first = group.begin(); first != group.end(); ++first) {
-                const Address slots = slots_of(*first);
-                const auto has_slots = [&](std::size_t f) { return slots_of(f) == slots; };
-                if (std::any_of(group.begin(), first, has_slots))
+                const Source source = source_of(*first);
+                const auto has_source = [&](std::size_t f) { return source_of(f) == source; };
+                if (std::any_of(group.begin(), first, has_source))
                     continue;  // in the pass of an earlier member
-                open_pass(plan, *first, slots);
+                open_pass(plan, *first, source);
                 for (auto f = first; f != group.end(); ++f) {
-                    if (has_slots(*f)) add_column(plan, *f, batches[*f]);
+                    if (has_source(*f)) add_column(plan, *f, batches[*f]);
                 }
             }
         }
         return plan;
     }
 
-    void open_pass(Plan& plan, std::size_t f, Address slots) const {
+    void open_pass(Plan& plan, std::size_t f, const Source& source) const {
         const Field& field = fields_[f];
         Pass pass;
         pass.segments = field.segments.data();
         pass.stride = field.stride;
         pass.rows = field.rows;
-        pass.slots = at_address<const std::int64_t>(slots);
+        pass.steps = source.n;
+        pass.slots = at_address<const std::int64_t>(source.slots);
         pass.first_column = pass.columns_end = plan.columns.size();
         plan.passes.push_back(pass);
     }
@@ -258,12 +273,13 @@ inline bool picks_from_fields(const Cover& cover, const Plan& plan, std::int64_t
 }
 
 /// Raise unless every slot of the plan lies in its table.
-inline void check_slots(const Plan& plan, std::int64_t n) {
+inline void check_slots(const Plan& plan) {
     for (auto pass = plan.passes.begin(); pass != plan.passes.end(); ++pass) {
         const auto covers = [&](const Pass& earlier) {
-            return earlier.slots == pass->slots && earlier.rows <= pass->rows;
+            return earlier.slots == pass->slots && earlier.rows <= pass->rows && earlier.steps >= pass->steps;
         };
-        if (std::none_of(plan.passes.begin(), pass, covers)) require_in_range(pass->slots, n, pass->rows);
+        if (std::none_of(plan.passes.begin(), pass, covers))
+            require_in_range(pass->slots, pass->steps, pass->rows);
     }
 }
 

@@ -37,6 +37,7 @@ struct Pass {
     std::size_t stride = 0;
     std::size_t span = 0;                 // bytes of a row, from its first column to the end of its last one
     std::int64_t rows = 0;                // of the virtual table
+    std::int64_t steps = 0;               // rows to copy
     const std::int64_t* slots = nullptr;  // null: the ring run that begins at slot `start`
     Byte* const* located = nullptr;       // the rows themselves, where the caller knows them better
     std::size_t first_column = 0;         // in Plan::columns
@@ -51,9 +52,13 @@ struct Plan {
     std::int64_t skip = 0;
     std::int64_t start = 0;
 
-    std::size_t row_bytes() const {
+    std::size_t bytes() const {
         std::size_t bytes = 0;
-        for (const Column& column : columns) bytes += column.bytes;
+        for (const Pass& pass : passes) {
+            for (std::size_t c = pass.first_column; c < pass.columns_end; ++c) {
+                bytes += columns[c].bytes * static_cast<std::size_t>(pass.steps);
+            }
+        }
         return bytes;
     }
 };
@@ -148,12 +153,12 @@ void copy_block(const Plan& plan, const Block& block, const Column& column) {
 template <Way way>
 class Lane {
 public:
-    /// Begin a pass of n steps.
-    void enter(const Plan& plan, const Pass& pass, std::int64_t n) {
+    /// Begin a pass.
+    void enter(const Plan& plan, const Pass& pass) {
         pass_ = pass;
         start_ = plan.start;
         opened_ = 0;
-        end_ = n;
+        end_ = pass.steps;
         reach_ = std::min(pass.span, kPrefetchBytes);
         // A power of two, and so the block: blocks then lie in the ring without a break.
         const std::size_t fit = std::bit_floor(kAheadBytes / std::max<std::size_t>(reach_, 1));
@@ -229,22 +234,23 @@ private:
     std::size_t reach_ = 0;
 };
 
-/// n steps of every pass.
+/// All steps of every pass.
 template <Way way>
-void copy_steps(const Plan& plan, std::int64_t n) {
+void copy_steps(const Plan& plan) {
     const std::vector<Pass>& passes = plan.passes;
-    if (n <= 0 || passes.empty()) return;
+    if (passes.empty()) return;
     std::array<Lane<way>, 2> lanes;
-    lanes[0].enter(plan, passes[0], n);
+    lanes[0].enter(plan, passes[0]);
     for (std::size_t p = 0; p < passes.size(); ++p) {
         Lane<way>* after = p + 1 < passes.size() ? &lanes[(p + 1) % 2] : nullptr;
-        if (after != nullptr) after->enter(plan, passes[p + 1], n);
+        if (after != nullptr) after->enter(plan, passes[p + 1]);
         lanes[p % 2].copy(plan, after);
     }
 }
 
 /// A column that fills its rows is contiguous on both sides: whole pieces, cut at the end of each table.
-inline void write_pieces(const Plan& plan, const Pass& pass, std::int64_t n) {
+inline void write_pieces(const Plan& plan, const Pass& pass) {
+    std::int64_t n = pass.steps;
     const Column& column = plan.columns[pass.first_column];
     const Byte* from = column.batch + static_cast<std::size_t>(plan.skip) * column.bytes;
     std::int64_t slot = plan.start;
@@ -276,33 +282,33 @@ inline std::int64_t find_out_of_range(const std::int64_t* values, std::int64_t n
 }
 
 /// Table rows to batches. Loads of stamps that follow in program order are not moved before the copies.
-inline void gather_rows(const Plan& plan, std::int64_t n) {
-    detail::copy_steps<detail::Way::to_batch>(plan, n);
+inline void gather_rows(const Plan& plan) {
+    detail::copy_steps<detail::Way::to_batch>(plan);
     std::atomic_thread_fence(std::memory_order_acquire);
 }
 
 /// Batches to table rows, in the order of the steps. Stamps stored before are seen before the rows change.
-inline void scatter_rows(const Plan& plan, std::int64_t n) {
+inline void scatter_rows(const Plan& plan) {
     std::atomic_thread_fence(std::memory_order_release);
     if (plan.picks == nullptr) {
-        detail::copy_steps<detail::Way::to_table>(plan, n);
+        detail::copy_steps<detail::Way::to_table>(plan);
     } else {
-        detail::copy_steps<detail::Way::to_table_picked>(plan, n);
+        detail::copy_steps<detail::Way::to_table_picked>(plan);
     }
     std::atomic_thread_fence(std::memory_order_release);
 }
 
 /// As scatter_rows, for the ring run from plan.start. Rows of one column are written piece by piece.
-inline void write_rows(Plan plan, std::int64_t n) {
+inline void write_rows(Plan plan) {
     std::atomic_thread_fence(std::memory_order_release);
     const auto is_contiguous = [&plan](const Pass& pass) {
         return pass.columns_end - pass.first_column == 1 &&
                plan.columns[pass.first_column].bytes == pass.stride;
     };
     const auto rest = std::partition(plan.passes.begin(), plan.passes.end(), is_contiguous);
-    for (auto pass = plan.passes.begin(); pass != rest; ++pass) detail::write_pieces(plan, *pass, n);
+    for (auto pass = plan.passes.begin(); pass != rest; ++pass) detail::write_pieces(plan, *pass);
     plan.passes.erase(plan.passes.begin(), rest);
-    detail::copy_steps<detail::Way::to_table>(plan, n);
+    detail::copy_steps<detail::Way::to_table>(plan);
     std::atomic_thread_fence(std::memory_order_release);
 }
 

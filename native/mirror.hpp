@@ -351,6 +351,7 @@ private:
         std::vector<std::vector<Byte*>> rows(groups_.size());
         for (std::size_t g = 0; g < groups_.size(); ++g) {
             Pass pass;
+            pass.steps = n;
             pass.first_column = plan.columns.size();
             for (std::size_t k = 0; k < leaves.size(); ++k) {
                 const Leaf& leaf = leaves_[leaves[k]];
@@ -365,7 +366,7 @@ private:
             pass.located = rows[g].data();
             plan.passes.push_back(pass);
         }
-        detail::copy_steps<detail::Way::to_batch>(plan, n);
+        detail::copy_steps<detail::Way::to_batch>(plan);
     }
 
     /// Copy row i anew until what its slot says has stayed the same all the while.

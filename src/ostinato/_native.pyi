@@ -43,6 +43,9 @@ class Fields:
             ValueError: A wrong number of addresses, or a negative `n`.
         """
 
+    def gather_each(self, indices: list[int], counts: list[int], outs: list[int]) -> None:
+        """As `gather`, with a number of rows for each field, or one for all: `counts` holds as many numbers."""
+
     def write_run(self, start: int, n: int, skip: int, srcs: list[int]) -> bool:
         """Ring write: row `skip + i` of every source goes to slot `(start + i) % rows`, for `n <= rows`.
 
@@ -118,6 +121,53 @@ def choose_slots(slots: int, pick: int, n: int, rows: int, out: int) -> None:
     Raises:
         IndexError: A slot outside [0, rows); nothing has been written then.
         ValueError: A negative `n`.
+    """
+
+def discount_steps(
+    slots: int,
+    valid: int,
+    n: int,
+    width: int,
+    powers: int,
+    single: bool,
+    weights: int,
+    steps: int,
+    discounts: int,
+    last: int,
+) -> None:
+    """What windows from rows on say of transitions over several steps.
+
+    Args:
+        slots: Address of contiguous int64 `[n, width]`.
+        valid: Address of contiguous bool `[n, width]`: the first entries of each window, one at least.
+        n: Windows.
+        width: Rows of each, at least 1.
+        powers: Address of `[width + 1]`: the weight of a row by its place, and the discount by the number of steps.
+        single: Whether `powers` and `weights` are float32; else float64.
+        weights: Address to write `[n, width]` to: the powers of valid entries, else 0.
+        steps: Address to write int64 `[n]` to: valid entries.
+        discounts: Address to write float32 `[n]` to: the power of that number.
+        last: Address to write int64 `[n]` to: the last slot of each window.
+
+    Raises:
+        ValueError: A negative `n`, or a width below 1.
+    """
+
+def weigh_rows(rows: int, weights: int, n: int, width: int, cells: int, single: bool, out: int) -> None:
+    """Weighted sums, added up in float64: `out[i, c] = sum_k weights[i, k] * rows[i, k, c]`; a weight of 0 counts for
+    nothing, whatever its row holds.
+
+    Args:
+        rows: Address of contiguous `[n, width, cells]`.
+        weights: Address of contiguous `[n, width]`.
+        n: Sums.
+        width: Rows of each.
+        cells: Numbers of a row.
+        single: Whether all are float32; else float64.
+        out: Address of contiguous `[n, cells]`.
+
+    Raises:
+        ValueError: Negative numbers.
     """
 
 def shuffle_draw(perm: int, first: int, total: int, k: int, randoms: int, out: int) -> None:

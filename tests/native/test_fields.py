@@ -67,8 +67,12 @@ def test_wrong_numbers_of_addresses_are_refused(native: ModuleType) -> None:
     fields = make(native, "columns", [4, 4, 4], [6]).fields
     with pytest.raises(ValueError, match=r"^outs must hold 3 addresses \(number of fields\), got 2$"):
         fields.gather([0], 0, [0, 0])
-    with pytest.raises(ValueError, match=r"^indices must hold 1 or 3 addresses \(number of fields\), got 2$"):
+    with pytest.raises(ValueError, match=r"^indices must hold 1 or 3 entries \(number of fields\), got 2$"):
         fields.gather([0, 0], 0, [0, 0, 0])
+    with pytest.raises(ValueError, match=r"^counts must hold 1 or 3 entries \(number of fields\), got 0$"):
+        fields.gather_each([0], [], [0, 0, 0])
+    with pytest.raises(ValueError, match=r"^n must be at least 0, got -1$"):
+        fields.gather_each([0], [0, -1, 0], [0, 0, 0])
     calls: list[Callable[[], object]] = [
         lambda: fields.write_run(0, 0, 0, [0]),
         lambda: fields.scatter(0, 0, 0, [0]),

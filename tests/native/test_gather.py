@@ -49,6 +49,32 @@ def test_every_field_may_have_its_own_indices(
 
 
 @given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
+def test_every_field_may_have_its_own_number_of_rows(
+    native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
+) -> None:
+    table = make(native, layout, sizes, segments)
+    shared = slots_of(data.draw(st.lists(st.integers(0, sum(segments) - 1), min_size=60, max_size=60)))
+    counts = [data.draw(st.integers(0, 60)) for _ in sizes]
+    outs = [np.zeros((n, size), dtype=np.uint8) for n, size in zip(counts, sizes, strict=True)]
+    table.fields.gather_each([address(shared)], counts, [address(out) for out in outs])
+    for got, field, n in zip(outs, table.contents(), counts, strict=True):
+        np.testing.assert_array_equal(got, field[shared[:n]])
+
+
+def test_the_indices_of_every_row_are_checked(native: ModuleType) -> None:
+    """Of a field that shares its indices with another one, but reads more of them."""
+    table = make(native, "packed", [4, 4], [5])
+    indices = slots_of([0, 1, 5])
+    outs = [np.full((3, 4), 7, dtype=np.uint8) for _ in range(2)]
+    for counts in ([2, 3], [3, 2], [3]):
+        with pytest.raises(IndexError, match=r"^index 5 is out of range for 5 rows$"):
+            table.fields.gather_each([address(indices)], counts, [address(out) for out in outs])
+    assert all((out == 7).all() for out in outs)
+    table.fields.gather_each([address(indices)], [2, 2], [address(out) for out in outs])
+    np.testing.assert_array_equal(outs[1][:2], table.contents()[1][:2])
+
+
+@given(layout=layouts, sizes=field_sizes, segments=segment_rows, data=st.data())
 def test_an_index_out_of_range_leaves_every_batch_untouched(
     native: ModuleType, layout: str, sizes: list[int], segments: list[int], data: st.DataObject
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ostinato._backend import native
 from ostinato.core.bits import as_bits
 from ostinato.core.draw import Request
 
@@ -146,11 +147,20 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
     if column.blank is not None:
         as_bits(out)[column.blank] = 0
     if column.weights is not None:
-        weights = column.weights.view(*column.weights.shape, *[1] * len(shape)).to(out.dtype)
-        out = (out * weights).masked_fill_(weights == 0, 0).sum(1)  # a row that does not count may be infinite
-    elif column.merge:
-        out = out.flatten(1, 2)
-    return out
+        return _weigh(out, column.weights)
+    return out.flatten(1, 2) if column.merge else out
+
+
+def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sums of rows `[R, T, *shape]` by weights `[R, T]`; a row of weight 0 may be infinite."""
+    shape = rows.shape[2:]
+    if native is not None and rows.is_cpu and rows.dtype is weights.dtype:
+        out = torch.empty((rows.shape[0], *shape), dtype=rows.dtype)
+        single = rows.dtype is torch.float32
+        native.weigh_rows(rows.data_ptr(), weights.data_ptr(), *weights.shape, shape.numel(), single, out.data_ptr())
+        return out
+    spread = weights.view(*weights.shape, *[1] * len(shape)).to(rows.dtype)
+    return (rows * spread).masked_fill_(spread == 0, 0).sum(1)
 
 
 def next_path(path: Path, known: set[Path]) -> Path | None:

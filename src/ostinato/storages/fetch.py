@@ -1,4 +1,4 @@
-"""Reading other rows for each field: what a unit asks for, in as few native calls as there are batch lengths."""
+"""Reading other rows for each field: what a unit asks for, in one native call."""
 
 from __future__ import annotations
 
@@ -61,18 +61,29 @@ class Room:
 
     def __init__(self, forms: Sequence[tuple[Sequence[int], torch.dtype]]) -> None:
         self._forms = [(tuple(shape), dtype) for shape, dtype in forms]
-        self._templates: tuple[int, list[Tensor]] = (-1, [])
+        self._templates: tuple[int | list[int], list[Tensor]] = (-1, [])
 
     def make(self, rows: int, *, pin: bool = False) -> list[Tensor]:
         """Return fresh tensors for `rows` rows, page-locked if `pin`."""
-        if pin or rows < 2:  # (a single row made by empty_like may get a stride of 0)
-            return [torch.empty((rows, *shape), dtype=dtype, pin_memory=pin) for shape, dtype in self._forms]
         known, templates = self._templates
-        if known != rows:
+        if known == rows and not pin:
+            return [torch.empty_like(t) for t in templates]
+        return self._make(rows, [rows] * len(self._forms), pin=pin)
+
+    def make_each(self, rows: list[int], *, pin: bool = False) -> list[Tensor]:
+        """Return fresh tensors, each for its own number of rows, page-locked if `pin`."""
+        known, templates = self._templates
+        if known == rows and not pin:
+            return [torch.empty_like(t) for t in templates]
+        return self._make(rows, rows, pin=pin)
+
+    def _make(self, key: int | list[int], rows: list[int], *, pin: bool) -> list[Tensor]:
+        forms = list(zip(rows, self._forms, strict=True))
+        if not pin and min(rows, default=0) > 1:  # (a single row made by empty_like may get a stride of 0)
             # empty_like is the cheapest way to a tensor; templates of zero stride take no memory
-            templates = [torch.empty((), dtype=dtype).expand(rows, *shape) for shape, dtype in self._forms]
-            self._templates = (rows, templates)
-        return [torch.empty_like(t) for t in templates]
+            templates = [torch.empty((), dtype=dtype).expand(n, *shape) for n, (shape, dtype) in forms]
+            self._templates = (key, templates)
+        return [torch.empty((n, *shape), dtype=dtype, pin_memory=pin) for n, (shape, dtype) in forms]
 
 
 @final
@@ -95,15 +106,7 @@ class Fetcher:
         """Return a fresh tensor `[n, *shape]` for each request; see `Table.fetch`."""
         if is_dynamo_compiling():  # a graph break: addresses are not for a graph
             return torch.compiler.disable(Fetcher.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
-        asked = self._checked(requests)
-        lengths = [request.slots.shape[0] for request in asked]
-        if len(set(lengths)) < 2:
-            return self._fetch(asked, lengths[0], pin=pin) if asked else []
-        out: dict[int, Tensor] = {}
-        for rows in set(lengths):
-            chosen = [i for i, length in enumerate(lengths) if length == rows]
-            out.update(zip(chosen, self._fetch([asked[i] for i in chosen], rows, pin=pin), strict=True))
-        return [out[i] for i in range(len(asked))]
+        return self._fetch(self._checked(requests), pin=pin) if requests else []
 
     def _checked(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Bring requests to the form that native code reads; most have it."""
@@ -134,8 +137,8 @@ class Fetcher:
         same = slots is request.slots and pick is request.pick
         return request if same else request._replace(slots=slots, pick=pick)
 
-    def _fetch(self, requests: Sequence[Request], rows: int, *, pin: bool) -> list[Tensor]:
-        """Serve requests of one length: one native call, or torch."""
+    def _fetch(self, requests: Sequence[Request], *, pin: bool) -> list[Tensor]:
+        """Serve requests: one native call, or torch."""
         fields, room = self._form([(request.leaf, request.other) for request in requests])
         if fields is None:
             read = [self._select(request) for request in requests]
@@ -150,8 +153,9 @@ class Fetcher:
             if key not in chosen:  # equal choices share one array, so that fields of a packed row are read together
                 chosen[key] = choose(slots, pick, self._rows)
             addresses.append(chosen[key].data_ptr())
-        out = room.make(rows, pin=pin)
-        fields.gather(addresses, rows, [tensor.data_ptr() for tensor in out])
+        counts = [request.slots.shape[0] for request in requests]
+        out = room.make_each(counts, pin=pin)
+        fields.gather_each(addresses, counts, [tensor.data_ptr() for tensor in out])
         return out
 
     def _form(self, key: list[tuple[int, int | None]]) -> tuple[Any, Room]:

@@ -82,6 +82,7 @@ class FrameStack(SampleUnit):
             raise OptionError(msg)
         self.padding = padding
         self.merge = bool(merge)
+        self._known = torch.empty(0, 0, dtype=torch.bool)
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
 
     def __repr__(self) -> str:
@@ -145,11 +146,20 @@ class FrameStack(SampleUnit):
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
         rows, valid = self._window(ends, self.k - 2, table, seen)
-        pick = torch.zeros(ends.shape[0], self.k, dtype=torch.bool, device=ends.device)
-        pick[:, -1] = True
+        newest = self._newest(ends)
         slots = torch.cat([rows, ends[:, None]], 1)
-        valid = torch.cat([valid, pick[:, -1:]], 1)
-        return self._column(Request(frame, slots.reshape(-1), after, pick.reshape(-1)), valid)
+        if self.padding == "zeros":
+            valid = torch.cat([valid, newest[:, -1:]], 1)
+        return self._column(Request(frame, slots.reshape(-1), after, newest.reshape(-1)), valid)
+
+    def _newest(self, ends: Tensor) -> Tensor:
+        """Return which frames of stacks are the newest ones, bool `[R, k]`; not to be written to."""
+        newest = self._known
+        if newest.shape[0] != ends.shape[0] or newest.device != ends.device:
+            newest = torch.zeros(ends.shape[0], self.k, dtype=torch.bool, device=ends.device)
+            newest[:, -1] = True
+            self._known = newest
+        return newest
 
     def _column(self, request: Request, valid: Tensor) -> Column:
         blank = ~valid if self.padding == "zeros" else None

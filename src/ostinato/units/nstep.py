@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from ostinato._backend import native
 from ostinato.core.boundaries import Episodes, as_path
 from ostinato.core.draw import Request
 from ostinato.core.kinds import show_path
@@ -84,6 +85,7 @@ class NStep(SampleUnit):
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
         self._known: tuple[Any, Tensor] = (None, torch.empty(0))
+        self._templates = torch.empty(0), torch.empty(0, 0)  # of the last batch: to make tensors by
         self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
 
     def __repr__(self) -> str:
@@ -124,12 +126,29 @@ class NStep(SampleUnit):
         rows, valid = table.window(plan.records, 0, n - 1)
         exact = plan.schema.leaves[reward].dtype is torch.float64
         powers = self._powers(n, gamma, plan.records.device, torch.float64 if exact else torch.float32)
-        steps = table.ahead(plan.records).add_(1).clamp_(1, n)
-        last = rows[:, -1].contiguous()
+        steps, discounts, last, weights = self._discount(rows, valid, powers, plan.records)
         columns = {position: Column(Request(position, last)) for position in after}
-        columns[reward] = Column(Request(reward, rows.view(-1)), (n,), valid * powers[:n])
-        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": powers.take(steps).to(torch.float32)}
+        columns[reward] = Column(Request(reward, rows.view(-1)), (n,), weights)
+        fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": discounts}
         return plan.with_columns(columns)._replace(fields=fields)
+
+    def _discount(
+        self, rows: Tensor, valid: Tensor, powers: Tensor, records: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return steps of the windows `[R, n]`, their discounts float32 and last slots, `[R]`, and weights `[R, n]`."""
+        n, width = rows.shape
+        if native is None or not rows.is_cpu:
+            steps = valid.sum(1)
+            return steps, powers.take(steps).to(torch.float32), rows[:, -1].contiguous(), valid * powers[:width]
+        like, like_weights = self._templates
+        if like.shape[0] != n or like_weights.shape[1] != width or like_weights.dtype is not powers.dtype:
+            like, like_weights = self._templates = torch.empty(n), torch.empty(n, width, dtype=powers.dtype)
+        steps, last = torch.empty_like(records), torch.empty_like(records)
+        discounts, weights = torch.empty_like(like), torch.empty_like(like_weights)
+        out = weights.data_ptr(), steps.data_ptr(), discounts.data_ptr(), last.data_ptr()
+        single = powers.dtype is torch.float32
+        native.discount_steps(rows.data_ptr(), valid.data_ptr(), n, width, powers.data_ptr(), single, *out)
+        return steps, discounts, last, weights
 
     def _powers(self, n: int, gamma: float, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return `gamma^0 .. gamma^n`, `[n + 1]`."""

@@ -149,7 +149,8 @@ def test_rows_come_into_reach_when_their_window_is_complete() -> None:
         storage=LazyTensorStorage(12),
         sampler=PrioritizedSampler(12, 1.0, 1.0, eps=0.0),
         sample_unit=Sequence(3, "strict"),
-        batch_size=64,
+        batch_size=256,
+        generator=torch.Generator().manual_seed(0),
     )
     log = Log(12, longest=1000)
     for rows in range(1, 30):

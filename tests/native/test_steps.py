@@ -1,0 +1,58 @@
+"""Transitions over several steps: what windows say of them, and discounted sums, against numpy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.native.tables import address
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+DTYPES = [np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(lengths=st.lists(st.integers(1, 4), max_size=20), width=st.integers(4, 6))
+def test_windows_say_how_many_steps_there_are(
+    native: ModuleType, dtype: type[Any], lengths: list[int], width: int
+) -> None:
+    n = len(lengths)
+    slots = np.arange(n * width, dtype=np.int64).reshape(n, width)
+    valid = np.arange(width) < np.array(lengths, dtype=np.int64).reshape(n, 1)
+    powers = (0.9 ** np.arange(width + 1)).astype(dtype)
+    weights, steps, last = np.full((n, width), -1, dtype), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    discounts = np.zeros(n, np.float32)
+    out = address(weights), address(steps), address(discounts), address(last)
+    native.discount_steps(address(slots), address(valid), n, width, address(powers), dtype is np.float32, *out)
+    assert steps.tolist() == lengths
+    np.testing.assert_array_equal(weights, np.where(valid, powers[:width], 0))
+    np.testing.assert_array_equal(discounts, powers[steps].astype(np.float32))
+    np.testing.assert_array_equal(last, slots[:, -1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(n=st.integers(0, 5), width=st.integers(0, 4), cells=st.integers(0, 3), seed=st.integers(0, 99))
+def test_rows_without_weight_do_not_count(
+    native: ModuleType, dtype: type[Any], n: int, width: int, cells: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows, weights = rng.normal(size=(n, width, cells)).astype(dtype), rng.random((n, width)).astype(dtype)
+    weights[rng.random((n, width)) < 0.4] = 0
+    exact = np.einsum("ik,ikc->ic", weights.astype(np.float64), rows.astype(np.float64))
+    rows[weights == 0] = rng.choice([np.inf, np.nan])
+    out = np.full((n, cells), -1, dtype)
+    native.weigh_rows(address(rows), address(weights), n, width, cells, dtype is np.float32, address(out))
+    np.testing.assert_allclose(out, exact, rtol=1e-6 if dtype is np.float32 else 1e-14, atol=1e-12)
+
+
+def test_negative_sizes_are_refused(native: ModuleType) -> None:
+    with pytest.raises(ValueError, match="n must be at least 0 and width at least 1"):
+        native.discount_steps(0, 0, 0, 0, 0, True, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match="n, width and cells must be at least 0"):
+        native.weigh_rows(0, 0, 1, 1, -1, True, 0)
