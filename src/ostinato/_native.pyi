@@ -154,8 +154,9 @@ def discount_steps(
     """
 
 def weigh_rows(rows: int, weights: int, n: int, width: int, cells: int, single: bool, out: int) -> None:
-    """Weighted sums, added up in float64: `out[i, c] = sum_k weights[i, k] * rows[i, k, c]`; a weight of 0 counts for
-    nothing, whatever its row holds.
+    """Weighted sums, added up in float64: `out[i, c] = sum_k weights[i, k] * rows[i, k, c]`.
+
+    A weight of 0 counts for nothing, whatever its row holds.
 
     Args:
         rows: Address of contiguous `[n, width, cells]`.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -99,3 +101,22 @@ def gather(table: Table, indices: Slots | Sequence[Slots]) -> list[Bytes]:
     outs = [np.zeros((n, size), dtype=np.uint8) for size in table.sizes]
     table.fields.gather([address(a) for a in arrays], n, [address(out) for out in outs])
     return outs
+
+
+def moments_beside(work: Callable[[], object]) -> int:
+    """How often this thread counted while another was well inside one call."""
+    span = [0.0, 0.0]
+
+    def run() -> None:
+        span[0] = time.perf_counter()
+        work()
+        span[1] = time.perf_counter()
+
+    thread = threading.Thread(target=run)
+    seen: list[float] = []
+    thread.start()
+    while thread.is_alive():
+        seen.append(time.perf_counter())
+    thread.join()
+    took = span[1] - span[0]
+    return sum(span[0] + 0.3 * took < moment < span[1] - 0.5 * took for moment in seen)

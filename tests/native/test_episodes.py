@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import address, slots_of
+from .tables import address, moments_beside, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -198,24 +197,8 @@ def test_a_large_call_lets_other_threads_run(native: ModuleType) -> None:
     table = filled(native, 1_000_000, 10)
     handle = table.add_need(3)
     numbers = np.random.default_rng(0).integers(0, 2**63 - 1, 3_000_000)
-    span = [0.0, 0.0]
-
-    def work() -> None:
-        out = np.zeros(len(numbers), dtype=np.int64)
-        at, to = address(numbers), address(out)
-        span[0] = time.perf_counter()
-        table.draw(handle, at, len(numbers), to)
-        span[1] = time.perf_counter()
-
-    thread = threading.Thread(target=work)
-    seen: list[float] = []
-    thread.start()
-    while thread.is_alive():
-        seen.append(time.perf_counter())
-    thread.join()
-    took = span[1] - span[0]
-    inside = [moment for moment in seen if span[0] + 0.3 * took < moment < span[1] - 0.5 * took]
-    assert len(inside) > 10, f"{len(inside)} moments of this thread within a call of {took:.3f} s"
+    out = np.zeros(len(numbers), dtype=np.int64)
+    assert moments_beside(lambda: table.draw(handle, address(numbers), len(numbers), address(out))) > 10
 
 
 def test_threads_may_read_at_once(native: ModuleType) -> None:

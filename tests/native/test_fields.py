@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import mmap
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from .tables import address, gather, in_columns, make, noise, slots_of
+from .tables import address, gather, in_columns, make, moments_beside, noise, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,22 +110,7 @@ def test_a_large_gather_lets_other_threads_run(native: ModuleType) -> None:
     table = in_columns(native, [4096], [2000])
     indices = np.random.default_rng(0).integers(0, 2000, 40_000)
     out = np.zeros((40_000, 4096), np.uint8)
-    span = [0.0, 0.0]
-
-    def copy() -> None:
-        span[0] = time.perf_counter()
-        table.fields.gather([address(indices)], 40_000, [address(out)])
-        span[1] = time.perf_counter()
-
-    thread = threading.Thread(target=copy)
-    seen: list[float] = []
-    thread.start()
-    while thread.is_alive():
-        seen.append(time.perf_counter())
-    thread.join()
-    took = span[1] - span[0]
-    inside = [moment for moment in seen if span[0] + 0.1 * took < moment < span[1] - 0.1 * took]
-    assert len(inside) > 10, f"{len(inside)} moments of this thread within a call of {took:.3f} s"
+    assert moments_beside(lambda: table.fields.gather([address(indices)], 40_000, [address(out)])) > 10
 
 
 def test_threads_may_gather_and_write_at_once(native: ModuleType) -> None:

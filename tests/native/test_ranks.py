@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import address, slots_of
+from .tables import address, moments_beside, slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 Values: TypeAlias = npt.NDArray[np.float64]
@@ -233,25 +230,6 @@ def test_equal_priorities_get_equal_values_wherever_they_stand(native: ModuleTyp
     for i in range(300):
         alone.learn(slots_of([i]), numbers[i : i + 1])
     np.testing.assert_array_equal(leaves_of(together.tree, 300), leaves_of(alone.tree, 300))
-
-
-def moments_beside(work: Callable[[], object]) -> int:
-    """How often this thread counted while another was well inside one call."""
-    span = [0.0, 0.0]
-
-    def run() -> None:
-        span[0] = time.perf_counter()
-        work()
-        span[1] = time.perf_counter()
-
-    thread = threading.Thread(target=run)
-    seen: list[float] = []
-    thread.start()
-    while thread.is_alive():
-        seen.append(time.perf_counter())
-    thread.join()
-    took = span[1] - span[0]
-    return sum(span[0] + 0.3 * took < moment < span[1] - 0.5 * took for moment in seen)
 
 
 def test_large_samples_and_updates_let_other_threads_run(native: ModuleType) -> None:

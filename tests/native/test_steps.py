@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.native.tables import address
+from .tables import address
 
 if TYPE_CHECKING:
     from types import ModuleType

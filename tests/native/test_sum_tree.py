@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tables import address, slots_of
+from .tables import address, moments_beside, slots_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -249,22 +248,7 @@ def test_a_large_draw_lets_other_threads_run(native: ModuleType) -> None:
     tree = native.SumTree(1_000_000)
     tree.set_run(0, 1_000_000, 1.0)
     uniforms = np.random.default_rng(0).random(2_000_000)
-    span = [0.0, 0.0]
-
-    def work() -> None:
-        span[0] = time.perf_counter()
-        draw(tree, uniforms)
-        span[1] = time.perf_counter()
-
-    thread = threading.Thread(target=work)
-    seen: list[float] = []
-    thread.start()
-    while thread.is_alive():
-        seen.append(time.perf_counter())
-    thread.join()
-    took = span[1] - span[0]
-    inside = [moment for moment in seen if span[0] + 0.3 * took < moment < span[1] - 0.5 * took]
-    assert len(inside) > 10, f"{len(inside)} moments of this thread within a call of {took:.3f} s"
+    assert moments_beside(lambda: draw(tree, uniforms)) > 10
 
 
 def test_threads_may_draw_at_once(native: ModuleType) -> None:

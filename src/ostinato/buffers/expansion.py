@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.core.draw import episodes_of
 from ostinato.core.plan import Plan, fold, slices
 from ostinato.errors import OptionError
-from ostinato.units import episodes_of
 
 if TYPE_CHECKING:
     import torch

@@ -84,11 +84,10 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
         found = [_find(row, path, rows // max(len(data), 1), sampler) for row in data]
         held = [values for values in found if values is not None]
         return torch.cat(held) if held and len(held) == len(found) else None
-    for key in path:
-        if not (isinstance(data, dict) or kinds.is_tensor_collection(data)) or key not in data.keys():  # noqa: SIM118
-            return None
-        data = data[key] if isinstance(data, dict) else data.get(key)
-    values = kinds.as_tensor(data, path)
+    held = kinds.find_field(data, path)
+    if held is None:
+        return None
+    values = kinds.as_tensor(held, path)
     if values.numel() == 0 or values.numel() % rows:
         msg = f"{kinds.show_path(path)} must hold priorities of {rows} rows, got shape {list(values.shape)}"
         raise SchemaError(msg)

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from ostinato.errors import OptionError, SlotError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.stamps import Stamps
 
-__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View"]
+__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View", "check_slots", "episodes_of"]
 
 
 class Run(NamedTuple):
@@ -119,3 +121,28 @@ def ring_range(start: int, rows: int, capacity: int, device: torch.device | None
     stop = start + rows
     out = torch.arange(start, stop) if device is None else torch.arange(start, stop, device=device)
     return out if stop <= capacity else out.remainder_(capacity)
+
+
+def check_slots(slots: Tensor, capacity: int) -> None:
+    """Refuse slots outside `[0, capacity)`.
+
+    Raises:
+        SlotError: naming the first one.
+    """
+    bad = (slots < 0) | (slots >= capacity)
+    if bad.any():
+        at = int(bad.int().argmax())
+        msg = f"slot {int(slots[at])} at position {at} is outside [0, {capacity}): nothing has been read or written"
+        raise SlotError(msg)
+
+
+def episodes_of(view: View) -> EpisodeTable:
+    """Return the episodes of a view, for a unit or sampler that cannot do without.
+
+    Raises:
+        OptionError: if the buffer keeps none.
+    """
+    if view.episodes is None:
+        msg = "slices and windows need to know where episodes end: give the buffer episodes=Episodes()"
+        raise OptionError(msg)
+    return view.episodes

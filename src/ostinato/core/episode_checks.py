@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ostinato.errors import CheckpointError, SlotError
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["CUT", "ENDED", "OPEN", "check_episode_state", "check_slots"]
+__all__ = ["CUT", "ENDED", "OPEN", "check_episode_state"]
 
 OPEN, ENDED, CUT = 0, 1, 2
 """An episode goes on, was closed by its last row, or was cut off by a row that belongs to no episode."""
@@ -27,19 +27,6 @@ _ARRAYS = {
     "status": torch.uint8,
     "free": torch.int64,
 }
-
-
-def check_slots(slots: Tensor, capacity: int) -> None:
-    """Refuse slots outside a ring.
-
-    Raises:
-        SlotError: naming the first one.
-    """
-    bad = (slots < 0) | (slots >= capacity)
-    if bad.any():
-        at = int(bad.int().argmax())
-        msg = f"slot {int(slots[at])} at position {at} is outside [0, {capacity}) (capacity)"
-        raise SlotError(msg)
 
 
 def check_episode_state(state: Any, capacity: int, lanes: int) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from ostinato.core.episode_checks import check_slots
+from ostinato.core.draw import check_slots
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,10 +1,9 @@
 """The episode table in numpy and Python, for processes without the compiled part.
 
-What lives here: the same results as `native/episodes.hpp`, bit for bit. What does not: checks of arguments, and the
-documentation of what each call means; both are in `core/episodes.py`.
+What lives here: the results of `native/episodes.hpp`, bit for bit. What does not: checks of arguments and what each
+call means; both are in `core/episodes.py`.
 
-An episode is a record. Its rows present are known by arithmetic while they lie `stride` slots apart, and by a list
-of slots from the first row on that breaks the pattern.
+An episode is a record: its rows are known by arithmetic while they lie `stride` slots apart, then by a list of slots.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.episode_checks import CUT, ENDED, OPEN, check_slots
+from ostinato.core.draw import check_slots
+from ostinato.core.episode_checks import CUT, ENDED, OPEN
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import torch
 
-from ostinato.samplers.values import check_slots, check_values
+from ostinato.core.draw import check_slots
+from ostinato.samplers.values import check_values
 
 if TYPE_CHECKING:
     from torch import Tensor

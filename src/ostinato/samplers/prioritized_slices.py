@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from ostinato.core.draw import episodes_of
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, episodes_of, slice_episodes
+from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, slice_episodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

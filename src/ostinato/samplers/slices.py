@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 
-from ostinato.core.draw import Draw
+from ostinato.core.draw import Draw, episodes_of
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.samplers.base import Sampler
 from ostinato.samplers.slicing import (
@@ -14,7 +14,6 @@ from ostinato.samplers.slicing import (
     SliceOptions,
     Slicing,
     check_ignored,
-    episodes_of,
     slice_episodes,
 )
 from ostinato.samplers.uniform import SamplerWithoutReplacement

@@ -8,6 +8,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
+from ostinato.core.draw import episodes_of
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ __all__ = [
     "SliceOptions",
     "Slicing",
     "check_ignored",
-    "episodes_of",
     "slice_episodes",
 ]
 
@@ -238,18 +238,6 @@ class Slicing:
         if initial is not None and self._init is not None:
             out[self._init] = _with(initial, plan.first_of_each())
         return out
-
-
-def episodes_of(view: View) -> EpisodeTable:
-    """Return the episodes of a view.
-
-    Raises:
-        OptionError: if the buffer keeps none.
-    """
-    if view.episodes is None:
-        msg = "slices need a buffer that keeps account of episodes: ReplayBuffer does, for samplers with `episodes`"
-        raise OptionError(msg)
-    return view.episodes
 
 
 def _side(side: Any, length: int | None) -> bool | int:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._backend import native
+from ostinato.core.draw import check_slots
 from ostinato.errors import OptionError
 from ostinato.samplers.compiled_tree import CompiledTree
 from ostinato.samplers.torch_tree import TorchTree
-from ostinato.samplers.values import BAD_VALUE, check_slots, check_values
+from ostinato.samplers.values import BAD_VALUE, check_values
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ostinato.errors import OptionError, PriorityError, SlotError
+from ostinato.errors import OptionError, PriorityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,6 @@ __all__ = [
     "BAD_VALUE",
     "REDUCTIONS",
     "check_number",
-    "check_slots",
     "check_values",
     "last_of_equal",
     "raise_to",
@@ -99,19 +98,6 @@ def weigh(values: Tensor, least: float | Tensor, beta: float) -> Tensor:
     array = values.numpy()
     np.power(np.divide(array, least, out=array), -beta, out=array)
     return values
-
-
-def check_slots(slots: Tensor, capacity: int) -> None:
-    """Refuse slots outside `[0, capacity)`.
-
-    Raises:
-        SlotError: naming the first one.
-    """
-    bad = (slots < 0) | (slots >= capacity)
-    if bad.any():
-        at = int(bad.int().argmax())
-        msg = f"slot {int(slots[at])} at position {at} is outside [0, {capacity}): nothing has been read or written"
-        raise SlotError(msg)
 
 
 def check_values(values: Tensor) -> None:

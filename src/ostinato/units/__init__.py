@@ -1,10 +1,10 @@
 """Units: what a drawn row becomes. Index arithmetic before the one gather, tensor arithmetic after it."""
 
-from ostinato.units.base import SampleUnit, episodes_of
+from ostinato.units.base import SampleUnit
 from ostinato.units.chain import chain_units
 from ostinato.units.frames import FrameStack
 from ostinato.units.hindsight import Hindsight
 from ostinato.units.nstep import NStep
 from ostinato.units.sequence import Sequence, Transition
 
-__all__ = ["FrameStack", "Hindsight", "NStep", "SampleUnit", "Sequence", "Transition", "chain_units", "episodes_of"]
+__all__ = ["FrameStack", "Hindsight", "NStep", "SampleUnit", "Sequence", "Transition", "chain_units"]

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
     from ostinato.core.boundaries import Episodes
     from ostinato.core.draw import View
-    from ostinato.core.episodes import EpisodeTable
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
-__all__ = ["SampleUnit", "check_count", "episodes_of", "refuse_fields", "require_field", "require_like"]
+__all__ = ["SampleUnit", "check_count", "refuse_fields", "require_field", "require_like"]
 
 
 class SampleUnit(ABC):
@@ -93,18 +92,6 @@ class SampleUnit(ABC):
     def finish(self, data: Any, plan: Plan) -> Any:  # noqa: ARG002
         """Return the finished batch. `data` is fresh memory, nested as rows were put in."""
         return data
-
-
-def episodes_of(view: View) -> EpisodeTable:
-    """Return the episodes of a view.
-
-    Raises:
-        OptionError: if the buffer keeps none.
-    """
-    if view.episodes is None:
-        msg = "this unit needs to know where episodes end, and its buffer does not: give the buffer episodes=Episodes()"
-        raise OptionError(msg)
-    return view.episodes
 
 
 def require_field(plan: Plan, path: Path, what: str) -> int:

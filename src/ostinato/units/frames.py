@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeAlias, final
 import torch
 
 from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import Request
+from ostinato.core.draw import Request, episodes_of
 from ostinato.core.kinds import show_path
 from ostinato.core.plan import Column, next_path
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, episodes_of, require_field, require_like
+from ostinato.units.base import SampleUnit, check_count, require_field, require_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

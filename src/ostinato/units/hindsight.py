@@ -8,10 +8,10 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import Request
+from ostinato.core.draw import Request, episodes_of
 from ostinato.core.plan import Column, next_path
 from ostinato.errors import KindError, OptionError, SchemaError
-from ostinato.units.base import SampleUnit, episodes_of, refuse_fields, require_field, require_like
+from ostinato.units.base import SampleUnit, refuse_fields, require_field, require_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,11 +8,11 @@ import torch
 
 from ostinato._backend import native
 from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import Request
+from ostinato.core.draw import Request, episodes_of
 from ostinato.core.kinds import show_path
 from ostinato.core.plan import Column
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, episodes_of, refuse_fields, require_field
+from ostinato.units.base import SampleUnit, check_count, refuse_fields, require_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from ostinato.core.boundaries import Episodes, as_path
+from ostinato.core.draw import episodes_of
 from ostinato.core.plan import Plan
 from ostinato.errors import OptionError
-from ostinato.units.base import SampleUnit, check_count, episodes_of
+from ostinato.units.base import SampleUnit, check_count
 
 if TYPE_CHECKING:
     from torch import Tensor
