@@ -122,10 +122,10 @@ WORKLOADS: tuple[Workload, ...] = (
     *(
         Workload(
             f"prioritized-threads.{threads}",
-            f"prioritized sample(256) of 1,000,000 rows in {threads} thread{'s' * (threads > 1)}, time per sample",
+            f"prioritized sample(4096) of 1,000,000 rows in {threads} thread{'s' * (threads > 1)}, time per sample",
             "nothing",
             MILLION,
-            256,
+            4096,
             min_calls=10,
         )
         for threads in (1, 2)

@@ -29,11 +29,11 @@ def slices(module: str) -> dict[str, Callable[[Setup], Call]]:
     """Return the slice workloads for a module that has TorchRL's names."""
 
     def static(setup: Setup) -> Call:
-        call: Call = _sliced(module, setup).sample
+        call: Call = _sliced(module, setup, cached=True).sample  # nothing is written: TorchRL may keep what it found
         return call
 
     def writing(setup: Setup) -> Call:
-        buffer = _sliced(module, setup)
+        buffer = _sliced(module, setup, cached=False)
         batches = cycle([_shaped(episodes(WRITTEN, seed), setup) for seed in range(data.POOL)])
 
         def call() -> None:
@@ -55,10 +55,11 @@ def episodes(count: int, seed: int = 0) -> Rows:
     return rows
 
 
-def _sliced(module: str, setup: Setup) -> Any:
+def _sliced(module: str, setup: Setup, *, cached: bool) -> Any:
     parts = import_module(module)
     nested = setup.kind in KINDS[1:]
-    sampler = parts.SliceSampler(slice_len=SLICE, end_key=("next", "done") if nested else "done")
+    end = ("next", "done") if nested else "done"
+    sampler = parts.SliceSampler(slice_len=SLICE, end_key=end, cache_values=cached)
     made = parts.TensorDictReplayBuffer if setup.kind == "tdbuffer" else parts.ReplayBuffer
     buffer = made(storage=parts.LazyTensorStorage(setup.rows), sampler=sampler, batch_size=setup.batch)
     for rows in data.chunks(episodes, setup.rows, 10_000):

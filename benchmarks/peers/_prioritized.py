@@ -15,7 +15,7 @@ from ostinato import LazyTensorStorage, PrioritizedReplayBuffer
 if TYPE_CHECKING:
     from benchmarks.adapter import Call, Setup
 
-_SAMPLES = 100
+_SAMPLES = 50
 _MILLION = 1_000_000
 
 
