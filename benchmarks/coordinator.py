@@ -58,6 +58,7 @@ SEATS: Final = (
     Seat("cpprb", "cpprb", "cpprb", is_peer=True),
     Seat("sb3", "Stable-Baselines3", "sb3", is_peer=True),
     Seat("tianshou", "Tianshou", "tianshou", is_peer=True),
+    Seat("rlinf", "RLinf", "rlinf", is_peer=True),
     Seat("isaacgymenvs", "IsaacGymEnvs style", "isaacgymenvs"),
 )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.records import Report, Result, Section
 
 # The peers' columns of the markdown table, where they were measured.
-_MARKDOWN_PEERS = ("torchrl", "cpprb", "sb3", "tianshou", "isaacgymenvs")
+_MARKDOWN_PEERS = ("torchrl", "cpprb", "sb3", "tianshou", "rlinf", "isaacgymenvs")
 _WORDS = {True: ("met", "green"), False: ("missed", "red"), None: ("not judged", "yellow")}
 _QUICK = "A quick run: small buffers and few calls. Neither times nor verdicts are those of the full sizes."
 

@@ -31,7 +31,7 @@ def write_lines(path: Path, nodes: Iterable[dict[str, Any]]) -> None:
 
 
 def read_lines(path: Path, *, whole: bool) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file.
+    """Yield the objects of a file, to which others may append meanwhile.
 
     Args:
         path: The file.
@@ -41,11 +41,13 @@ def read_lines(path: Path, *, whole: bool) -> Iterator[dict[str, Any]]:
         DamagedFileError: The file is missing, or a line is damaged.
     """
     with os.fdopen(open_file(path), "rb") as stream:
+        size, end = os.fstat(stream.fileno()).st_size, 0
         for number, line in enumerate(stream, 1):
+            end += len(line)
             torn = not line.endswith(b"\n")
             text = line[_DIGITS + 1 : -1]
             if torn or line[:_DIGITS] != xxhash.xxh3_64_hexdigest(text).encode() or line[_DIGITS : _DIGITS + 1] != b" ":
-                if not whole and not stream.read(1):
+                if not whole and end >= size:  # the last line, or one that is being written now
                     return
                 msg = f"{path} is damaged in line {number}: its checksum does not fit: restore it from a copy"
                 raise DamagedFileError(msg)

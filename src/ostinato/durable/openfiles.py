@@ -51,7 +51,8 @@ class OpenFiles:
         """Hold at most `limit` files open, besides those in use right now."""
         self.limit = limit
         self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Held while a file is looked up or opened."""
 
     def __len__(self) -> int:
         """Return how many are held."""
@@ -67,7 +68,7 @@ class OpenFiles:
         Raises:
             DamagedFileError: It is missing, or no regular file.
         """
-        with self._lock:
+        with self.lock:
             file = self._files.get(key)
             if file is None:
                 file = self._open(path())
@@ -98,5 +99,5 @@ class OpenFiles:
 
     def clear(self) -> None:
         """Let go of all."""
-        with self._lock:
+        with self.lock:
             self._files.clear()

@@ -69,7 +69,8 @@ class _Sink:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._hash = xxhash.xxh3_64()
-        self.nbytes = 0
+        self.error: OSError | None = None
+        """Why a write failed: torch only says that one did."""
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all bytes and return their number."""
@@ -77,8 +78,11 @@ class _Sink:
         for start in range(0, len(view), _STEP_BYTES):
             step = view[start : start + _STEP_BYTES]
             self._hash.update(step)
-            write_all(self._fd, step)
-        self.nbytes += len(view)
+            try:
+                write_all(self._fd, step)
+            except OSError as error:
+                self.error = error
+                raise
         return len(view)
 
     def flush(self) -> None:
@@ -131,7 +135,10 @@ def _write(sink: _Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, A
     if format_name == "safetensors":
         safetensors.write(sink, tensors, plain)
     elif format_name == "pt":
-        torchfile.write(sink, tensors, plain)
+        try:
+            torchfile.write(sink, tensors, plain)
+        except RuntimeError as error:
+            raise sink.error or error from None
     else:
         pickle.dump(nest({**tensors, **plain}), sink, protocol=4)
 

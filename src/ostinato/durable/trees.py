@@ -21,9 +21,7 @@ def show(path: TreePath) -> str:
 
 
 def flatten(tree: Mapping[str, Any], *, where: object) -> dict[TreePath, Any]:
-    """Return the values of nested dicts by their paths, in order. Everything that is no dict is a value.
-
-    Dicts without values leave no trace.
+    """Return the values of nested dicts by their paths, in order: everything that is no dict, and empty dicts.
 
     Raises:
         KindError: A key is no text, or dicts are nested more than 32 deep.
@@ -32,7 +30,7 @@ def flatten(tree: Mapping[str, Any], *, where: object) -> dict[TreePath, Any]:
     waiting: list[tuple[TreePath, Any]] = [((), tree)]
     while waiting:
         path, value = waiting.pop()
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or (path and not value):
             found[path] = value
             continue
         if len(path) >= MAX_DEPTH:

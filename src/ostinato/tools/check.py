@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.durable.tensorfile import check_format, file_checksum, read_header
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
-from ostinato.trajectories.entries import Entry, file_name, form_of, place_of
+from ostinato.durable.tensorfile import file_checksum
+from ostinato.errors import DamagedFileError
+from ostinato.trajectories.entries import file_name
+from ostinato.trajectories.listing import look
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.durable.headers import Header
-    from ostinato.trajectories.entries import Facts
+    from ostinato.trajectories.entries import Entry
     from ostinato.trajectories.listing import Listing
 
-__all__ = ["check_content", "check_whole", "consent"]
+__all__ = ["check_content", "check_whole"]
 
 
-def consent(listing: Listing, *, allow_pickle: bool) -> None:
-    """Refuse to go on with pickles that nobody allowed.
-
-    Raises:
-        CheckpointError: naming the directory.
-    """
-    try:
-        check_format(listing.head.trajectory_format, allow_pickle=allow_pickle)
-    except OptionError as error:
-        msg = f"{listing.directory}: {error}"
-        raise CheckpointError(msg) from error
-
-
-def check_content(path: Path, format_name: str, fact: Facts, *, allow_pickle: bool) -> Entry:
+def check_content(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
     """Read the header of a file and compare it with the index; `pkl` is unpickled.
 
     Returns:
@@ -41,14 +29,10 @@ def check_content(path: Path, format_name: str, fact: Facts, *, allow_pickle: bo
         DamagedFileError: The file is missing, damaged, or not the one that the index means.
         SchemaError: It is no trajectory.
     """
-    header = read_header(path, format_name, allow_pickle=allow_pickle)
-    form = form_of(header, path)
-    if form.shape != fact.shape or form.num_samples != fact.num_samples:
-        msg = f"{path} holds {list(form.shape)}, the index says {list(fact.shape)}, {fact.num_samples} transitions"
-        raise DamagedFileError(msg)
+    entry, header = look(listing, number, allow_pickle=allow_pickle)
     for name in ("model_weights_id", "max_episode_length"):
-        _compare(path, header, name, getattr(fact, name))
-    return Entry(fact, form, place_of(path.parent, header, form, ""))
+        _compare(entry.path(), header, name, getattr(entry.facts, name))
+    return entry
 
 
 def _compare(path: Path, header: Header, name: str, expected: object) -> None:
@@ -82,7 +66,7 @@ def check_whole(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[i
         msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
         raise DamagedFileError(msg)
     if format_name != "pkl" or allow_pickle:
-        check_content(path, format_name, fact, allow_pickle=allow_pickle)
+        check_content(listing, number, allow_pickle=allow_pickle)
     elif not kept:
         msg = (
             f"{path} is a pickle without a kept checksum and cannot be checked: give allow_pickle=True "

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
-from ostinato.tools.check import check_whole, consent
+from ostinato.tools.check import check_whole
 from ostinato.trajectories.checkpoint import new_directory
 from ostinato.trajectories.entries import Entry, file_name, form_of, place_of
-from ostinato.trajectories.listing import fold, read_listing
+from ostinato.trajectories.listing import consent, fold, read_listing
 from ostinato.trajectories.trajectory import Trajectory, owned_tree
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def convert(
         for done, fact in enumerate(listing.facts.values(), 1):
             path = source / file_name(fact, old)
             nbytes, _ = check_whole(listing, fact.trajectory_id, allow_pickle=allow_pickle)
-            values = read_tree(path, old, allow_pickle=allow_pickle) | {"model_weights_id": fact.model_weights_id}
-            tree = owned_tree(Trajectory.from_dict(values), str(path))
+            weights = {"model_weights_id": fact.model_weights_id}  # empty where RLinf was told none, and stays so
+            values = read_tree(path, old, allow_pickle=allow_pickle) | weights
+            tree = owned_tree(Trajectory.from_dict(values), str(path)) | weights
             new = temporary / file_name(fact, trajectory_format)
             header, checksum = write_tree(new, tree, trajectory_format, sync=True)
             form = form_of(header, path)
-            entries.append(Entry(fact, form, place_of(temporary, header, form, checksum)))
+            entries.append(Entry(fact, form, place_of(temporary, trajectory_format, header, form, checksum)))
             source_bytes += nbytes
             if on_progress is not None:
                 on_progress(done, len(listing.facts))

@@ -172,7 +172,7 @@ def _step(listing: Listing, number: int, new: int) -> Step:
         elif format_name == "pkl":
             _check_end_of_pickle(path)
         else:
-            known = check_content(path, format_name, facts, allow_pickle=False)
+            known = check_content(listing, number, allow_pickle=False)
     except OstinatoError as error:
         msg = f"{error}: nothing was touched"
         raise DamagedFileError(msg) from error

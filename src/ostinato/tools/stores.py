@@ -13,9 +13,9 @@ from ostinato.durable.files import open_file
 from ostinato.durable.manifest import parse_json
 from ostinato.durable.trees import show
 from ostinato.errors import OstinatoError
-from ostinato.tools.check import check_whole, consent
+from ostinato.tools.check import check_whole
 from ostinato.trajectories.entries import Entry, file_name, id_of_name
-from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, Listing, read_listing, resolve
+from ostinato.trajectories.listing import JOURNAL, METADATA, STORE, Listing, consent, has_listing, read_listing, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class VerifyReport:
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Tell whether a directory holds trajectories (and not a buffer's checkpoint)."""
     root = Path(path)
-    return (root / METADATA).exists() or (root / INDEX).exists() or (root / JOURNAL).exists()
+    return (root / METADATA).exists() or has_listing(root)
 
 
 def inspect_store(
@@ -189,8 +189,9 @@ def verify(
         reader = CheckpointReader(root, format_name=FORMAT)
         nbytes = reader.verify()
         return VerifyReport(str(root), "buffer", len(reader.names), nbytes, len(reader.names), (), ())
-    listing = read_listing(root)
-    damage = list(_metadata_damage(listing))
+    listing = read_listing(root, strict=False)
+    damage = [Damage(STORE, None, listing.damage)] if listing.damage else []
+    damage += _metadata_damage(listing)
     nbytes = checksums = 0
     for done, (number, fact) in enumerate(listing.facts.items(), 1):
         name = file_name(fact, listing.head.trajectory_format)

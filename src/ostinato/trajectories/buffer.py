@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import time
 import warnings
 import weakref
@@ -11,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 from ostinato.durable.files import new_token
 from ostinato.durable.tensorfile import check_format, check_tree
-from ostinato.durable.trees import flatten, nest
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, SlotError
+from ostinato.durable.trees import flatten
+from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
 from ostinato.trajectories.entries import MAX_ID, Entry, Facts, Held
 from ostinato.trajectories.form import Field, make_form
@@ -25,11 +27,12 @@ from ostinato.trajectories.state import State, generator_in, numbers
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
+    from ostinato.trajectories.form import Signature
+    from ostinato.trajectories.members import Picked
 
 __all__ = ["TrajectoryReplayBuffer"]
 
@@ -78,9 +81,9 @@ class TrajectoryReplayBuffer:
             sample_window_size: Sample from the most recent trajectories only; 0 means all.
             auto_save: Save each trajectory durably in the background. Otherwise those that leave the cache are spilled
                 to a temporary directory, which goes with the buffer: `save_checkpoint` keeps them.
-            auto_save_path: Where to save; with `auto_save=False` where the temporary directory is made. None: a new
-                directory `logs/replay_buffer/...` of the working directory, which a warning names once; for spilling
-                the system's temporary directory.
+            auto_save_path: Where to save; with `auto_save=False` where the temporary directory is made. None, or the
+                empty text that RLinf has for it: a new directory `logs/replay_buffer/...` of the working directory,
+                which a warning names once; for spilling the system's temporary directory.
             trajectory_format: `pt`, `pkl` or `safetensors` (the fastest to sample from).
             allow_pickle: Consent to read and write `pkl`: reading such a file runs whatever code it brings.
             cache_bytes: Most bytes of the cache.
@@ -228,17 +231,27 @@ class TrajectoryReplayBuffer:
             msg = f"missing must be 'raise' or 'drop', got {missing!r}"
             raise OptionError(msg)
         self._shelf.check()
+        while True:
+            members, fields, picked = self._draw(count, replace=replace, drop=missing == "drop")
+            try:
+                return gather(picked, fields, self._shelf.sources)
+            except DamagedFileError:
+                if self._members is members:
+                    raise
+                # Another thread has cleared or loaded meanwhile, and the spilled files are gone: draw among the new.
+
+    def _draw(self, count: int, *, replace: bool, drop: bool) -> tuple[Members, Signature, Picked]:
         with self._shelf.lock:
-            if not len(self._members):
+            members = self._members
+            if not len(members):
                 msg = "the buffer is empty: add trajectories or load a checkpoint before sampling"
                 raise EmptyBufferError(msg)
-            below = self._members.window_samples
+            below = members.window_samples
             if not replace and count > below:
                 msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {count}"
                 raise OptionError(msg)
-            fields = common_fields(self._members.layouts, drop=missing == "drop")
-            picked = self._members.pick(numbers(self._state.generator, count, below, replace=replace))
-        return gather(picked, fields, self._shelf.sources)
+            fields = common_fields(members.layouts, drop=drop)
+            return members, fields, members.pick(numbers(self._state.generator, count, below, replace=replace))
 
     def sample_chunks(
         self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
@@ -247,7 +260,7 @@ class TrajectoryReplayBuffer:
         return self.sample(num_chunks, replace=replace, missing=missing)
 
     def load_trajectory(self, trajectory_id: int) -> Trajectory:
-        """Return a whole trajectory as it was added, in new tensors.
+        """Return a whole trajectory as it was added, in new tensors, lists and dicts.
 
         Raises:
             SlotError: There is none of this id.
@@ -258,8 +271,7 @@ class TrajectoryReplayBuffer:
         if entry is None:
             msg = f"no trajectory {trajectory_id!r}: the ids are {self.trajectory_ids[:20]}"
             raise SlotError(msg)
-        leaves = flatten(self._shelf.read_whole(entry).tree, where=f"trajectory {trajectory_id}")
-        return Trajectory.from_dict(nest({p: v.clone() if hasattr(v, "clone") else v for p, v in leaves.items()}))
+        return Trajectory.from_dict(copy.deepcopy(self._shelf.read_whole(entry).tree))
 
     def is_ready(self, min_size: int) -> bool:
         """Tell whether there are at least `min_size` trajectories."""
@@ -311,7 +323,7 @@ class TrajectoryReplayBuffer:
         with self._shelf.lock:
             kept = [checkpoint.Kept(entry, entry.held, entry.place) for entry in self._members.entries]
             head = self._state.head()
-        checkpoint.save(target, head, kept, [self._shelf.path_of(item.entry) for item in kept])
+        checkpoint.save(target, head, kept)
 
     def _fold_own(self, target: Path) -> None:
         self._shelf.prepare()
@@ -377,9 +389,9 @@ class TrajectoryReplayBuffer:
 
         Raises:
             CheckpointError: Another buffer saves to the directory now.
-            UsageError: The process is a fork of the one that made the buffer.
+            UsageError: The process is a fork of the one that made the buffer, or this is a callback of a future.
         """
-        self._shelf.check_process()
+        self._shelf.check_caller("clear")
         with self._shelf.lock:
             entries = self._members.entries
             self._members = Members(self._window)
@@ -450,7 +462,7 @@ def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, 
 
 
 def _directory(path: str | os.PathLike[str] | None, format_name: str, *, auto_save: bool) -> Path | None:
-    if path is not None:
+    if path is not None and os.fspath(path):
         directory = Path(path).absolute()
         if auto_save:
             try:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ostinato.durable.files import fsync_dir, link_or_copy, make_directories, new_token
 from ostinato.durable.locks import DirectoryLock
-from ostinato.durable.tensorfile import check_format, write_tree
-from ostinato.errors import CheckpointError, OptionError
+from ostinato.durable.tensorfile import write_tree
+from ostinato.errors import CheckpointError
 from ostinato.trajectories.entries import Entry, place_of
-from ostinato.trajectories.listing import fold, read_listing, resolve
+from ostinato.trajectories.listing import consent, fold, read_listing, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,14 +102,13 @@ def _sweep(path: Path) -> None:
             lock.release()
 
 
-def save(path: Path, head: Head, kept: Sequence[Kept], sources: Sequence[Path]) -> None:
+def save(path: Path, head: Head, kept: Sequence[Kept]) -> None:
     """Write all trajectories into a new directory, by link or copy where they lie in files.
 
     Args:
         path: The directory.
         head: Counter, seed and generator as they are now.
         kept: The trajectories.
-        sources: The file of each that has one.
 
     Raises:
         CheckpointError: The path is taken.
@@ -118,14 +117,14 @@ def save(path: Path, head: Head, kept: Sequence[Kept], sources: Sequence[Path]) 
     """
     with new_directory(path) as temporary:
         saved = []
-        for item, source in zip(kept, sources, strict=True):
+        for item in kept:
             entry, target = item.entry, temporary / item.entry.file_name(head.trajectory_format)
             if item.place is not None:
-                link_or_copy(source, target)
+                link_or_copy(item.entry.path(), target)
                 place = item.place
             elif item.held is not None:
                 header, checksum = write_tree(target, item.held.tree, head.trajectory_format, sync=True)
-                place = place_of(temporary, header, entry.form, checksum)
+                place = place_of(temporary, head.trajectory_format, header, entry.form, checksum)
             else:
                 msg = f"trajectory {entry.id} is neither in memory nor on disk"
                 raise CheckpointError(msg)
@@ -146,11 +145,7 @@ def load(path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Li
         DamagedFileError: naming a file that is missing or damaged, and its id.
     """
     listing = read_listing(path, strict=on_damage == "raise")
-    try:
-        check_format(listing.head.trajectory_format, allow_pickle=allow_pickle)
-    except OptionError as error:
-        msg = f"{path}: {error}"
-        raise CheckpointError(msg) from error
+    consent(listing, allow_pickle=allow_pickle)
     if listing.damage:
         msg = (
             f"{path}: our own list is damaged and was left out: checksums are unknown, and the generator begins "

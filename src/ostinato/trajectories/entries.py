@@ -14,7 +14,7 @@ from torch import Tensor
 from ostinato.durable.dtypes import DTYPES, check_shape, raw_view
 from ostinato.durable.headers import Placed
 from ostinato.durable.trees import flatten
-from ostinato.errors import DamagedFileError, OptionError, OstinatoError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
 from ostinato.trajectories.form import Field, make_form
 from ostinato.trajectories.trajectory import check_weights_id
 
@@ -67,6 +67,7 @@ class Place(NamedTuple):
 
     Attributes:
         directory: Its directory.
+        format_name: Format of its file, which one buffer may have several of: each load may bring another.
         nbytes: Size of its file.
         checksum: XXH3-64 of the file; empty where nobody kept one.
         offsets: Byte of the first element of each field of its form; -1 where the file can only be read as a whole.
@@ -74,6 +75,7 @@ class Place(NamedTuple):
     """
 
     directory: Path
+    format_name: str
     nbytes: int
     checksum: str
     offsets: tuple[int, ...]
@@ -121,6 +123,26 @@ class Entry:
         """Return the name of its file."""
         return file_name(self.facts, format_name)
 
+    def saved(self) -> Place:
+        """Return its place.
+
+        Raises:
+            CheckpointError: It has none.
+        """
+        if self.place is None:
+            msg = f"trajectory {self.id} is not saved"
+            raise CheckpointError(msg)
+        return self.place
+
+    def path(self) -> Path:
+        """Return its file.
+
+        Raises:
+            CheckpointError: It has no place.
+        """
+        place = self.saved()
+        return place.directory / self.file_name(place.format_name)
+
 
 def file_name(facts: Facts, format_name: str) -> str:
     """Return `trajectory_{id}_{weights}.{format}`."""
@@ -148,13 +170,13 @@ def form_of(header: Header, where: object) -> Form:
     return make_form((Field(p.path, p.dtype, p.shape) for p in header.tensors), where)
 
 
-def place_of(directory: Path, header: Header, form: Form, checksum: str) -> Place:
-    """Return where the fields of a form lie."""
+def place_of(directory: Path, format_name: str, header: Header, form: Form, checksum: str) -> Place:
+    """Return where the fields of a form lie in a file of a directory."""
     by_path = {placed.path: placed for placed in header.tensors}
     placed = [by_path[field.path] for field in form.fields]
     strides = tuple(p.strides for p in placed)
     offsets = _shared(tuple(p.offset for p in placed))
-    return Place(directory, header.nbytes, checksum, offsets, strides if any(strides) else None)
+    return Place(directory, format_name, header.nbytes, checksum, offsets, strides if any(strides) else None)
 
 
 def read_facts(key: object, node: object, where: object) -> Facts:
@@ -172,8 +194,8 @@ def read_facts(key: object, node: object, where: object) -> Facts:
     if not good or shape is None or node["num_samples"] != shape[0] * shape[1] or shape[0] * shape[1] < 1:
         msg = f"{where} is damaged: trajectory {str(key)[:40]} has {str(node)[:300]}"
         raise DamagedFileError(msg)
-    try:
-        weights = check_weights_id(node["model_weights_id"])
+    try:  # RLinf leaves it empty where nobody named the weights
+        weights = check_weights_id(node["model_weights_id"]) if node["model_weights_id"] != "" else ""
     except OptionError as error:
         msg = f"{where}: trajectory {number}: {error}"
         raise DamagedFileError(msg) from error
@@ -217,10 +239,7 @@ def form_from_json(node: dict[str, Any], where: object) -> Form:
 
 def entry_to_json(entry: Entry, form_number: int) -> dict[str, Any]:
     """Return the line that describes a saved trajectory."""
-    place = entry.place
-    if place is None:
-        msg = f"trajectory {entry.id} is not saved"
-        raise ValueError(msg)
+    place = entry.saved()
     return {
         "id": entry.id,
         "facts": entry.facts.to_json(),
@@ -232,8 +251,10 @@ def entry_to_json(entry: Entry, form_number: int) -> dict[str, Any]:
     }
 
 
-def entry_from_json(node: dict[str, Any], forms: dict[int, Form], directory: Path, where: object) -> Entry:
-    """Read such a line.
+def entry_from_json(
+    node: dict[str, Any], forms: dict[int, Form], directory: Path, format_name: str, where: object
+) -> Entry:
+    """Read such a line of a directory of a format.
 
     Raises:
         DamagedFileError: It is not as it should be, or leads outside its file.
@@ -251,9 +272,8 @@ def entry_from_json(node: dict[str, Any], forms: dict[int, Form], directory: Pat
         if strides is None and all(  # the common case, said quickly
             0 <= offset <= nbytes - size for offset, size in zip(offsets, form.field_bytes, strict=True)
         ):
-            return Entry(
-                facts._replace(shape=form.shape), form, Place(directory, nbytes, checksum, _shared(offsets), None)
-            )
+            place = Place(directory, format_name, nbytes, checksum, _shared(offsets), None)
+            return Entry(facts._replace(shape=form.shape), form, place)
         for field, offset, step in zip(form.fields, offsets, strides or (None,) * len(offsets), strict=True):
             if offset != -1:
                 Placed(field.path, field.dtype, field.shape, offset, step).check(nbytes, directory)
@@ -262,4 +282,4 @@ def entry_from_json(node: dict[str, Any], forms: dict[int, Form], directory: Pat
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{where} is damaged: the line of trajectory {str(node.get('id'))[:40]} ({str(error)[:200]})"
         raise DamagedFileError(msg) from error
-    return Entry(facts, form, Place(directory, nbytes, checksum, offsets, strides))
+    return Entry(facts, form, Place(directory, format_name, nbytes, checksum, offsets, strides))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from ostinato.durable.trees import TreePath
 
-__all__ = ["Field", "Form", "Layout", "make_form", "rows_of"]
+__all__ = ["Field", "Form", "Layout", "Signature", "make_form", "rows_of"]
+
+Signature: TypeAlias = "dict[TreePath, tuple[str, tuple[int, ...]]]"
+"""What a batch holds: by path, dtype and shape of a row."""
 
 _FLAGS = ("terminations", "truncations", "dones", "intervene_flags")
 _VALUES = ("prev_values",)
@@ -108,7 +111,7 @@ class Form:
         """Which row of each field belongs to which step, `[F, 2]`: see `Pairing`."""
 
     @property
-    def signature(self) -> dict[TreePath, tuple[str, tuple[int, ...]]]:
+    def signature(self) -> Signature:
         """What a batch of its rows holds: by path, dtype and shape of a row."""
         return self.layout.signature
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,21 +17,19 @@ from ostinato.trajectories.form import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from torch import Tensor
 
     from ostinato.durable.openfiles import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.entries import Entry, Held, Place
-    from ostinato.trajectories.form import Form, Layout
+    from ostinato.trajectories.form import Form, Layout, Signature
     from ostinato.trajectories.members import Picked
 
 __all__ = ["Blocks", "Sources", "gather"]
 
 _MOST_FILES = 128
 _LARGEST_BLOCK = 31 * 2**20  # glibc learns from blocks of up to 32 MiB
-_Fields: TypeAlias = "dict[TreePath, tuple[str, tuple[int, ...]]]"
 
 
 @final
@@ -59,20 +57,18 @@ class Sources(NamedTuple):
 
     Attributes:
         files: Files held open.
-        path: Returns the file of an entry.
         whole: Reads an entry whose file has no offsets.
         blocks: Prepares memory for batches.
     """
 
     files: OpenFiles
-    path: Callable[[Entry], Path]
     whole: Callable[[Entry], Held]
     blocks: Blocks
 
     def open(self, entry: Entry) -> OpenFile:
         """Return the open file of an entry that has a place."""
         directory = entry.place.directory if entry.place is not None else None
-        return self.files.get((directory, entry.id), lambda: self.path(entry))
+        return self.files.get((directory, entry.id), entry.path)
 
 
 class _Target(NamedTuple):
@@ -90,7 +86,7 @@ class _Group(NamedTuple):
     numbers: list[int]
 
 
-def gather(picked: Picked, fields: _Fields, sources: Sources) -> dict[str, Any]:
+def gather(picked: Picked, fields: Signature, sources: Sources) -> dict[str, Any]:
     """Return the rows as nested dicts of new tensors `[N, *row]`, in the order in which they were drawn.
 
     Raises:
@@ -119,7 +115,7 @@ def gather(picked: Picked, fields: _Fields, sources: Sources) -> dict[str, Any]:
     return nest(target.tensors)
 
 
-def _target(count: int, fields: _Fields, blocks: Blocks) -> _Target:
+def _target(count: int, fields: Signature, blocks: Blocks) -> _Target:
     blocks.expect(count * sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in fields.values()))
     tensors = {
         path: torch.empty((count, *row_shape), dtype=DTYPES[dtype]) for path, (dtype, row_shape) in fields.items()
@@ -143,7 +139,7 @@ def _from_strided(
     target: _Target, entry: Entry, place: Place, chosen: np.ndarray, rows: np.ndarray, sources: Sources
 ) -> None:
     """Read rows whose elements do not lie in order, one by one."""
-    path = sources.path(entry)
+    path = entry.path()
     file = sources.open(entry)
     for number, field in enumerate(entry.form.fields):
         tensor = target.tensors.get(field.path)
@@ -199,6 +195,6 @@ def _from_files(target: _Target, layout: Layout, group: _Group, picked: Picked, 
         fds = np.array([file.fd for file in opened], dtype=np.int64)[files[low:high] - first]
         reached = read_pieces(fds, offsets[low:high], sizes[low:high], targets[low:high])
         if reached < high - low:
-            path = sources.path(group.entries[files[low + reached]])
+            path = group.entries[files[low + reached]].path()
             msg = f"{path} ends before byte {offsets[low + reached] + sizes[low + reached]}: it was cut"
             raise DamagedFileError(msg)

@@ -19,8 +19,8 @@ import torch
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.journal import read_lines, write_lines
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.durable.tensorfile import FORMATS, read_header
-from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
+from ostinato.durable.tensorfile import FORMATS, check_format, read_header
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
 from ostinato.trajectories.entries import (
     Entry,
     Facts,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from ostinato.durable.headers import Header
     from ostinato.trajectories.form import Form
 
 __all__ = [
@@ -49,9 +50,11 @@ __all__ = [
     "STORE",
     "Head",
     "Listing",
+    "consent",
     "entry_lines",
     "fold",
     "has_listing",
+    "look",
     "read_listing",
     "resolve",
 ]
@@ -63,6 +66,7 @@ JOURNAL = "ostinato_journal.jsonl"
 _OLD_INDEX = "trajector_index.json"  # as an older RLinf spelt it
 _FORMAT = "ostinato-trajectories"
 _VERSION = [1, 0]
+_MOST_READINGS = 20
 
 
 class Head(NamedTuple):
@@ -116,14 +120,46 @@ def has_listing(directory: Path) -> bool:
 def read_listing(directory: Path, *, strict: bool = True) -> Listing:
     """Read what a directory says of itself; a journal found there is taken in.
 
+    A buffer may save there meanwhile: where it has folded its journal in, old and new files would have been read side
+    by side, so everything is read again.
+
     Args:
         directory: The directory.
         strict: Raise where our own list is damaged; otherwise go on without it.
 
     Raises:
-        CheckpointError: No trajectories were saved there.
+        CheckpointError: No trajectories were saved there, or its lists never stay the same while they are read.
         DamagedFileError: naming the damaged file.
     """
+    for _ in range(_MOST_READINGS):
+        before = _versions(directory)
+        try:
+            listing = _read_once(directory, strict=strict)
+        except OstinatoError:
+            if _versions(directory) == before:
+                raise
+        else:
+            if _versions(directory) == before:
+                return listing
+    msg = f"{directory} is saved to all the time, its lists were never read whole: try again later"
+    raise CheckpointError(msg)
+
+
+def _versions(directory: Path) -> list[tuple[int, ...] | None]:
+    """Tell apart the files that a fold replaces; lines appended to a journal make no difference."""
+    found: list[tuple[int, ...] | None] = []
+    for name in (STORE, INDEX, _OLD_INDEX, METADATA, JOURNAL):
+        try:
+            status = (directory / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            grows = name == JOURNAL
+            found.append((status.st_ino,) if grows else (status.st_ino, status.st_mtime_ns, status.st_size))
+    return found
+
+
+def _read_once(directory: Path, *, strict: bool) -> Listing:
     head, facts = _read_index(directory)
     known: dict[int, Entry] = {}
     damage = ""
@@ -136,8 +172,8 @@ def read_listing(directory: Path, *, strict: bool = True) -> Listing:
                 raise
             damage = str(error)
         else:
-            known = {e.id: e for e in stored.entries.values() if facts.get(e.id) == e.facts}
             if head is not None and stored.head.trajectory_format == head.trajectory_format:
+                known = {e.id: e for e in stored.entries.values() if facts.get(e.id) == e.facts}
                 head = head._replace(generator=stored.head.generator, counter=max(head.counter, stored.head.counter))
     if journal.exists():
         noted = _Lines(journal, directory, whole=False, base=dict.fromkeys(facts))
@@ -212,7 +248,7 @@ class _Lines:
             for number in node["drop"]:
                 self.entries.pop(number, None)
         else:
-            entry = entry_from_json(node, forms, directory, path)
+            entry = entry_from_json(node, forms, directory, self.head.trajectory_format, path)
             self.entries[entry.id] = entry
 
 
@@ -237,6 +273,19 @@ def _read_head(node: dict[str, Any], path: Path) -> Head:
     return head
 
 
+def consent(listing: Listing, *, allow_pickle: bool) -> None:
+    """Refuse to go on with pickles that nobody allowed.
+
+    Raises:
+        CheckpointError: naming the directory.
+    """
+    try:
+        check_format(listing.head.trajectory_format, allow_pickle=allow_pickle)
+    except OptionError as error:
+        msg = f"{listing.directory}: {error}"
+        raise CheckpointError(msg) from error
+
+
 def resolve(
     listing: Listing, ids: Iterable[int], *, allow_pickle: bool
 ) -> Iterator[tuple[int, Entry | DamagedFileError]]:
@@ -253,9 +302,8 @@ def resolve(
 
 
 def _resolve(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
-    facts, known = listing.facts[number], listing.known.get(number)
-    format_name = listing.head.trajectory_format
-    path = listing.directory / file_name(facts, format_name)
+    known = listing.known.get(number)
+    path = listing.directory / file_name(listing.facts[number], listing.head.trajectory_format)
     if known is not None and known.place is not None:
         try:
             status = os.lstat(path)
@@ -264,12 +312,27 @@ def _resolve(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
             raise DamagedFileError(msg) from error
         if stat.S_ISREG(status.st_mode) and status.st_size == known.place.nbytes:
             return known
+    return look(listing, number, allow_pickle=allow_pickle)[0]
+
+
+def look(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[Entry, Header]:
+    """Read the header of a file and compare its shape with the index; `pkl` is unpickled.
+
+    Returns:
+        The trajectory, without a checksum, and the header.
+
+    Raises:
+        DamagedFileError: The file is missing, damaged, or of another shape.
+        SchemaError: It is no trajectory.
+    """
+    facts, format_name = listing.facts[number], listing.head.trajectory_format
+    path = listing.directory / file_name(facts, format_name)
     header = read_header(path, format_name, allow_pickle=allow_pickle)
     form = form_of(header, path)
     if form.shape != facts.shape:
         msg = f"{path} holds {list(form.shape)}, the index says {list(facts.shape)}"
         raise DamagedFileError(msg)
-    return Entry(facts, form, place_of(listing.directory, header, form, ""))
+    return Entry(facts, form, place_of(listing.directory, format_name, header, form, "")), header
 
 
 def entry_lines(entries: Iterable[Entry], forms: dict[Form, int]) -> Iterator[dict[str, Any]]:

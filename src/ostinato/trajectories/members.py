@@ -13,9 +13,8 @@ from ostinato.errors import KeyMissingError, SchemaError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ostinato.durable.trees import TreePath
     from ostinato.trajectories.entries import Entry
-    from ostinato.trajectories.form import Layout
+    from ostinato.trajectories.form import Layout, Signature
 
 __all__ = ["Members", "Picked", "common_fields"]
 
@@ -102,7 +101,7 @@ class Members:
         return max(len(self._entries) - self._window, 0) if self._window else 0
 
 
-def common_fields(layouts: list[Layout], *, drop: bool) -> dict[TreePath, tuple[str, tuple[int, ...]]]:
+def common_fields(layouts: list[Layout], *, drop: bool) -> Signature:
     """Return the fields of a batch: by path, dtype and shape of a row.
 
     Args:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,15 +51,17 @@ class _Job(NamedTuple):
 class Saver:
     """Saves entries in a thread of its own, which starts with the first entry and ends with `stop`.
 
-    An entry that could not be saved stays here, and in memory: the failure is raised by `check` once, which queues the
-    entry again.
+    An entry that could not be saved stays here, and in memory: the failure is raised by `check` once, and `again`,
+    `flush` and `stop` try it once more.
     """
 
     def __init__(self, save: Save, limit: int) -> None:
         """Save through `save`, with at most `limit` entries waiting."""
         self._save = save
         self._limit = limit
-        self._changed = threading.Condition()
+        self.lock = threading.RLock()
+        """Held for moments; taken after the shelf's."""
+        self._changed = threading.Condition(self.lock)
         self._waiting: deque[_Job] = deque()
         self._busy: list[_Job] = []
         self._failed: list[_Job] = []
@@ -82,18 +84,27 @@ class Saver:
             self._changed.notify_all()
             self._start()
 
-    def wait_for_room(self) -> None:
-        """Wait while more are queued than may be."""
+    def again(self) -> None:
+        """Queue once more what could not be saved."""
         with self._changed:
+            if self._failed:
+                self._waiting.extendleft(reversed(self._failed))
+                self._failed.clear()
+                self._error = None
+                self._start()
+                self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Wait while more are queued than may be; the saver's own thread, which makes the room, does not."""
+        with self._changed:
+            if self._is_own_thread():
+                return
             while len(self._waiting) + len(self._busy) > self._limit:
                 self._start()  # it may have been stopped meanwhile
                 self._changed.wait(1)
 
-    def check(self, *, retry: bool = True) -> None:
-        """Raise a failure that was not reported yet; what failed is queued once more.
-
-        Args:
-            retry: Start on it now, not with the next entry or flush.
+    def check(self) -> None:
+        """Raise a failure that was not reported yet.
 
         Raises:
             CheckpointError: naming the trajectories that could not be saved, and why.
@@ -103,19 +114,20 @@ class Saver:
             if error is None:
                 return
             ids = [job.entry.id for job in self._failed]
-            self._waiting.extendleft(reversed(self._failed))
-            self._failed.clear()
-            if retry:
-                self._start()
-            self._changed.notify_all()
         msg = (
-            f"{len(ids)} trajectories could not be saved (ids {', '.join(map(str, ids[:10]))}): {error}; they are kept "
-            "in memory and tried again"
+            f"{len(ids)} trajectories could not be saved (ids {', '.join(map(str, ids[:10]))}): {error}; they stay in "
+            "memory and are tried again by the next add_trajectories, flush or close; clear() gives them up"
         )
         raise CheckpointError(msg) from error
 
     def flush(self) -> None:
-        """Wait until all that was queued is saved or has failed. `check` tells which."""
+        """Wait until all that was queued or has failed is saved or has failed again. `check` tells which.
+
+        Raises:
+            UsageError: This is the saver's own thread, which would wait for itself.
+        """
+        self.check_thread("flush")
+        self.again()
         with self._changed:
             if self._waiting:
                 self._start()
@@ -142,16 +154,33 @@ class Saver:
         return out
 
     def stop(self) -> None:
-        """Save what is queued, then end the thread."""
+        """Save what is queued, and once more what has failed, then end the thread."""
+        self.again()
         with self._changed:
             if self._waiting:
                 self._start()
             thread, self._stopping = self._thread, True
             self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and not self._is_own_thread():
             thread.join()
         with self._changed:
             self._stopping = False
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def check_thread(self, name: str) -> None:
+        """Refuse to wait for the saver's thread in itself.
+
+        Args:
+            name: What was called.
+
+        Raises:
+            UsageError: This is the saver's thread: a callback of a future runs in it.
+        """
+        if self._is_own_thread():
+            msg = f"{name} was called by a callback of a future, in the thread that saves: it would wait for itself"
+            raise UsageError(msg)
 
     def _start(self) -> None:
         if self._thread is None:

@@ -16,6 +16,7 @@ from ostinato.durable.tensorfile import file_checksum, read_tree
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache
 from ostinato.trajectories.entries import Held
+from ostinato.trajectories.forks import whole_in_forks
 from ostinato.trajectories.gather import Blocks, Sources
 from ostinato.trajectories.saver import Promise, Saver
 from ostinato.trajectories.store import Store, highest_id
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.trajectories.entries import Entry, Place
+    from ostinato.trajectories.listing import Head
     from ostinato.trajectories.state import State
 
 __all__ = ["Shelf", "ShelfOptions"]
@@ -66,7 +68,8 @@ class Shelf:
         self._store: Store | None = None
         self._saver = Saver(self._save, options.queue_size)
         self._process = os.getpid()
-        self.sources = Sources(self._files, self.path_of, self._read_whole, Blocks())
+        self.sources = Sources(self._files, self._read_whole, Blocks())
+        whole_in_forks(self, self.lock, self._saver.lock, self._files.lock)
 
     @property
     def directory(self) -> Path | None:
@@ -94,7 +97,10 @@ class Shelf:
             UsageError: The process is a fork of the one that made the buffer.
         """
         self.check_process()
-        self._saver.check()
+        try:
+            self._saver.check()
+        finally:
+            self._saver.again()
         store = self._store
         if store is None or not store.is_open:  # else without a lock, which is held while files are written
             self._open_store()
@@ -112,6 +118,15 @@ class Shelf:
             )
             raise UsageError(msg)
 
+    def check_caller(self, name: str) -> None:
+        """Refuse what would wait for the saver, in a fork and in the saver's own thread.
+
+        Raises:
+            UsageError: This is one of them; `name` was called.
+        """
+        self.check_process()
+        self._saver.check_thread(name)
+
     def _is_fork(self) -> bool:
         return os.getpid() != self._process
 
@@ -121,10 +136,14 @@ class Shelf:
                 directory = self.options.directory if self.options.auto_save else self._make_spill()
                 self._store = Store(directory or Path(), durable=self.options.auto_save)
             if not self._store.is_open:
-                self._store.open(self.state.head())
+                self._store.open(self._head())
                 with self.lock:
                     self.state.counter = max(self.state.counter, self._store.counter, self.lowest_free_id())
             return self._store
+
+    def _head(self) -> Head:
+        with self.lock:  # no fork finds the generator in use
+            return self.state.head()
 
     def lowest_free_id(self) -> int:
         """Return the id after the highest one in the directory saved to; 0 where nothing was saved on purpose."""
@@ -154,8 +173,9 @@ class Shelf:
         self._saver.wait_for_room()
 
     def check(self) -> None:
-        """Raise a failure that was not reported yet."""
-        self._saver.check()
+        """Raise a failure that was not reported yet; those of a fork are its parent's."""
+        if not self._is_fork():
+            self._saver.check()
 
     def flush(self) -> None:
         """Wait until everything queued is saved.
@@ -168,17 +188,12 @@ class Shelf:
         self._saver.flush()
         self._saver.check()
 
-    def path_of(self, entry: Entry) -> Path:
-        """Return the file of a saved entry."""
-        place = entry.place
-        return (place.directory if place is not None else Path()) / entry.file_name(self.state.format_name)
-
     def read_tree(self, entry: Entry) -> Held:
         """Return a whole trajectory, from memory or read anew."""
         held = entry.held
         if held is not None:
             return held
-        tree = read_tree(self.path_of(entry), self.state.format_name, allow_pickle=self.options.allow_pickle)
+        tree = read_tree(entry.path(), entry.saved().format_name, allow_pickle=self.options.allow_pickle)
         return Held(tree, entry.form)
 
     def read_whole(self, entry: Entry) -> Held:
@@ -189,8 +204,8 @@ class Shelf:
         """
         held, place = entry.held, entry.place
         if held is None and place is not None and place.checksum:
-            path = self.path_of(entry)
-            if file_checksum(path, self.state.format_name, deep=False) != place.checksum:
+            path = entry.path()
+            if file_checksum(path, place.format_name, deep=False) != place.checksum:
                 msg = f"{path} is damaged: its checksum differs from the one that was kept"
                 raise DamagedFileError(msg)
         return held or self.read_tree(entry)
@@ -214,7 +229,7 @@ class Shelf:
     def _save(self, entries: Sequence[Entry]) -> list[Place | Exception]:
         """Save in the saver's thread."""
         with self._store_lock:
-            results = self._open_store().save(entries)
+            results = self._open_store().save(entries, self.state.format_name)
         with self.lock:
             for entry, place in zip(entries, results, strict=True):
                 if not isinstance(place, Exception):
@@ -231,7 +246,7 @@ class Shelf:
                 return False
             if store.ids() != ids:
                 return False
-            store.fold(self.state.head())
+            store.fold(self._head())
             return True
 
     def empty_cache(self) -> None:
@@ -252,7 +267,7 @@ class Shelf:
             placed = [entry for entry in entries if entry.place is not None and entry.place.directory == mine]
             if not self.options.auto_save:
                 for entry in placed:
-                    self.path_of(entry).unlink(missing_ok=True)
+                    entry.path().unlink(missing_ok=True)
             elif unlist and placed:
                 self._open_store().drop([entry.id for entry in placed])
 
@@ -264,7 +279,7 @@ class Shelf:
             self._release(gone)
             self._saver.put([] if self.options.auto_save else [entry for entry in gone if entry.place is None])
         self._saver.stop()
-        self._saver.check(retry=False)
+        self._saver.check()
 
     def close(self) -> None:
         """Save what is queued, fold the journal in, close files, end the thread. Spilled files stay.
@@ -279,7 +294,7 @@ class Shelf:
         self._saver.stop()
         self._files.clear()
         try:
-            self._saver.check(retry=False)
+            self._saver.check()
         except CheckpointError:
             with suppress(OSError, OstinatoError):  # what was not saved matters more
                 self._close_store()
@@ -289,7 +304,7 @@ class Shelf:
     def _close_store(self) -> None:
         with self._store_lock:
             if self._store is not None and self.options.auto_save:
-                self._store.close(self.state.head())
+                self._store.close(self._head())
 
     def end(self) -> None:
         """Close and remove spilled files: the buffer is gone."""

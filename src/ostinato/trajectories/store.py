@@ -100,13 +100,15 @@ class Store:
             fold(self.directory, listing.head, listing.facts, listing.known.values())
         return listing
 
-    def save(self, entries: Sequence[Entry]) -> list[Place | Exception]:
-        """Write trajectories that lie in memory; return for each its place, or why it could not be written."""
-        listing = self._opened()
+    def save(self, entries: Sequence[Entry], format_name: str) -> list[Place | Exception]:
+        """Write trajectories that lie in memory; return for each its place, or why it could not be written.
+
+        A durable directory has one format, files that are only spilled may be of several.
+        """
         results: list[Place | Exception] = []
         for entry in entries:
             try:
-                results.append(self._write(entry, listing.head.trajectory_format))
+                results.append(self._write(entry, format_name))
             except Exception as error:  # noqa: BLE001 - reported for this trajectory
                 results.append(error)
         try:
@@ -122,7 +124,7 @@ class Store:
             raise CheckpointError(msg)
         path = self.directory / entry.file_name(format_name)
         header, checksum = write_tree(path, held.tree, format_name, sync=self._durable)
-        return place_of(self.directory, header, entry.form, checksum)
+        return place_of(self.directory, format_name, header, entry.form, checksum)
 
     def _note(self, entries: Sequence[Entry], results: list[Place | Exception]) -> None:
         """Enter what was written into the journal: from here on it is saved."""

@@ -128,10 +128,11 @@ def owned_tree(trajectory: Trajectory, where: str) -> dict[str, Any]:
         if name in values and not isinstance(values[name], dict):
             msg = f"{where}: {name} must be a dict of tensors [T, B, ...], got {type(values[name]).__name__}"
             raise KindError(msg)
-    length = values.setdefault("max_episode_length", 0)
-    if type(length) is not int or not 0 <= length < 2**63:
+    length = values.get("max_episode_length", 0)
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 0 <= length < 2**63:
         msg = f"{where}: max_episode_length must be an integer of 0 or more (64 bits), got {length!r:.80}"
         raise KindError(msg)
+    values["max_episode_length"] = int(length)
     leaves = flatten(values, where=where)
     for path in leaves:
         for key in path:
