@@ -1,4 +1,4 @@
-"""Small buffers of many kinds, what they do next, and the fingerprint of a state. Rows say their number in every field."""
+"""Small buffers of many kinds, what they do next, and the fingerprint of a state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
+    Hindsight,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -47,9 +48,10 @@ def rows(start: int, count: int) -> TensorDict:
     """Return steps `[count]` of episodes of `EPISODE` rows."""
     t = torch.arange(start, start + count)
     here, after = ((t + offset).float()[:, None] * torch.ones(3) for offset in (0, 1))
-    following = TensorDict({"obs": after, "done": t % EPISODE == EPISODE - 1, "reward": t.float() / 2}, [count])
-    wide = (t[:, None] * 7 + torch.arange(70)).to(torch.int32)
-    return TensorDict({"t": t, "obs": here, "wide": wide, "next": following}, [count])
+    done, wide = t % EPISODE == EPISODE - 1, (t[:, None] * 7 + torch.arange(70)).to(torch.int32)
+    following = {"obs": after, "achieved_goal": after, "done": done, "reward": t.float() / 2}
+    row = {"t": t, "obs": here, "achieved_goal": here, "desired_goal": -here, "wide": wide}
+    return TensorDict({**row, "next": TensorDict(following, [count])}, [count])
 
 
 class Scale(torch.nn.Module):
@@ -79,6 +81,11 @@ def _ensemble() -> ReplayBufferEnsemble:
     return ReplayBufferEnsemble(*members, p=[1, 2, 3], batch_size=6, generator=seeded(1))
 
 
+def _reached(batch: Any) -> Tensor:
+    reached: Tensor = batch["next", "achieved_goal"] == batch["desired_goal"]
+    return reached.all(-1).float()
+
+
 def _reservoir() -> ReservoirWriter:
     return ReservoirWriter(generator=seeded(3))
 
@@ -90,12 +97,11 @@ KINDS: dict[str, Callable[[], Any]] = {
     "single_copy, n-step": lambda: _make(LazyTensorStorage(CAPACITY, single_copy=True), sample_unit=NStep(2, 0.5)),
     "mapped, slices": lambda: _make(LazyMemmapStorage, sampler=SliceSampler(slice_len=2, end_key=END)),
     "slices in passes": lambda: _make(sampler=SliceSamplerWithoutReplacement(slice_len=2, end_key=END)),
-    "prioritized slices": lambda: _make(
-        sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=2, end_key=END)
-    ),
+    "prioritized slices": lambda: _make(sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=2, end_key=END)),
     "max value": lambda: _make(writer=TensorDictMaxValueWriter(rank_key="t")),
     "passes, ahead": lambda: _make(sampler=SamplerWithoutReplacement(), prefetch=2),
     "reservoir": lambda: _make(writer=_reservoir(), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
+    "hindsight, ahead": lambda: _make(sample_unit=Hindsight(_reached), prefetch=2),
     "lanes, sequences": lambda: _make(LazyTensorStorage(CAPACITY, ndim=2), sample_unit=Sequence(3), dim_extend=0),
 }
 """Makers of empty buffers that cover every part of a state."""

@@ -18,6 +18,7 @@ __all__ = ["Damage", "damage", "edit", "sign"]
 
 Files = dict[str, bytes]
 MANIFEST = "manifest.json"
+KINDS = ("flip", "flip", "cut", "insert", "drop", "repeat", "splice", "zeros", "swap", "foreign", "remove")
 
 
 class Damage(NamedTuple):
@@ -31,7 +32,9 @@ def damage(files: Files, others: list[Files], rng: random.Random) -> Damage:
     """Return one random mutation of a checkpoint's files."""
     name = MANIFEST if rng.random() < 0.3 else rng.choice(sorted(files))
     data = files[name]
-    kind = rng.choice(("flip", "flip", "cut", "insert", "drop", "repeat", "splice", "zeros", "swap", "foreign", "remove"))
+    kind = rng.choice(
+        ("flip", "flip", "cut", "insert", "drop", "repeat", "splice", "zeros", "swap", "foreign", "remove")
+    )
     if kind == "remove":
         return Damage(f"{kind} {name}", {name: None})
     if kind == "swap":
@@ -76,7 +79,28 @@ def _canonical(node: Any) -> bytes:
 
 
 HOSTILE: list[Any] = [
-    *(None, True, False, -1, 0, 1, 2, 23, 24, 25, 2**31, 2**62, 2**63, -(2**63), 10**30, "", "x", "../x", "/etc/passwd", "all"),
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1,
+        2,
+        23,
+        24,
+        25,
+        2**31,
+        2**62,
+        2**63,
+        -(2**63),
+        10**30,
+        "",
+        "x",
+        "../x",
+        "/etc/passwd",
+        "all",
+    ),
     *([], {}, [[]], [0], [2**62, 2**62], [-1], {"$int": "0x1"}, {"$float": "nan"}, {"$float": "inf"}, {"$tuple": []}),
     *({"$float": "-0x1.8000000000000p+0"}, {"$dtype": "float64"}, {"$device": "cuda:7"}, {"$bytes": {"data": ""}}),
     {"$tensor": {"dtype": "float32", "shape": [0], "data": ""}},

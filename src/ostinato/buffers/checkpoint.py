@@ -225,7 +225,8 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
             with readable("the storage"):
                 target.engine.storage.check_state(state["storage"]["state"])
         for target, state in zip(targets, states, strict=True):
-            target.engine.storage.load_state_dict(state["storage"]["state"])
+            with readable("the storage"):
+                target.engine.storage.load_state_dict(state["storage"]["state"])
     except Exception:
         for mine, old in zip(parts, before, strict=True):
             for part, saved in zip(mine, old, strict=True):

@@ -76,6 +76,9 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
     if state["ndim"] != ndim:
         msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
         raise CheckpointError(msg)
+    if not all(isinstance(state.get(name), int) for name in ("rows", "cursor", "lanes", "capacity")):
+        msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
+        raise CheckpointError(msg)
     if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
         msg = f"the checkpoint holds {state['rows']} rows in {state['lanes']} lanes: it is damaged"
         raise CheckpointError(msg)
