@@ -1,7 +1,7 @@
 """Every supported combination, filled to a point, saved in one process and gone on with in another.
 
-`python -m tests.crash.cells save FOLDER SAVE` reads `NUMBER:DRAWN ...` and prints a line for each case as soon as it is
-saved, which says what came next; `... load FOLDER SAVE LOAD` reads these lines, loads, and prints what comes next there.
+`python -m tests.crash.cells save FOLDER SAVE` reads `NUMBER:DRAWN ...` and prints a line for each case saved, which
+says what came next; `... load FOLDER SAVE LOAD` reads these lines, loads, and prints what comes next there.
 """
 
 from __future__ import annotations
