@@ -13,6 +13,7 @@ from ostinato.buffers.loading import begin_load, end_load
 from ostinato.buffers.objects import pack, unpack
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.records import Ticket
+from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
 from ostinato.durable import CheckpointReader, CheckpointWriter
 from ostinato.errors import CheckpointError
@@ -115,11 +116,8 @@ def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any
     Raises:
         CheckpointError: naming the part that differs.
     """
-    try:
+    with readable("a buffer"):
         checked = [_check_state(t.engine, state, t.batch_size) for t, state in zip(targets, states, strict=True)]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        msg = f"this is not the state of a replay buffer ({error!r})"
-        raise CheckpointError(msg) from error
     used = [target.engine.stamps.written > 0 for target in targets]
     _load_parts(targets, states)
     for target, state, was_used, (pending, generator) in zip(targets, states, used, checked, strict=True):
@@ -163,8 +161,8 @@ def _check_state(
         raise CheckpointError(msg)
     if engine.sampler.prioritized:
         as_sampler(engine.sampler).check_state(state["sampler"]["state"], saved_rows(state))
-    _ = [state["stamps"][key] for key in ("written", "base", "cursor", "array")], state["transforms"]
     rows = saved_rows(state)
+    check_counts(state, rows)
     pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
 
@@ -214,19 +212,29 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
     """Load the parts, the storages last: they check schema and capacity before they copy. A refusal undoes the rest."""
     parts: list[tuple[Any, ...]] = [(t.engine.sampler, t.engine.writer, t.transform) for t in targets]
     before = [[own_tensors(part.state_dict()) for part in mine] for mine in parts]
+    empty = [(s, s.laid_out) for s in (target.engine.storage for target in targets) if not len(s)]
     stamps = [begin_load(target.engine) for target in targets]
     try:
         for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
-            sampler.load_state_dict(state["sampler"]["state"])
-            writer.load_state_dict(state["writer"]["state"])
-            transform.load_state_dict(state["transforms"])
-            target.engine.storage.check_state(state["storage"]["state"])
+            with readable("the sampler"):
+                sampler.load_state_dict(state["sampler"]["state"])
+            with readable("the writer"):
+                writer.load_state_dict(state["writer"]["state"])
+            with readable("the transforms"):
+                transform.load_state_dict(state["transforms"])
+            with readable("the storage"):
+                target.engine.storage.check_state(state["storage"]["state"])
         for target, state in zip(targets, states, strict=True):
-            target.engine.storage.load_state_dict(state["storage"]["state"])
+            with readable("the storage"):
+                target.engine.storage.load_state_dict(state["storage"]["state"])
     except Exception:
         for mine, old in zip(parts, before, strict=True):
             for part, saved in zip(mine, old, strict=True):
                 part.load_state_dict(saved)
+        for storage, laid_out in empty:  # rows of a load that broke off must not stay, nor their form
+            storage.clear()
+            if not laid_out:
+                storage.forget_form()
         for target, were in zip(targets, stamps, strict=True):
             target.engine.stamps = were
         raise
@@ -255,6 +263,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
     Raises:
         CheckpointError: if it does not fit.
     """
+    check_ticket(state, episodes=engine.chronicle is not None)
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
@@ -284,6 +293,8 @@ class _Saved:
     def __init__(self, reader: CheckpointReader, name: str) -> None:
         self._reader = reader
         self._name = name
+        record = reader.record(name)
+        self.dtype, self.shape = record.torch_dtype, record.shape
 
     def read_into(self, dest: Tensor) -> None:
         """Read and check the bytes."""
@@ -346,16 +357,13 @@ def load(
     if any(map(len, storages)) or len(storages) > 1:
         reader.verify()
     state = reader.state()
-    try:
+    with readable(f"the rows in {path}"):
         members = state.get("members")
         if members is None:
             state = _get_rows(reader, state, storages[0], "")
         elif len(members) == len(storages):
             pairs = enumerate(zip(members, storages, strict=True))
             state = {**state, "members": [_get_rows(reader, mine, storage, f"{i}:") for i, (mine, storage) in pairs]}
-    except (KeyError, TypeError, AttributeError) as error:
-        msg = f"the checkpoint {path} has no readable state ({error!r}): it was not written by a replay buffer"
-        raise CheckpointError(msg) from error
     restore(state)
 
 

@@ -15,6 +15,7 @@ from ostinato.buffers.checkpoint import (
     with_state,
 )
 from ostinato.buffers.records import Mix
+from ostinato.buffers.soundness import readable
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -56,14 +57,12 @@ def restore(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None
     Raises:
         CheckpointError: naming what differs.
     """
-    try:
+    with readable("an ensemble"):
         queue, generator = _check(mixer, state, batch_size)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        msg = f"this is not the state of an ensemble ({error!r})"
-        raise CheckpointError(msg) from error
     before = checkpoint.own_tensors(mixer.transform.state_dict())
-    mixer.transform.load_state_dict(state["transforms"])
     try:
+        with readable("the transforms"):
+            mixer.transform.load_state_dict(state["transforms"])
         checkpoint.load_engine_states([member.target for member in mixer.members], state["members"])
     except Exception:
         mixer.transform.load_state_dict(before)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,10 +12,14 @@ from ostinato.core.kinds import Node
 from ostinato.core.rows import Leaf, Schema
 from ostinato.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["decode_schema", "encode_schema"]
 
 _KINDS = ("dict", "list", "tuple", "namedtuple", "tensordict", "tensorclass")
 _MAX_DEPTH = 32
+_MOST_EXTRA = 2**31
 
 
 def encode_schema(schema: Schema) -> dict[str, Any]:
@@ -51,6 +56,7 @@ def decode_schema(body: Any) -> Schema:
     if paths != [leaf.path for leaf in leaves]:
         msg = f"the checkpoint's schema names the fields {[leaf.path for leaf in leaves]}, its tree {paths}"
         raise CheckpointError(msg)
+    _check_extra(tree, iter(leaves), ())
     return Schema(tree, leaves)
 
 
@@ -110,6 +116,26 @@ def _decode_tree(body: Any, path: tuple[Any, ...], depth: int) -> tuple[Any, lis
         children.append(tree)
         paths += below
     return (node, tuple(children)), paths
+
+
+def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> None:
+    """Refuse a TensorDict whose batch dimensions are not those of the leaves below it.
+
+    Raises:
+        CheckpointError: naming the first leaf that does not fit.
+    """
+    if tree is None:
+        leaf = next(leaves)
+        if leaf.shape[: len(lead)] != lead:
+            msg = f"the checkpoint's schema puts the field {leaf.path} under the batch size {list(lead)}: it is damaged"
+            raise CheckpointError(msg)
+        return
+    node, children = tree
+    if math.prod(node.extra) > _MOST_EXTRA:
+        msg = f"the checkpoint's schema has the batch size {list(node.extra)}: it is damaged"
+        raise CheckpointError(msg)
+    for child in children:
+        _check_extra(child, leaves, node.extra or lead)
 
 
 def _find_class(name: Any) -> type | None:

@@ -109,13 +109,13 @@ def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
 
 
 def parse_json(text: bytes, where: Path | str) -> Any:
-    """Parse JSON from a file; NaN and infinities are refused.
+    """Parse JSON from a file; NaN, infinities and keys given twice are refused.
 
     Raises:
         DamagedFileError: It is no JSON.
     """
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         msg = f"{where} is damaged: not JSON: {str(error)[:200]}"
         raise DamagedFileError(msg) from error
@@ -156,6 +156,15 @@ def _read_text(path: Path) -> bytes:
             return stream.read(MAX_MANIFEST_BYTES + 1)
     finally:
         os.close(fd)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        msg = f"the key {next(key for key in keys if keys.count(key) > 1)[:80]!r} is given twice"
+        raise ValueError(msg)
+    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

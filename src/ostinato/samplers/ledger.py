@@ -367,6 +367,17 @@ class Ledger:
         if not (whole and all(map(_is_number, numbers))):
             msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
             raise CheckpointError(msg)
+        alpha, eps, values_alpha, largest = map(float, numbers)
+        try:
+            most = (max(largest, _top(state["priorities"])) + eps) ** max(alpha, values_alpha)
+            fits = max(most, _top(state["values"])) <= _MOST_VALUE
+        except OverflowError:
+            fits = False
+        if not fits:
+            msg = (
+                f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}, eps={eps:g}"
+            )
+            raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a checked state over, by copy."""
@@ -386,6 +397,10 @@ def _on(number: float | Tensor, device: torch.device) -> Tensor:
 def _is_content(x: Any, rows: int) -> bool:
     right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
     return right and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+def _top(x: Tensor) -> float:
+    return float(x.max()) if x.numel() else 0.0
 
 
 def _is_number(x: Any) -> bool:

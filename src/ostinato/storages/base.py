@@ -168,7 +168,7 @@ class Storage(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
 
-        Columns may be tensors, or objects with `read_into(tensor)`.
+        Columns may be tensors, or objects with `dtype`, `shape`, `read_into(tensor)` and `read()`.
         """
 
     def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:  # noqa: ARG002

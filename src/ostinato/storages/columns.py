@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ostinato.errors import CheckpointError
 from ostinato.storages.late import LateFields
 from ostinato.storages.mirror import MirroredTable
-from ostinato.storages.mirror_state import column_name, copy_column, dense, fill_mirrored, read_pairs
+from ostinato.storages.mirror_state import check_apart, column_name, copy_column, dense, fill_mirrored, read_pairs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ostinato.core.rows import Schema
+    from ostinato.storages.pairs import Pairs
     from ostinato.storages.table import Table
 
-__all__ = ["check_form", "check_room", "fill_columns", "name_columns"]
+__all__ = ["check_columns", "check_form", "check_room", "fill_columns", "name_columns"]
 
 
 def name_columns(
@@ -45,20 +47,13 @@ def name_columns(
 def fill_columns(table: Table | MirroredTable, state: dict[str, Any]) -> LateFields:
     """Copy the columns of a state into a table, and return its late fields.
 
-    Columns are tensors, or objects with `read_into(tensor)` and `read()`.
+    Columns are tensors, or objects with `dtype`, `shape`, `read_into(tensor)` and `read()`.
 
     Raises:
         CheckpointError: if a column is missing or has another form; nothing is changed.
     """
     rows, columns = int(state["rows"]), dict(state["columns"])
-    saved = read_pairs(state, table.schema)
-    nexts = {pair[0] for pair in saved}
-    wanted = {
-        column_name(leaf.path, i): (leaf.dtype, (rows, *leaf.shape))
-        for i, leaf in enumerate(table.schema.leaves)
-        if i not in nexts
-    }
-    _check_columns(wanted, state["late"], columns)
+    saved = check_columns(table.schema, state)
     if saved or isinstance(table, MirroredTable):
         fill_mirrored(table, state, saved)
     else:
@@ -81,7 +76,10 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
     if state["ndim"] != ndim:
         msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
         raise CheckpointError(msg)
-    if int(state["rows"]) < 0 or int(state["lanes"]) < 1:
+    if not all(isinstance(state.get(name), int) for name in ("rows", "cursor", "lanes", "capacity")):
+        msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
+        raise CheckpointError(msg)
+    if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
         msg = f"the checkpoint holds {state['rows']} rows in {state['lanes']} lanes: it is damaged"
         raise CheckpointError(msg)
     if int(state["rows"]) > capacity:
@@ -106,16 +104,37 @@ def check_form(mine: Schema, my_lanes: int, saved: Schema, lanes: int) -> None:
         raise CheckpointError(msg)
 
 
-def _check_columns(wanted: dict[str, Any], late: list[Any], columns: dict[str, Any]) -> None:
-    """Refuse columns that are missing or of another form, before the first is copied."""
-    for name in (*wanted, *(name for note in late for name in note[1:])):
-        source = columns.get(name)
-        dtype, shape = wanted.get(name, (None, None))
-        if source is None or (
-            dtype is not None
-            and isinstance(source, Tensor)
-            and (source.dtype is not dtype or tuple(source.shape) != shape)
-        ):
-            got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
-            msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape or ())}, got {got}: it is damaged"
+def check_columns(schema: Schema, state: dict[str, Any]) -> Pairs:
+    """Refuse columns that are missing or of another form, before the first is copied; return the single copies.
+
+    Raises:
+        CheckpointError: naming the column, its form and the one it must have.
+    """
+    rows, columns = int(state["rows"]), state["columns"]
+    saved = read_pairs(state, schema)
+    nexts = {pair[0] for pair in saved}
+    for i, leaf in enumerate(schema.leaves):
+        if i not in nexts:
+            _check_column(columns, column_name(leaf.path, i), leaf.dtype, (rows, *leaf.shape))
+    if saved:
+        count = int(check_apart(state).sum())
+        for i in nexts:
+            leaf = schema.leaves[i]
+            _check_column(columns, f"{column_name(leaf.path, i)}.apart", leaf.dtype, (count, *leaf.shape))
+    known = {leaf.path for leaf in schema.leaves}
+    for path, name, has in state["late"]:
+        value = columns.get(name)
+        if not path or tuple(path) in known or value is None:
+            msg = f"the checkpoint's field {path!r}, which came later, is not there or there twice: it is damaged"
             raise CheckpointError(msg)
+        _check_column(columns, name, value.dtype, (rows, *value.shape[1:]))
+        _check_column(columns, has, torch.bool, (rows,))
+    return saved
+
+
+def _check_column(columns: dict[str, Any], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    source = columns.get(name)
+    if source is None or source.dtype is not dtype or tuple(source.shape) != shape:
+        got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
+        msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape)}, got {got}: it is damaged"
+        raise CheckpointError(msg)

@@ -200,6 +200,9 @@ class ListStorage(Storage):
         if len(state["items"]) > self._max_size:
             msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self._max_size}"
             raise CheckpointError(msg)
+        if not all(isinstance(state.get(name), int) for name in ("cursor", "capacity")):
+            msg = "the checkpoint's list of rows has no cursor or no capacity: it is damaged"
+            raise CheckpointError(msg)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the objects over in a list of its own.

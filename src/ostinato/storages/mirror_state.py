@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.storages.pairs import Pairs
     from ostinato.storages.table import Table
 
-__all__ = ["checked_apart", "column_name", "copy_column", "dense", "fill_mirrored", "read_pairs"]
+__all__ = ["check_apart", "checked_apart", "column_name", "copy_column", "dense", "fill_mirrored", "read_pairs"]
 
 _BLOCK_ROWS = 4096
 
@@ -60,6 +60,15 @@ def read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
     return pairs
 
 
+def check_apart(state: dict[str, Any]) -> Tensor:
+    """Return the notes of a state, having checked them; see `checked_apart`."""
+    if "apart" not in state["columns"]:
+        msg = "the checkpoint's column 'apart' is missing: it is damaged"
+        raise CheckpointError(msg)
+    lanes = max(1, int(state["lanes"]))
+    return checked_apart(dense(state["columns"]["apart"]), int(state["rows"]), lanes, int(state["capacity"]))
+
+
 def checked_apart(apart: Tensor, rows: int, lanes: int, capacity: int) -> Tensor:
     """Return the notes of a state, bool `[rows]` on the CPU, having checked that they lead to no row that is not there.
 
@@ -99,11 +108,9 @@ def fill_mirrored(table: Table | MirroredTable, state: dict[str, Any], saved: Pa
 def _fill_from_single(table: Table | MirroredTable, state: dict[str, Any], saved: Pairs) -> None:
     rows, lanes, capacity = int(state["rows"]), max(1, int(state["lanes"])), int(state["capacity"])
     columns = state["columns"]
-    if "apart" not in columns:
-        msg = "the checkpoint's column 'apart' is missing: it is damaged"
-        raise CheckpointError(msg)
-    apart = checked_apart(dense(columns["apart"]), rows, lanes, capacity)
-    nexts = _read_nexts(table, columns, saved, int(apart.sum()))
+    apart = check_apart(state)
+    names = [f"{column_name(table.schema.leaves[i].path, i)}.apart" for i, _ in saved]
+    nexts = [dense(columns[name]) for name in names]
     after = torch.arange(rows) + lanes
     after = torch.where(after >= capacity, after - capacity, after).clamp_max(max(0, rows - 1))
     if isinstance(table, MirroredTable):
@@ -127,22 +134,6 @@ def _fill_from_single(table: Table | MirroredTable, state: dict[str, Any], saved
     for i, leaf in enumerate(table.schema.leaves):
         if i not in done:
             copy_column(columns[column_name(leaf.path, i)], table.columns[i][:rows])
-
-
-def _read_nexts(table: Table | MirroredTable, columns: dict[str, Any], saved: Pairs, count: int) -> list[Tensor]:
-    nexts = []
-    for position, _ in saved:
-        leaf = table.schema.leaves[position]
-        name = f"{column_name(leaf.path, position)}.apart"
-        value = dense(columns[name]) if name in columns else None
-        if value is None or value.dtype is not leaf.dtype or tuple(value.shape) != (count, *leaf.shape):
-            got = "nothing" if value is None else f"{value.dtype}{list(value.shape)}"
-            msg = (
-                f"the checkpoint's column {name!r} must be {leaf.dtype}{[count, *leaf.shape]}, got {got}: it is damaged"
-            )
-            raise CheckpointError(msg)
-        nexts.append(value)
-    return nexts
 
 
 def _fill_from_plain(table: MirroredTable, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_ndim
-from ostinato.storages.columns import check_form, check_room, fill_columns, name_columns
+from ostinato.storages.columns import check_columns, check_form, check_room, fill_columns, name_columns
 from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import show_bytes
@@ -416,12 +416,13 @@ class TensorStorage(Storage):
         """
         if state["schema"] is None:
             return
-        lanes = max(1, int(state["lanes"]))
+        lanes, schema = max(1, int(state["lanes"])), decode_schema(state["schema"])
         if self._table is None:
             check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
-            return
-        check_room(state, self.ndim, self._table.capacity)
-        check_form(self._table.schema, self._lanes, decode_schema(state["schema"]), lanes)
+        else:
+            check_room(state, self.ndim, self._table.capacity)
+            check_form(self._table.schema, self._lanes, schema, lanes)
+        check_columns(schema, state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, laying out the memory if that was not done.
