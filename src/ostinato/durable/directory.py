@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 
-from ostinato.core.bits import as_bits
 from ostinato.durable.arrays import (
     write_array,
     write_stream,
