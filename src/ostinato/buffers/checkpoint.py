@@ -297,6 +297,8 @@ class _Saved:
         self._verify = verify
         record = reader.record(name)
         self.dtype, self.shape = record.torch_dtype, record.shape
+        self.packed = isinstance(record, ColumnRecord)
+        """Whether it lies in packed rows, beside others."""
         self.rows = record.of if isinstance(record, ColumnRecord) else name
         """The array that has the files: packed rows, or the column itself."""
         self.offset = record.offset if isinstance(record, ColumnRecord) else 0

@@ -17,7 +17,7 @@ import torch
 from ostinato.core.draw import Run
 from ostinato.durable.dtypes import raw_view
 from ostinato.durable.rowfile import PIECE_BYTES, can_write_ahead
-from ostinato.durable.runs import as_runs, join_runs, one_run
+from ostinato.durable.runs import as_runs, contains, join_runs, one_run
 from ostinato.errors import OstinatoError
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class Saves:
             slots = where if isinstance(where, torch.Tensor) else where.slots
             self.cut.keep(stamps, slots(stamps.device) if isinstance(where, Run) else slots)  # type: ignore[operator, arg-type]
 
+    def before_clear(self, stamps: Stamps, rows: int) -> None:
+        """Hear that stamps are about to be forgotten, under the engine's lock."""
+        if self.cut is not None:
+            self.cut.note_replaced(stamps, rows)
+
     def remember(self, save: str, lineage: Lineage, instead: str | None) -> None:
         """Remember a save, in the place of the one that it was written over."""
         self.lineages.pop(instead or "", None)
@@ -113,6 +118,8 @@ class Cut:
         self._stamps = stamps
         self._serial = stamps.written
         self._arrays = arrays
+        self._earlier: Runs = one_run(0, 0)
+        """Rows replaced since the cut whose stamps were forgotten since."""
         self._error: Exception | None = None
 
     def keep(self, stamps: Stamps, slots: Tensor) -> None:
@@ -120,12 +127,17 @@ class Cut:
         if stamps is not self._stamps or self._error is not None:
             return
         try:
-            here = torch.unique(slots)
-            here = here[stamps.of(here) <= self._serial]
+            here = torch.unique(slots).cpu().numpy()
+            here = here[~self._replaced(here)]
             for array, file in self._arrays:
-                _put_ahead(array, file, here.cpu().numpy())
+                _put_ahead(array, file, here)
         except (OSError, OstinatoError) as error:
             self._error = error
+
+    def note_replaced(self, stamps: Stamps, rows: int) -> None:
+        """Remember which rows were replaced since the cut, before their stamps are forgotten."""
+        if stamps is self._stamps:
+            self._earlier = join_runs(self._earlier, rows_since(stamps, self._serial, rows))
 
     def write_out(self, lock: Any) -> None:
         """Write all rows, taking the engine's lock for one piece (at most 512 KiB, or one row) at a time.
@@ -147,19 +159,18 @@ class Cut:
                 raise self._error
             where = torch.from_numpy(piece.rows) if piece.first is None else slice(piece.first, piece.first + n)
             array.copy(room, where)
-            replaced = self._replaced(piece.rows)
+            same = self._stamps.written == self._serial
+            replaced = piece.rows[:0] if same else np.flatnonzero(self._replaced(piece.rows))
             file.done = piece.offset + n * file.row_bytes
-        for first, count in () if replaced is None else as_runs(np.flatnonzero(replaced)).tolist():
+        for first, count in as_runs(replaced).tolist():
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
         file.append(piece.offset, raw_view(room))
 
-    def _replaced(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return which rows were replaced since the cut: what was there lies in the file."""
-        if self._stamps.written == self._serial:
-            return None
+    def _replaced(self, rows: np.ndarray) -> np.ndarray:
+        """Return which rows (ascending) were replaced since the cut, bool: what was there lies in the file."""
         slots = torch.from_numpy(rows).to(self._stamps.device)
         replaced: np.ndarray = (self._stamps.of(slots) > self._serial).cpu().numpy()
-        return replaced if replaced.any() else None
+        return replaced | contains(self._earlier, rows)
 
 
 def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:

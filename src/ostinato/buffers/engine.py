@@ -244,6 +244,7 @@ class Engine:
                 raise UsageError(msg)
             self.writer.clear()
             self.rows_since_empty = 0
+            self.saves.before_clear(self.stamps, len(self.storage))
             self.stamps.clear()
             self.storage.clear()
             if self.chronicle is not None:

@@ -52,10 +52,10 @@ def plan(root: Path, old: ArrayRecord | None, dtype: str, shape: tuple[int, ...]
         shape: Its shape now.
         changed: Rows that have changed since then.
     """
-    if old is None or old.dtype != dtype or not shape or old.shape[1:] != shape[1:] or old.row_bytes == 0:
+    if old is None or old.dtype != dtype or not shape or old.shape[1:] != shape[1:] or old.shape[0] > shape[0]:
         return EVERYTHING
-    if old.shape[0] > shape[0] or old.nbytes == 0:
-        return EVERYTHING
+    if old.nbytes == 0:
+        return Plan(old, one_run(0, 0)) if old.shape == shape else EVERYTHING
     runs = join_runs(changed, one_run(old.shape[0], shape[0] - old.shape[0]))
     if not len(runs):
         return Plan(old, runs)

@@ -11,7 +11,7 @@ from ostinato.durable.blocks import BlockWriter
 from ostinato.durable.extents import read_into
 from ostinato.durable.files import create_file, disk_errors
 from ostinato.durable.records import BLOCK_BYTES, FileRecord
-from ostinato.durable.runs import one_run, place, rows_of
+from ostinato.durable.runs import contains, one_run, place, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,8 +91,7 @@ class RowFile:
         if not len(self.runs):
             return np.full(len(rows), -1, dtype=np.int64)
         run = np.searchsorted(self.runs[:, 0], rows, side="right") - 1
-        inside = (run >= 0) & (rows < self.runs[run].sum(1))
-        return np.where(inside, self._at[run] + (rows - self.runs[run, 0]) * self.row_bytes, -1)
+        return np.where(contains(self.runs, rows), self._at[run] + (rows - self.runs[run, 0]) * self.row_bytes, -1)
 
     def append(self, offset: int, data: memoryview) -> None:
         """Write the next bytes; what lies between is zero.
@@ -122,6 +121,7 @@ class RowFile:
 
     def finish(self) -> FileRecord:
         """Close the file, not synced yet, and return its record."""
+        self.append(self.nbytes, memoryview(b""))
         checksums = self._blocks.finish()
         self.close()
         runs = len(self.runs) if self._patch else 0

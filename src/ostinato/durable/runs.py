@@ -11,7 +11,18 @@ from ostinato.errors import DamagedFileError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PAGE_BYTES", "Places", "Runs", "as_runs", "check_runs", "join_runs", "one_run", "place", "rows_of"]
+__all__ = [
+    "PAGE_BYTES",
+    "Places",
+    "Runs",
+    "as_runs",
+    "check_runs",
+    "contains",
+    "join_runs",
+    "one_run",
+    "place",
+    "rows_of",
+]
 
 Runs: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
 """int64 `[n, 2]`: first row and number of rows of each, ascending, apart from each other."""
@@ -67,6 +78,15 @@ def rows_of(runs: Runs) -> np.ndarray:
     total = int(runs[:, 1].sum()) if len(runs) else 0
     before = np.cumsum(runs[:, 1]) - runs[:, 1]
     return np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
+
+
+def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
+    """Return which rows lie in one of the runs, bool."""
+    if not len(runs):
+        return np.zeros(len(rows), dtype=bool)
+    run = np.searchsorted(runs[:, 0], rows, side="right") - 1
+    inside: np.ndarray = (run >= 0) & (rows < runs[run].sum(1))
+    return inside
 
 
 def place(runs: Runs, row_bytes: int) -> Places:

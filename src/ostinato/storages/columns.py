@@ -86,7 +86,7 @@ def _fill_plain(table: Table, columns: dict[str, Any], rows: int) -> None:
     groups: dict[str, list[tuple[Any, Tensor]]] = {}
     for name, column in waiting.items():
         source = columns[name]
-        if isinstance(source, Tensor) or not hasattr(source, "read_with") or source.rows == name:
+        if not getattr(source, "packed", False):
             copy_column(source, column[:rows])
         else:
             groups.setdefault(source.rows, []).append((source, column[:rows]))
@@ -97,7 +97,7 @@ def _fill_plain(table: Table, columns: dict[str, Any], rows: int) -> None:
 def _lie_alike(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:
     """Whether saved columns lie in one array of packed rows, alone, at these offsets."""
     first = sources[0][0]
-    if isinstance(first, Tensor) or not hasattr(first, "read_rows_into") or first.row_bytes != row_bytes:
+    if not getattr(first, "packed", False) or first.row_bytes != row_bytes:
         return False
     same = all(getattr(x, "rows", None) == first.rows and x.offset == offset for x, offset in sources)
     return same and sum(getattr(x, "rows", None) == first.rows for x in columns.values()) == len(sources)

@@ -59,14 +59,11 @@ class RowArray(NamedTuple):
 
 def row_arrays(table: Table, names: Sequence[str]) -> list[RowArray]:
     """Return the arrays of a table, whose leaves have these names in a checkpoint."""
-    packed: dict[int, RowArray] = {}
-    inside: set[int] = set()
-    for number, (block, raw) in enumerate(zip(table.layout, table.blocks, strict=True)):
-        if len(block.members) > 1:
-            packed[number] = _packed(number, block, raw, table, names)
-            inside |= {position for position, _ in block.members}
-    alone = [RowArray(names[i], column) for i, column in enumerate(table.columns) if i not in inside]
-    return [*packed.values(), *alone]
+    pairs = zip(table.layout, table.blocks, strict=True)
+    shared = [(block, raw) for block, raw in pairs if len(block.members) > 1]
+    packed = [_packed(number, block, raw, table, names) for number, (block, raw) in enumerate(shared)]
+    inside = {position for block, _ in shared for position, _ in block.members}
+    return [*packed, *(RowArray(names[i], column) for i, column in enumerate(table.columns) if i not in inside)]
 
 
 def _packed(number: int, block: Block, raw: Tensor, table: Table, names: Sequence[str]) -> RowArray:
