@@ -364,8 +364,10 @@ def load(
         msg = f"the checkpoint {path} has no readable state ({error!r}): it was not written by a replay buffer"
         raise CheckpointError(msg) from error
     restore(state)
-    for engine in engines if reader.save is not None else ():
-        engine.saves.remember(reader.save, Lineage(engine.stamps, engine.stamps.written, engine.storage, {}), None)
+    for engine in engines:
+        engine.saves.remember(
+            reader.save or "", Lineage(engine.stamps, engine.stamps.written, engine.storage, {}), None
+        )
 
 
 def _get_rows(

@@ -169,8 +169,9 @@ class Cut:
     def _replaced(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows (ascending) were replaced since the cut, bool: what was there lies in the file."""
         slots = torch.from_numpy(rows).to(self._stamps.device)
-        replaced: np.ndarray = (self._stamps.of(slots) > self._serial).cpu().numpy()
-        return replaced | contains(self._earlier, rows)
+        replaced: np.ndarray[Any, Any] = (self._stamps.of(slots) > self._serial).cpu().numpy()
+        both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
+        return both
 
 
 def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:

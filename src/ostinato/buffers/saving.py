@@ -98,7 +98,8 @@ class _Begun(NamedTuple):
 def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
     """Under the locks: write what is small, begin the files of the rows, and make the cuts."""
     writer = begun.writer
-    known = [engine.saves.lineages.get(writer.older_save or "") if incremental else None for engine in saving.engines]
+    older = writer.older_save if incremental else None
+    known = [None if older is None else engine.saves.lineages.get(older) for engine in saving.engines]
     if all(lineage is not None for lineage in known):
         writer.known = known[0].prints  # type: ignore[union-attr]
     state = saving.state()

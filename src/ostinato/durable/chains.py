@@ -72,6 +72,7 @@ class Columns:
     def window(self, first: int, count: int) -> memoryview | None:
         """Return nothing: columns lie elsewhere."""
         del first, count
+        return None
 
     def put(self, first: int | np.ndarray, rows: Tensor) -> None:
         """Copy each column out of the rows."""
@@ -82,7 +83,8 @@ class Columns:
 def column_of(rows: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Return a column of packed rows (uint8 `[n, width]`, contiguous) as a view `[n, *shape]`."""
     n, width = rows.shape
-    steps, step = [], 1
+    steps: list[int] = []
+    step = 1
     for size in reversed(shape):
         steps.insert(0, step)
         step *= size
@@ -142,7 +144,7 @@ def _read_run(reader: BlockReader, target: Target, first: int, count: int, stagi
 
 def _read_table(reader: BlockReader, root: Path, record: ArrayRecord, patch: FileRecord) -> tuple[Runs, Places]:
     runs = np.empty((patch.runs, 2), dtype="<i8")  # not more than the file holds: its size was compared
-    reader.read_into(memoryview(runs.reshape(-1).view(np.uint8)))
+    reader.read_into(runs.reshape(-1).view(np.uint8).data)
     rows = record.shape[0]
     places = check_runs(runs, root / patch.file, rows=rows, row_bytes=record.row_bytes, nbytes=patch.nbytes)
     return runs, places

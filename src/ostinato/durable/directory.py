@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,34 +10,33 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 
-from ostinato.durable.arrays import (
-    write_array,
-    write_stream,
-)
+from ostinato.durable.arrays import verify_array, write_array, write_stream
 from ostinato.durable.dtypes import DTYPES, check_plain, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import check_free, fsync_dir, new_token, sync_file
-from ostinato.durable.locks import LOCK_NAME, DirectoryLock
+from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.manifest import MANIFEST_NAME, canonical, read_manifest, write_manifest
 from ostinato.durable.patching import Plan, changed_rows, plan, print_of
 from ostinato.durable.reader import MAX_LINE_BYTES, check_sizes, read_records
 from ostinato.durable.records import ArrayRecord, ColumnRecord
 from ostinato.durable.rowfile import RowFile
 from ostinato.durable.runs import one_run
+from ostinato.durable.targets import check_target, collect_garbage
 from ostinato.durable.values import encode
 from ostinato.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from torch import Tensor
 
     from ostinato.durable.patching import Print
+    from ostinato.durable.reader import CheckpointReader
     from ostinato.durable.runs import Runs
 
 __all__ = ["CheckpointWriter"]
 
-_OWN_FILE = re.compile(r"[A-Za-z0-9_-]{1,64}\.[0-9a-f]{16}\.bin|manifest\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
 _STATE_PREFIX = "state:"
 _MAX_NAME = 1024
 _LINE_INLINE_BYTES = 2**20
@@ -100,7 +98,7 @@ class CheckpointWriter:
                 format or version, a damaged one, or one that is being saved to.
             StorageMemoryError: Too little free disk; names the bytes needed and free.
         """
-        _check_target(self._root, self._format_name)
+        check_target(self._root, self._format_name)
         check_free(self._root, self._needed_bytes)
         try:
             self._make_directory()
@@ -226,6 +224,31 @@ class CheckpointWriter:
         self._check_open()
         self._state = encode(state, store=self._store)
 
+    def take_over(self, reader: CheckpointReader) -> Iterator[int]:
+        """Take everything of the checkpoint that this directory holds, each array folded into one file.
+
+        Its random name stays: buffers go on from it as before.
+
+        Yields:
+            The bytes of each array that was folded, once it is written.
+
+        Raises:
+            CheckpointError: The directory was saved over meanwhile.
+            DamagedFileError: A checksum does not fit.
+        """
+        self._check_open()
+        if self.older_save != reader.save:
+            msg = f"{self._root} was saved over meanwhile: try again"
+            raise CheckpointError(msg)
+        for name in reader.names:
+            record = reader.record(name)
+            if isinstance(record, ArrayRecord) and record.patches:
+                verify_array(self._root, record)
+                yield self._write(name, f"{_slug(name)}.{new_token()}.bin", reader.open_mapped(name)).nbytes
+            else:
+                self._records[name] = record
+        self._state, self.save = reader.encoded_state, reader.save or self.save
+
     def finish(self) -> None:
         """Commit the state that was taken; see `commit`."""
         self._check_open()
@@ -255,7 +278,7 @@ class CheckpointWriter:
         """Remove what the manifest now on the disk does not name, and give the lock back."""
         self._open = False
         try:
-            _collect_garbage(self._root, self._format_name)
+            collect_garbage(self._root, self._format_name)
         finally:
             self._lock.release()
 
@@ -352,42 +375,3 @@ class CheckpointWriter:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name, flags=re.ASCII)[:64]
-
-
-def _check_target(root: Path, format_name: str) -> None:
-    """Refuse to save over anything that is not a checkpoint of this format or what is left of one."""
-    if not root.exists() and not root.is_symlink():
-        return
-    if not root.is_dir():
-        msg = f"{root} is not a directory: choose a path that is free or holds a checkpoint"
-        raise CheckpointError(msg)
-    names = sorted(entry.name for entry in root.iterdir())
-    if MANIFEST_NAME in names:
-        try:
-            read_records(root, read_manifest(root, format_name=format_name).body)
-        except CheckpointError as error:
-            msg = f"will not save over {root}: {error}; remove it or choose another path"
-            raise CheckpointError(msg) from error
-        return
-    foreign = [name for name in names if name != LOCK_NAME and not _OWN_FILE.fullmatch(name)]
-    if foreign:
-        msg = f"will not save into {root}: it has no checkpoint but other files ({', '.join(foreign[:3])})"
-        raise CheckpointError(msg)
-
-
-def _collect_garbage(root: Path, format_name: str) -> None:
-    """Remove data files of ours that the manifest does not name; the caller holds the lock.
-
-    What cannot be removed (a mapped file on Windows) waits for a later save. A manifest that cannot be read
-    keeps all.
-    """
-    named: set[str] = set()
-    with contextlib.suppress(OSError, CheckpointError):
-        if (root / MANIFEST_NAME).exists():
-            body = read_manifest(root, format_name=format_name).body
-            records = read_records(root, body).values()
-            named = {file.file for record in records if isinstance(record, ArrayRecord) for file in record.files}
-        for entry in os.scandir(root):
-            if entry.name not in named and _OWN_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(OSError):
-                    Path(entry.path).unlink()

@@ -46,7 +46,7 @@ class CheckpointReader:
             DamagedFileError: The manifest is damaged, or a file is missing or of another size.
         """
         self._root = Path(path).absolute()
-        self._format_name = format_name
+        self.format_name = format_name
         # A saver removes the older files right after it replaced the manifest that we may have read.
         for attempt in range(_ATTEMPTS):
             manifest = read_manifest(self._root, format_name=format_name)
@@ -100,6 +100,11 @@ class CheckpointReader:
             msg = f"{self._root / MANIFEST_NAME} is damaged: it has no array {name[:80]!r} with a file of its own"
             raise DamagedFileError(msg)
         return record
+
+    @property
+    def encoded_state(self) -> Any:
+        """The state as the manifest has it."""
+        return self._body["state"]
 
     def state(self) -> Any:
         """Return the Python state that was committed, decoded anew at each call."""
@@ -205,7 +210,7 @@ class CheckpointReader:
 
     def _is_current(self) -> bool:
         try:
-            return read_manifest(self._root, format_name=self._format_name).body == self._body
+            return read_manifest(self._root, format_name=self.format_name).body == self._body
         except CheckpointError:
             return True  # damaged as well: the first error says it better
 

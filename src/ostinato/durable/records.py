@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from ostinato.durable.dtypes import DTYPES, check_shape, shape_nbytes
 from ostinato.errors import DamagedFileError
@@ -19,7 +19,7 @@ MIN_BLOCK_BYTES = 4 * 2**10
 MAX_BLOCK_BYTES = 16 * 2**20
 MAX_PATCHES = 1024
 TABLE_ENTRY_BYTES = 16
-_FILE_KEYS = {"file", "nbytes", "block_bytes", "checksums"}
+_PATCH_KEYS = {"file", "runs", "nbytes", "block_bytes", "checksums"}
 _KEYS = ("file", "dtype", "shape", "nbytes", "block_bytes", "checksums")
 _COLUMN_KEYS = ("of", "offset", "dtype", "shape")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -61,8 +61,8 @@ class FileRecord:
         Raises:
             DamagedFileError: A field is missing, unknown, of a wrong type, or does not fit the others.
         """
-        if not isinstance(node, dict) or set(node) != {*_FILE_KEYS, "runs"}:
-            _damaged(where, f"a patch must have exactly the keys {sorted({*_FILE_KEYS, 'runs'})}")
+        if not isinstance(node, dict) or set(node) != _PATCH_KEYS:
+            _damaged(where, f"a patch must have exactly the keys {sorted(_PATCH_KEYS)}")
         runs, nbytes = node["runs"], node["nbytes"]
         if type(nbytes) is not int or type(runs) is not int or not 0 < runs * TABLE_ENTRY_BYTES < nbytes:
             _damaged(where, f"{str(runs)[:40]} runs do not fit into {str(nbytes)[:40]} bytes")
@@ -220,7 +220,7 @@ class ColumnRecord:
         return column
 
 
-def _damaged(where: str, problem: str) -> Any:
+def _damaged(where: str, problem: str) -> NoReturn:
     msg = f"{where}: damaged array record: {problem}"
     raise DamagedFileError(msg)
 

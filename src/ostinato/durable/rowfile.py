@@ -71,7 +71,7 @@ class RowFile:
             self._fd = create_file(path, read=True)
         self._blocks = BlockWriter(self._fd, BLOCK_BYTES)
         if self._patch:
-            self.append(0, memoryview(np.ascontiguousarray(runs, dtype="<i8").reshape(-1).view(np.uint8)))
+            self.append(0, np.ascontiguousarray(runs, dtype="<i8").reshape(-1).view(np.uint8).data)
 
     def pieces(self) -> Iterator[Piece]:
         """Cut the rows into pieces of at most 512 KiB (or one row), in the order of the file."""

@@ -93,7 +93,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 self._reopen(self._directory)
 
     @property
-    def mappable(self) -> bool:
+    def mappable(self) -> bool:  # type: ignore[override]
         """Never: its rows are in files of its own."""
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -172,7 +173,7 @@ def test_a_write_goes_on_where_the_save_cannot(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rowfile.os, "pwrite", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
 
     def act(_: int) -> None:
         fill(rb, range(5000, 5000 + CAPACITY))

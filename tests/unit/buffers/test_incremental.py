@@ -21,7 +21,7 @@ from ostinato import (
 from ostinato.durable import CheckpointReader
 from ostinato.durable.patching import MOST_PATCHES
 
-from ...tags import TENSORS, buffer, fill, read_ids, rows, same_state, snapshot
+from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state, snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ def test_whatever_happened_between_saves_is_in_the_next_one(
             rb.empty()
         elif verb == "save":
             rb.dumps(path, incremental=what)
-            other = reloaded(rb, path, TENSORS.get(storage, lambda n: buffer("list", n).storage)(40))
+            other = reloaded(rb, path, STORAGES[storage](40))
             same_state(snapshot(other), snapshot(rb))
     shutil.rmtree(path)
 
@@ -263,10 +263,10 @@ def test_ensembles_save_what_has_changed_of_each_member(tmp_path: Path) -> None:
 
     both = make()
     for i in range(2):
-        fill(both[i], range(300 * i, 300 * i + 300))  # type: ignore[arg-type]
+        fill(both[i], range(300 * i, 300 * i + 300))
     both.dumps(tmp_path / "save")
     before = files(tmp_path / "save")
-    fill(both[1], range(1000, 1003))  # type: ignore[arg-type]
+    fill(both[1], range(1000, 1003))
     both.dumps(tmp_path / "save", incremental=True)
     added = [name for name in files(tmp_path / "save") if name not in before]
     assert len(added) == 2
