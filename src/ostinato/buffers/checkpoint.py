@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch.utils._pytree import tree_map_only
 
+from ostinato.buffers.cut import Lineage
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.loading import begin_load, end_load
-from ostinato.buffers.objects import pack, unpack
+from ostinato.buffers.objects import unpack
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
-from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError
+from ostinato.durable import CheckpointReader
+from ostinato.durable.records import ColumnRecord
+from ostinato.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
+    "Reading",
     "Target",
     "engine_state",
     "load",
@@ -39,7 +42,6 @@ __all__ = [
     "read_generator",
     "read_ticket",
     "revive",
-    "save",
     "saved_rows",
     "show_ticket",
     "unit_name",
@@ -286,64 +288,58 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
     return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], None, dice)
 
 
+class Reading(NamedTuple):
+    """How a checkpoint is read."""
+
+    format_name: str
+    verify: bool
+    mmap: bool
+
+
 @final
 class _Saved:
-    """A column that is still on the disk; storages read it straight into their memory."""
+    """A column that is still on the disk; storages read it straight into their memory, or map it."""
 
-    def __init__(self, reader: CheckpointReader, name: str) -> None:
+    def __init__(self, reader: CheckpointReader, name: str, *, verify: bool) -> None:
         self._reader = reader
         self._name = name
+        self._verify = verify
         record = reader.record(name)
         self.dtype, self.shape = record.torch_dtype, record.shape
+        self.packed = isinstance(record, ColumnRecord)
+        """Whether it lies in packed rows, beside others."""
+        self.rows = record.of if isinstance(record, ColumnRecord) else name
+        """The array that has the files: packed rows, or the column itself."""
+        self.offset = record.offset if isinstance(record, ColumnRecord) else 0
+        """Where the column begins in each of its rows, in bytes."""
+        whole = reader.whole(self.rows)
+        self.row_bytes = whole.row_bytes if whole.shape else 0
+        """Bytes of each of its rows."""
 
     def read_into(self, dest: Tensor) -> None:
         """Read and check the bytes."""
-        self._reader.read_into(self._name, dest)
+        self._reader.read_into(self._name, dest, verify=self._verify)
+
+    def read_rows_into(self, dest: Tensor) -> None:
+        """Read the packed rows that it lies in, uint8 `[rows, row_bytes]`."""
+        self._reader.read_into(self.rows, dest, verify=self._verify)
+
+    def read_with(self, others: Sequence[tuple[_Saved, Tensor]]) -> None:
+        """Read columns of the same packed rows, each into its tensor, in one pass."""
+        columns = [(other._name, dest) for other, dest in others]  # noqa: SLF001 (its own kind)
+        self._reader.read_columns(self.rows, columns, verify=self._verify)
 
     def read(self) -> Tensor:
         """Read and check the bytes into a new tensor."""
         return self._reader.read(self._name)
 
-
-def save(path: str | Path, state: dict[str, Any], format_name: str = FORMAT) -> None:
-    """Write a state to a directory: one raw file per column, objects line by line, the rest in the manifest.
-
-    Args:
-        path: the directory.
-        state: of a buffer, or of an ensemble with those of its buffers under `members`.
-        format_name: what the checkpoint is one of.
-
-    Raises:
-        CheckpointError: if something cannot be saved, or the path holds other things.
-        StorageMemoryError: if the disk is too small.
-    """
-    members = state.get("members")
-    storages = [mine["storage"]["state"] for mine in ([state] if members is None else members)]
-    needed = sum(column.nbytes for storage in storages for column in (storage.get("columns") or {}).values())
-    with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
-        if members is None:
-            writer.commit(_put_rows(writer, state, ""))
-        else:
-            writer.commit({**state, "members": [_put_rows(writer, m, f"{i}:") for i, m in enumerate(members)]})
-
-
-def _put_rows(writer: CheckpointWriter, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Write the rows of one buffer, and return its state with their names in their place."""
-    storage = dict(state["storage"]["state"])
-    columns, items = storage.get("columns"), storage.get("items")
-    if columns is not None:
-        for name, column in columns.items():
-            writer.add_array(f"{prefix}{name}", column)
-        storage["columns"] = list(columns)
-    if items is not None:
-        allow = bool(storage.get("allow_pickle"))
-        writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
-        storage["items"] = len(items)
-    return {**state, "storage": {**state["storage"], "state": storage}}
+    def map_rows(self, capacity: int) -> Tensor:
+        """Map the rows that it lies in, copy-on-write, with room for so many: uint8 `[capacity * row_bytes]`."""
+        return self._reader.map_rows(self.rows, capacity)
 
 
 def load(
-    path: str | Path, restore: Callable[[dict[str, Any]], None], storages: Sequence[Any], format_name: str = FORMAT
+    path: str | Path, restore: Callable[[dict[str, Any]], None], engines: Sequence[Engine], reading: Reading
 ) -> None:
     """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
 
@@ -352,26 +348,43 @@ def load(
     Raises:
         CheckpointError: if there is no checkpoint, or it does not fit.
         DamagedFileError: naming the damaged file.
+        OptionError: if rows of a storage cannot be mapped.
     """
-    reader = CheckpointReader(path, format_name=format_name)
-    if any(map(len, storages)) or len(storages) > 1:
+    storages = [engine.storage for engine in engines]
+    for storage in storages if reading.mmap else ():
+        if not storage.mappable:
+            msg = (
+                f"mmap=True needs a LazyTensorStorage on the CPU without single_copy, got {storage!r}: load without it"
+            )
+            raise OptionError(msg)
+    reader = CheckpointReader(path, format_name=reading.format_name)
+    if reading.verify and not reading.mmap and (any(map(len, storages)) or len(storages) > 1):
         reader.verify()
     state = reader.state()
     with readable(f"the rows in {path}"):
         members = state.get("members")
         if members is None:
-            state = _get_rows(reader, state, storages[0], "")
+            state = _get_rows(reader, state, storages[0], "", reading)
         elif len(members) == len(storages):
             pairs = enumerate(zip(members, storages, strict=True))
-            state = {**state, "members": [_get_rows(reader, mine, storage, f"{i}:") for i, (mine, storage) in pairs]}
+            got = [_get_rows(reader, mine, storage, f"{i}:", reading) for i, (mine, storage) in pairs]
+            state = {**state, "members": got}
     restore(state)
+    for engine in engines:
+        engine.saves.remember(
+            reader.save or "", Lineage(engine.stamps, engine.stamps.written, engine.storage, {}), None
+        )
 
 
-def _get_rows(reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str) -> dict[str, Any]:
+def _get_rows(
+    reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str, reading: Reading
+) -> dict[str, Any]:
     """Return the state of one buffer with its rows where their names stand; columns are read when they are copied."""
     saved = dict(state["storage"]["state"])
     if "columns" in saved:
-        saved["columns"] = {name: _Saved(reader, f"{prefix}{name}") for name in saved["columns"]}
+        names = saved["columns"]
+        saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
+        saved["mapped"] = reading.mmap
     if "items" in saved:
         allow = bool(getattr(storage, "allow_pickle", False))
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]

@@ -11,6 +11,7 @@ import torch
 from ostinato.buffers import priorities
 from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, refuse_picks
 from ostinato.buffers.chronicle import Chronicle
+from ostinato.buffers.cut import Saves
 from ostinato.buffers.expansion import copy, expand, expand_again
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
@@ -54,6 +55,7 @@ class Engine:
         episodes: Episodes | None = None,
     ) -> None:
         self.lock = threading.RLock()
+        self.saves = Saves()
         storage = source.storage
         self.source = source
         self.sampler = sampler
@@ -121,10 +123,8 @@ class Engine:
     def write(self, data: Any, lead: int, *, ranked: bool = True) -> Placement:
         """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing.
 
-        Args:
-            data: one row (`lead=0`) or rows (`lead=1`).
-            lead: 0 for `add`, 1 for `extend`.
-            ranked: let the rows bring their priorities along; False gives them the default one.
+        `data` is one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); without `ranked` they get the default
+        priority, whatever they bring along.
         """
         with self.lock:
             storage, sampler = self.storage, self.sampler
@@ -143,6 +143,7 @@ class Engine:
                     storage.forget_form()
                     self.settled = False
                 raise
+            self.saves.before(self.stamps, placement)
             self.stamps.note(placement)
             storage.set(placement, payload)
             if chronicle is not None:
@@ -210,6 +211,7 @@ class Engine:
         """Make edits that were checked; an edit of a boundary lets the episodes be read anew."""
         chronicle = self.chronicle
         before = None if chronicle is None else chronicle.at(self.storage, slots)
+        self.saves.before(self.stamps, slots)
         self.stamps.touch(slots)
         for change in changes:
             change()
@@ -242,6 +244,7 @@ class Engine:
                 raise UsageError(msg)
             self.writer.clear()
             self.rows_since_empty = 0
+            self.saves.before_clear(self.stamps, len(self.storage))
             self.stamps.clear()
             self.storage.clear()
             if self.chronicle is not None:
@@ -283,9 +286,7 @@ class Engine:
                 raise EmptyBufferError(msg)
             if view.starts is not None and view.starts.rows == 0:
                 need = view.starts.need
-                msg = (
-                    f"no row has {need} rows of its episode from itself on: add longer episodes, or shorten the window"
-                )
+                msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
                 raise EmptyBufferError(msg)
             draw = self.sampler.draw(view, batch_size, generator)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Never, final
 
-from ostinato.buffers import checkpoint, mixing_state, routes
+from ostinato.buffers import mixing_state, routes
 from ostinato.buffers.assembly import check_buffers, check_collates, put_together, refuse_parts
 from ostinato.buffers.members import Member, locked
 from ostinato.buffers.mixing import Mixer, show_names
@@ -346,26 +346,19 @@ class ReplayBufferEnsemble:
         Raises:
             CheckpointError: if the state does not fit the members or the options; nothing is changed.
         """
-        with self._mixer.lock, locked(self._mixer.members):
+        with mixing_state.quiet(self._mixer):
             mixing_state.restore(self._mixer, state, self._batch_size)
 
-    def dumps(self, path: str | Path) -> None:
-        """Save the whole state to the directory `path`, all members in one checkpoint, whole or not at all.
+    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Save the whole state to the directory `path`, all members in one checkpoint of one moment.
 
-        Other threads wait while the rows are written.
+        Options, costs and errors are those of `ReplayBuffer.dumps`.
         """
-        with self._mixer.lock, locked(self._mixer.members):
-            checkpoint.save(path, self._state(), mixing_state.FORMAT)
+        mixing_state.save(path, self._mixer, self._state, incremental=incremental)
 
-    def loads(self, path: str | Path) -> None:
-        """Restore what `dumps` saved.
-
-        Raises:
-            CheckpointError: if the checkpoint does not fit; nothing is changed.
-            DamagedFileError: if a file is damaged, naming it; nothing is changed.
-        """
-        with self._mixer.lock, locked(self._mixer.members):
-            checkpoint.load(path, self.load_state_dict, [rb.storage for rb in self.members], mixing_state.FORMAT)
+    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+        """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
+        mixing_state.load(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the ensemble with its members; draws made ahead travel, locks and threads are made anew."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ostinato.buffers import checkpoint
+from ostinato.buffers import checkpoint, saving
 from ostinato.buffers.checkpoint import (
     read_generator,
     read_ticket,
@@ -14,18 +15,22 @@ from ostinato.buffers.checkpoint import (
     unit_name,
     with_state,
 )
+from ostinato.buffers.members import locked
 from ostinato.buffers.records import Mix
 from ostinato.buffers.soundness import readable
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     import torch
     from torch import Tensor
 
     from ostinato.buffers.mixing import Mixer
     from ostinato.buffers.records import Ticket
 
-__all__ = ["FORMAT", "collect", "own_copy", "restore"]
+__all__ = ["FORMAT", "collect", "load", "own_copy", "quiet", "restore", "save"]
 
 FORMAT = "ostinato-ensemble"
 
@@ -43,6 +48,34 @@ def collect(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
             for mix in mixer.queued
         ],
     }
+
+
+def save(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+    """Save all members and what is the ensemble's own, as they are at one moment."""
+    engines = [member.engine for member in mixer.members]
+    saving.save(path, saving.Saving(engines, state, lambda: _locked(mixer), FORMAT), incremental=incremental)
+
+
+def load(
+    path: str | Path, mixer: Mixer, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool
+) -> None:
+    """Read a directory and hand its state to `restore`, with all members locked."""
+    with quiet(mixer):
+        engines = [member.engine for member in mixer.members]
+        checkpoint.load(path, restore, engines, checkpoint.Reading(FORMAT, verify=verify, mmap=mmap))
+
+
+@contextmanager
+def quiet(mixer: Mixer) -> Iterator[None]:
+    """Wait for saves of the members to end, and take all locks."""
+    with saving.one_at_a_time([member.engine for member in mixer.members]), _locked(mixer):
+        yield
+
+
+@contextmanager
+def _locked(mixer: Mixer) -> Iterator[None]:
+    with mixer.lock, locked(mixer.members):
+        yield
 
 
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:

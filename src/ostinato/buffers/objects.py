@@ -24,7 +24,7 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
         schema = describe(row, 0)
         return {"form": "tree", "schema": encode_schema(schema), "leaves": schema.flatten(row, (), 0).leaves}
     try:
-        encode(row, store=lambda _: "state:0")
+        encode(row, store=lambda *_: "state:0")
     except CheckpointError as error:
         if not allow_pickle:
             msg = f"{error}; or make the storage with ListStorage(allow_pickle=True)"

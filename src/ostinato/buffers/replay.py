@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import checkpoint, priorities
+from ostinato.buffers import checkpoint, priorities, saving
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
@@ -503,27 +503,53 @@ class ReplayBuffer:
         Raises:
             CheckpointError: if the state does not fit the parts of this buffer; nothing is changed.
         """
-        with self._engine.lock:
-            checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
+        engine = self._engine
+        with engine.saves.lock, engine.lock:
+            checkpoint.load_engine_state(engine, state, self._transform, self._batch_size)
             self._feed.forget()
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
 
-        Extra memory: at most 64 MB. Other threads wait while the rows are written.
-        """
-        with self._engine.lock:
-            checkpoint.save(path, self._state())
+        What is saved is the state of one moment. Other threads go on sampling and writing while rows of tensor storages
+        are written; they wait for what is small, and for Python objects. Extra memory: at most 64 MB.
 
-    def loads(self, path: str | Path) -> None:
+        Args:
+            path: the directory.
+            incremental: write only the rows that have changed since the save that `path` holds, where this buffer made
+                it or was loaded from it, and everything otherwise: also after a view of rows was handed out
+                (`rb[2:5]`, `rb.storage["obs"]`), and where patches would take more bytes than the rows.
+
+        Raises:
+            CheckpointError: if something cannot be saved, or the path holds other things.
+            StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
+        """
+        engine = self._engine
+        parts = saving.Saving([engine], self._state, lambda: engine.lock, checkpoint.FORMAT)
+        saving.save(path, parts, incremental=incremental)
+
+    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved.
+
+        Args:
+            path: the directory.
+            verify: compare the checksum of every block that is read; False saves that time where the files are trusted
+                to be whole.
+            mmap: do not read the rows: map their files, which come in page by page as rows are sampled. Opens at once,
+                whatever the size, and needs memory for rows that are used alone. What is written goes to memory, the
+                files stay as they are; they must not be removed by others as long as the buffer lives, but may be saved
+                over. Sizes and tables are checked, checksums of rows are not (`ostinato verify` does). For
+                `LazyTensorStorage` on the CPU without `single_copy`, on Linux and macOS.
 
         Raises:
             CheckpointError: if the checkpoint does not fit the parts of this buffer; nothing is changed.
             DamagedFileError: if a file is damaged, naming it.
+            OptionError: if rows of this storage cannot be mapped.
         """
-        with self._engine.lock:
-            checkpoint.load(path, self.load_state_dict, [self.storage])
+        engine = self._engine
+        with engine.saves.lock, engine.lock:
+            reading = checkpoint.Reading(checkpoint.FORMAT, verify=verify, mmap=mmap)
+            checkpoint.load(path, self.load_state_dict, [engine], reading)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich import box, console, progress, table, text
 
     from ostinato.demo import DqnConfig, Progress, Reopened, Report
-    from ostinato.tools import CheckpointReport, PriorityReport
+    from ostinato.tools import ChainReport, CheckpointReport, PriorityReport
 else:
     box, console, progress, table, text = (
         require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
@@ -110,7 +110,18 @@ def checkpoint(report: CheckpointReport) -> None:
     out.print(f"{checks}; sampling goes on {resume}", soft_wrap=True)
     if report.priorities is not None:
         out.print(_priorities(report.priorities), soft_wrap=True)
+    for chain in report.chains:
+        out.print(plain(f"{chain.name}: {chain_words(chain)}"), soft_wrap=True)
     out.print(_fields(report))
+
+
+def chain_words(chain: ChainReport) -> str:
+    """Say in a line what a chain is made of."""
+    base, *patches = chain.links
+    words = ", ".join(
+        f"{link.rows:,} rows in {link.runs:,} run{'s' * (link.runs > 1)} {size(link.nbytes)}" for link in patches
+    )
+    return f"base of {base.rows:,} rows {size(base.nbytes)}, then {len(patches)} patches: {words}"
 
 
 def _priorities(seen: PriorityReport) -> str:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich import box, console, progress, table
 
     from ostinato.cli.trajectories import Sampled
-    from ostinato.tools import ConvertReport, MoveReport, StoreReport, VerifyReport
+    from ostinato.tools import CompactReport, ConvertReport, MoveReport, StoreReport, VerifyReport
 else:
     box, console, progress, table = (require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table"))
 
-__all__ = ["batch", "converted", "moved", "progress_bar", "store", "verified"]
+__all__ = ["batch", "compacted", "converted", "moved", "progress_bar", "store", "verified"]
 
 
 @contextmanager
@@ -106,6 +106,16 @@ def converted(report: ConvertReport) -> None:
     out = console.Console(highlight=False)
     sizes = f"{size(report.source_bytes)} read, {size(report.nbytes)} written"
     _line(out, f"{report.trajectories:,} trajectories as {report.trajectory_format} in {report.path} ({sizes})")
+
+
+def compacted(report: CompactReport) -> None:
+    """Print what was folded."""
+    out = console.Console(highlight=False)
+    if not report.patches:
+        _line(out, f"{report.path} has no patches: nothing to fold")
+        return
+    sizes = f"{size(report.bytes_before)} before, {size(report.bytes_after)} now"
+    _line(out, f"{report.patches:,} patch{'es' * (report.patches > 1)} folded in {report.path}: {sizes}")
 
 
 def verified(report: VerifyReport) -> None:

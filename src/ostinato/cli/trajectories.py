@@ -1,4 +1,4 @@
-"""The commands for directories of trajectories: sample, merge, split, verify, convert."""
+"""The commands for directories of trajectories (sample, merge, split, verify, convert) and checkpoints (compact)."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
         epilog="Example:  ostinato split --source-path runs/merged --save-path runs/first --split-count 30 --copy"
     )(split)
     app.command(epilog="Example:  ostinato verify runs/rollouts")(verify)
+    app.command(epilog="Example:  ostinato compact runs/checkpoint")(compact)
     app.command(
         epilog="Example:  ostinato convert --source-path runs/rollouts --save-path runs/fast --format safetensors"
     )(convert)
@@ -166,6 +167,24 @@ def verify(
     output.answer(report, tables.verified, as_json=as_json)
     if report.damage:
         raise typer.Exit(1)
+
+
+def compact(
+    path: Annotated[Path, typer.Argument(help="Directory that dumps(path, incremental=True) wrote.")],
+    *,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Fold the patches of an incremental checkpoint into one file for each array; what it holds stays the same.
+
+    Needs room on the disk for the arrays that have patches. Whenever it is stopped, the checkpoint is whole, as it was
+    or as it will be.
+    Exit status: 0 fine, 1 missing, damaged or no room, 2 wrong usage.
+    """
+    from ostinato.tools import compact as work
+
+    with tables.progress_bar("compact") as on_progress:
+        report = work(path, on_progress=on_progress)
+    output.answer(report, tables.compacted, as_json=as_json)
 
 
 def convert(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.durable.blocks import BlockReader, BlockWriter
+from ostinato.durable.blocks import BlockWriter, open_checked
+from ostinato.durable.chains import Rows, map_rows, read_rows, read_runs
 from ostinato.durable.dtypes import check_plain, copy_elements, dtype_name, is_raw, raw_view, shape_nbytes
-from ostinato.durable.files import create_file, disk_errors, open_inside, safe_join, sync_fd
+from ostinato.durable.files import create_file, disk_errors, safe_join, sync_fd
 from ostinato.durable.records import BLOCK_BYTES, ArrayRecord
 from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from ostinato.durable.records import FileRecord
 
 __all__ = [
     "open_mapped",
@@ -34,8 +37,10 @@ _STAGING_BYTES = 2**20  # stays in the processor's cache
 _DEVICE_STAGING_BYTES = 8 * 2**20
 
 
-def write_array(root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLOCK_BYTES) -> ArrayRecord:
-    """Write a tensor to a new file and wait until it is on the disk.
+def write_array(
+    root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLOCK_BYTES, sync: bool = True
+) -> ArrayRecord:
+    """Write a tensor to a new file and wait until it is on the disk, unless somebody else will.
 
     Contiguous CPU memory is written from where it lies; strided rows and other devices go through a few MiB
     of staging. Nobody may write to the tensor meanwhile: the checksums would not fit.
@@ -45,6 +50,7 @@ def write_array(root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLO
         file: Name of the new file in it.
         tensor: Dense tensor of any shape, on any device, contiguous or not.
         block_bytes: Bytes per checksum.
+        sync: Wait for the disk.
 
     Returns:
         The record that the manifest keeps.
@@ -56,7 +62,7 @@ def write_array(root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLO
     path = safe_join(root, file)
     plain = check_plain(tensor, path)
     shape = tuple(plain.shape)
-    with _new_file(path, shape_nbytes(shape, plain.dtype), block_bytes) as writer:
+    with _new_file(path, shape_nbytes(shape, plain.dtype), block_bytes, sync=sync) as writer:
         for piece in _staged(plain):
             writer.write(raw_view(piece))
         checksums = writer.finish()
@@ -116,7 +122,10 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
         )
         raise CheckpointError(msg)
     plain = check_plain(dest, root / record.file)
-    with _open_record(root, record, verify=verify) as reader:
+    if record.patches:
+        read_rows(root, record, Rows(plain), verify=verify)
+        return
+    with open_checked(root, record, verify=verify) as reader:
         staging = _staging_for(plain)
         for piece in _pieces(plain):
             part = piece if is_raw(piece) else _shaped(staging, piece)
@@ -126,13 +135,16 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
 
 
 def verify_array(root: Path, record: ArrayRecord) -> None:
-    """Read a file and compare its size and checksums; keeps nothing.
+    """Read the files of an array and compare sizes, checksums and tables of rows; keeps nothing.
 
     Raises:
         DamagedFileError: The file is missing, of another size, or fails a checksum.
     """
-    for _ in _blocks(root, record, verify=True):
-        pass
+    for file in record.files:
+        for _ in _blocks(root, file, verify=True):
+            pass
+    if record.patches:
+        read_runs(root, record)
 
 
 def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iterator[bytes]:
@@ -141,7 +153,7 @@ def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iter
     Raises:
         DamagedFileError: The file is missing, of another size or dtype, or fails a checksum.
     """
-    if record.dtype != "uint8" or len(record.shape) != 1:
+    if record.dtype != "uint8" or len(record.shape) != 1 or record.patches:
         msg = f"{root / record.file}: a stream must be uint8[n], got {record.dtype}{list(record.shape)}"
         raise DamagedFileError(msg)
     for block in _blocks(root, record, verify=verify):
@@ -157,6 +169,8 @@ def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
     Raises:
         DamagedFileError: The file is missing or of another size.
     """
+    if record.patches:
+        return map_rows(root, record, record.shape[0]).view(record.torch_dtype).view(record.shape)
     _check_size(root, record)
     if record.nbytes == 0:
         return torch.empty(record.shape, dtype=record.torch_dtype)
@@ -166,14 +180,15 @@ def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
 
 
 @contextlib.contextmanager
-def _new_file(path: Path, needed_bytes: int, block_bytes: int) -> Iterator[BlockWriter]:
-    """Create a file, sync it when the block ends well, remove it otherwise."""
+def _new_file(path: Path, needed_bytes: int, block_bytes: int, *, sync: bool = True) -> Iterator[BlockWriter]:
+    """Create a file, sync it if asked when the block ends well, remove it otherwise."""
     with disk_errors(path, needed_bytes):
         fd = create_file(path)
         try:
             writer = BlockWriter(fd, block_bytes)
             yield writer
-            sync_fd(fd)
+            if sync:
+                sync_fd(fd)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -181,30 +196,16 @@ def _new_file(path: Path, needed_bytes: int, block_bytes: int) -> Iterator[Block
             os.close(fd)
 
 
-@contextlib.contextmanager
-def _open_record(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[BlockReader]:
-    fd, size = open_inside(root, record.file)
-    try:
-        path = root / record.file
-        if size != record.nbytes:
-            msg = f"{path} has {size} bytes, {record.nbytes} expected: the file was cut, lengthened or replaced"
-            raise DamagedFileError(msg)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
-        yield BlockReader(fd, record, path, verify=verify)
-    finally:
-        os.close(fd)
-
-
 def _check_size(root: Path, record: ArrayRecord) -> None:
-    with _open_record(root, record, verify=False):
-        pass
+    for file in record.files:
+        with open_checked(root, file, verify=False):
+            pass
 
 
-def _blocks(root: Path, record: ArrayRecord, *, verify: bool) -> Iterator[memoryview]:
+def _blocks(root: Path, record: ArrayRecord | FileRecord, *, verify: bool) -> Iterator[memoryview]:
     """Yield each block in a buffer that the next one overwrites."""
     buffer = memoryview(bytearray(min(record.block_bytes, record.nbytes)))
-    with _open_record(root, record, verify=verify) as reader:
+    with open_checked(root, record, verify=verify) as reader:
         for start in range(0, record.nbytes, record.block_bytes):
             block = buffer[: record.nbytes - start]
             reader.read_into(block)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, final
 
 import xxhash
 
-from ostinato.durable.files import start_writeback, write_all
+from ostinato.durable.files import open_inside, start_writeback, write_all
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from ostinato.durable.records import ArrayRecord
+    from ostinato.durable.records import ArrayRecord, FileRecord
 
-__all__ = ["BlockReader", "BlockWriter"]
+__all__ = ["BlockReader", "BlockWriter", "open_checked"]
 
 # Hashed and written, or read and hashed, in steps that stay in the processor's cache.
 _STEP_BYTES = 512 * 1024
@@ -62,9 +64,9 @@ class BlockWriter:
 class BlockReader:
     """Reads the bytes of a record in order and checks each block as soon as it is complete."""
 
-    def __init__(self, fd: int, record: ArrayRecord, path: Path, *, verify: bool) -> None:
+    def __init__(self, fd: int, record: ArrayRecord | FileRecord, path: Path, *, verify: bool) -> None:
         """Start at the beginning of `fd`, which stays the caller's; `path` is for messages."""
-        self._fd = fd
+        self.fd = fd
         self._record = record
         self._path = path
         self._verify = verify
@@ -89,10 +91,16 @@ class BlockReader:
                     self._check_block()
             view = view[len(step) :]
 
+    def skip_to(self, offset: int) -> None:
+        """Read on to a place, keeping nothing."""
+        scratch = memoryview(bytearray(min(_STEP_BYTES, max(0, offset - self._offset))))
+        while self._offset < offset:
+            self.read_into(scratch[: offset - self._offset])
+
     def _fill(self, view: memoryview) -> None:
         filled = 0
         while filled < len(view):
-            count = _read_into(self._fd, view[filled:])
+            count = _read_into(self.fd, view[filled:])
             if count == 0:
                 msg = f"{self._path} ends at byte {self._offset + filled}, {self._record.nbytes} bytes expected"
                 raise DamagedFileError(msg)
@@ -108,6 +116,26 @@ class BlockReader:
             )
             raise DamagedFileError(msg)
         self._hash.reset()
+
+
+@contextlib.contextmanager
+def open_checked(root: Path, record: ArrayRecord | FileRecord, *, verify: bool) -> Iterator[BlockReader]:
+    """Open a file of the size that its record says.
+
+    Raises:
+        DamagedFileError: The file is missing or of another size.
+    """
+    fd, size = open_inside(root, record.file)
+    try:
+        path = root / record.file
+        if size != record.nbytes:
+            msg = f"{path} has {size} bytes, {record.nbytes} expected: the file was cut, lengthened or replaced"
+            raise DamagedFileError(msg)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
+        yield BlockReader(fd, record, path, verify=verify)
+    finally:
+        os.close(fd)
 
 
 def _read_into(fd: int, view: memoryview) -> int:

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
-from ostinato.durable.arrays import (
-    write_array,
-    write_stream,
-)
-from ostinato.durable.dtypes import check_plain
-from ostinato.durable.files import check_free, fsync_dir, new_token, open_inside
-from ostinato.durable.locks import LOCK_NAME, DirectoryLock
+import torch
+
+from ostinato.durable.arrays import verify_array, write_array, write_stream
+from ostinato.durable.dtypes import DTYPES, check_plain, dtype_name, is_raw, raw_view, shape_nbytes
+from ostinato.durable.files import check_free, fsync_dir, new_token, sync_file
+from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.manifest import MANIFEST_NAME, canonical, read_manifest, write_manifest
-from ostinato.durable.reader import MAX_LINE_BYTES, read_records
+from ostinato.durable.patching import Plan, changed_rows, plan, print_of
+from ostinato.durable.reader import MAX_LINE_BYTES, check_sizes, read_records
+from ostinato.durable.records import ArrayRecord, ColumnRecord
+from ostinato.durable.rowfile import RowFile
+from ostinato.durable.runs import one_run
+from ostinato.durable.targets import check_target, collect_garbage
 from ostinato.durable.values import encode
 from ostinato.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from torch import Tensor
 
-    from ostinato.durable.records import ArrayRecord
+    from ostinato.durable.patching import Print
+    from ostinato.durable.reader import CheckpointReader
+    from ostinato.durable.runs import Runs
 
 __all__ = ["CheckpointWriter"]
 
-_OWN_FILE = re.compile(r"[A-Za-z0-9_-]{1,64}\.[0-9a-f]{16}\.bin|manifest\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
 _STATE_PREFIX = "state:"
 _MAX_NAME = 1024
 _LINE_INLINE_BYTES = 2**20
@@ -68,9 +74,21 @@ class CheckpointWriter:
         self._format_name = format_name
         self._needed_bytes = needed_bytes
         self._lock = DirectoryLock(self._root)
-        self._records: dict[str, ArrayRecord] = {}
+        self._records: dict[str, ArrayRecord | ColumnRecord] = {}
+        self._unsynced: list[Path] = []
+        self._state: Any = None
         self._made: list[Path] = []
         self._open = False
+        self.save = new_token()
+        """Random name of this save, kept in its manifest."""
+        self.older: dict[str, ArrayRecord] = {}
+        """The arrays of the checkpoint that is saved over, by name."""
+        self.older_save: str | None = None
+        """The random name of that checkpoint; None where there is none."""
+        self.prints: dict[str, Print] = {}
+        """What `add_changed` arrays, and tensors of the state, look like now."""
+        self.known: dict[str, Print] = {}
+        """What they looked like at the save that `older` is of; set it to write of them only what has changed."""
 
     def __enter__(self) -> Self:
         """Check the target and the free disk, make the directory and lock it.
@@ -80,20 +98,30 @@ class CheckpointWriter:
                 format or version, a damaged one, or one that is being saved to.
             StorageMemoryError: Too little free disk; names the bytes needed and free.
         """
-        _check_target(self._root, self._format_name)
+        check_target(self._root, self._format_name)
         check_free(self._root, self._needed_bytes)
         try:
             self._make_directory()
             self._lock.acquire()
+            self._look_back()
         except BaseException:
+            self._lock.release()
             self._remove_directories()
             raise
         self._records.clear()
         self._open = True
         return self
 
+    def _look_back(self) -> None:
+        """Take in what the directory holds: whoever holds the lock knows that it stays."""
+        if (self._root / MANIFEST_NAME).exists():
+            body = read_manifest(self._root, format_name=self._format_name).body
+            records = read_records(self._root, body).items()
+            self.older = {name: record for name, record in records if isinstance(record, ArrayRecord)}
+            self.older_save = body.get("save")
+
     def add_array(self, name: str, tensor: Tensor) -> ArrayRecord:
-        """Write a tensor to a file of its own and wait until it is on the disk.
+        """Write a tensor to a file of its own; `commit` waits until it is on the disk.
 
         Args:
             name: Name in the manifest, any text; not beginning with `state:`.
@@ -103,9 +131,67 @@ class CheckpointWriter:
             CheckpointError: The name is taken or not allowed, or files cannot hold this tensor.
             StorageMemoryError: The disk is full.
         """
+        return self._write(name, self._new_name(name), tensor)
+
+    def add_changed(self, name: str, tensor: Tensor) -> ArrayRecord:
+        """Write a tensor as `add_array` does, or of an array that the directory holds only what has changed.
+
+        What has changed is told by the checksums of 64 KiB each, against those in `known`.
+        """
+        self._new_name(name)
+        return self._changed(name, tensor)
+
+    def add_column(self, name: str, column: ColumnRecord) -> None:
+        """Name an array that lies in the packed rows of another one."""
+        self._new_name(name)
+        self._records[name] = column
+
+    def begin_rows(self, name: str, dtype: str, shape: tuple[int, ...], changed: Runs | None) -> RowFile | None:
+        """Begin a file for rows that come piece by piece; `end_rows` takes it when it is written.
+
+        Args:
+            name: Name in the manifest.
+            dtype: Name of the dtype.
+            shape: Sizes, `[rows, ...]`.
+            changed: Rows that differ from those in `older`; None writes all.
+
+        Returns:
+            The file: it says which rows it wants; None where the older ones serve as they are.
+
+        Raises:
+            CheckpointError: The name is taken or not allowed.
+            StorageMemoryError: The disk is too small.
+        """
         file = self._new_name(name)
-        check_free(self._root, check_plain(tensor, name).nbytes)
-        return self._add(name, write_array(self._root, file, tensor))
+        todo = Plan(None, one_run(0, 0))
+        if changed is not None:
+            todo = plan(self._root, self.older.get(name), dtype, shape, changed)
+        if todo.kept is not None and not len(todo.runs):
+            self._records[name] = todo.kept
+            return None
+        base = todo.kept or ArrayRecord(file, dtype, shape, 0, 0, ())
+        self._records[name] = base
+        rows = RowFile(self._root / file, base.row_bytes, shape[0], None if todo.kept is None else todo.runs)
+        try:
+            check_free(self._root, rows.nbytes)
+        except BaseException:
+            rows.close()
+            raise
+        return rows
+
+    def end_rows(self, name: str, rows: RowFile) -> None:
+        """Take a file of rows that is written whole."""
+        file, base = rows.finish(), self._records[name]
+        if not isinstance(base, ArrayRecord):
+            msg = f"{name!r} was not begun with begin_rows"
+            raise UsageError(msg)
+        self._unsynced.append(rows.path)
+        if file.runs:
+            self._records[name] = replace(base, patches=(*base.patches, file))
+        else:
+            self._records[name] = ArrayRecord(
+                file.file, base.dtype, base.shape, file.nbytes, file.block_bytes, file.checksums
+            )
 
     def add_values(self, name: str, values: Iterable[object]) -> ArrayRecord:
         """Write many Python values, one JSON line each, without holding more than a few of them.
@@ -130,17 +216,51 @@ class CheckpointWriter:
             CheckpointError: The state cannot be encoded, or takes more than 64 MiB.
             StorageMemoryError: The disk is full.
         """
+        self.take_state(state)
+        self.finish()
+
+    def take_state(self, state: object) -> None:
+        """Take the state as it is now, for `finish` to commit; larger tensors in it are written."""
         self._check_open()
-        node = encode(state, store=self._store)
+        self._state = encode(state, store=self._store)
+
+    def take_over(self, reader: CheckpointReader) -> Iterator[int]:
+        """Take everything of the checkpoint that this directory holds, each array folded into one file.
+
+        Its random name stays: buffers go on from it as before.
+
+        Yields:
+            The bytes of each array that was folded, once it is written.
+
+        Raises:
+            CheckpointError: The directory was saved over meanwhile.
+            DamagedFileError: A checksum does not fit.
+        """
+        self._check_open()
+        if self.older_save != reader.save:
+            msg = f"{self._root} was saved over meanwhile: try again"
+            raise CheckpointError(msg)
+        for name in reader.names:
+            record = reader.record(name)
+            if isinstance(record, ArrayRecord) and record.patches:
+                verify_array(self._root, record)
+                yield self._write(name, f"{_slug(name)}.{new_token()}.bin", reader.open_mapped(name)).nbytes
+            else:
+                self._records[name] = record
+        self._state, self.save = reader.encoded_state, reader.save or self.save
+
+    def finish(self) -> None:
+        """Commit the state that was taken; see `commit`."""
+        self._check_open()
+        for path in self._unsynced:
+            sync_file(path)
         for record in self._records.values():
-            fd, size = open_inside(self._root, record.file)
-            os.close(fd)
-            if size != record.nbytes:
-                msg = f"{self._root / record.file} was changed while it was saved"
-                raise CheckpointError(msg)
+            if isinstance(record, ArrayRecord):
+                check_sizes(self._root, record)
         arrays = {name: record.to_json() for name, record in self._records.items()}
         fsync_dir(self._root)  # the names of the files must be there before a manifest that names them
-        write_manifest(self._root, {"arrays": arrays, "state": node}, format_name=self._format_name)
+        body = {"arrays": arrays, "state": self._state, "save": self.save}
+        write_manifest(self._root, body, format_name=self._format_name)
         for made in self._made:
             fsync_dir(made.parent)
         self._made.clear()
@@ -158,7 +278,7 @@ class CheckpointWriter:
         """Remove what the manifest now on the disk does not name, and give the lock back."""
         self._open = False
         try:
-            _collect_garbage(self._root, self._format_name)
+            collect_garbage(self._root, self._format_name)
         finally:
             self._lock.release()
 
@@ -166,10 +286,44 @@ class CheckpointWriter:
         self._records[name] = record
         return record
 
-    def _store(self, tensor: Tensor) -> str:
-        name = f"{_STATE_PREFIX}{len(self._records)}"
-        check_free(self._root, tensor.nbytes)
-        self._add(name, write_array(self._root, f"state.{new_token()}.bin", tensor))
+    def _write(self, name: str, file: str, tensor: Tensor) -> ArrayRecord:
+        check_free(self._root, check_plain(tensor, name).nbytes)
+        record = write_array(self._root, file, tensor, sync=False)
+        self._unsynced.append(self._root / file)
+        return self._add(name, record)
+
+    def _changed(self, name: str, tensor: Tensor) -> ArrayRecord:
+        plain = check_plain(tensor, name)
+        file = f"{_slug(name)}.{new_token()}.bin"
+        if plain.ndim == 0 or not is_raw(plain):
+            return self._write(name, file, plain)
+        now = self.prints[name] = print_of(plain)
+        dtype, shape = dtype_name(plain.dtype), tuple(plain.shape)
+        runs = changed_rows(self.known.get(name), now, shape_nbytes(shape[1:], DTYPES[dtype]))
+        todo = plan(self._root, self.older.get(name) if name in self.known else None, dtype, shape, runs)
+        if todo.kept is None:
+            return self._write(name, file, plain)
+        if not len(todo.runs):
+            return self._add(name, todo.kept)
+        rows = RowFile(self._root / file, todo.kept.row_bytes, shape[0], todo.runs)
+        try:
+            for piece in rows.pieces():
+                chosen = (
+                    plain[torch.from_numpy(piece.rows)]
+                    if piece.first is None
+                    else plain[piece.rows[0] : piece.rows[-1] + 1]
+                )
+                rows.append(piece.offset, raw_view(chosen))
+            self._unsynced.append(rows.path)
+            return self._add(name, replace(todo.kept, patches=(*todo.kept.patches, rows.finish())))
+        finally:
+            rows.close()
+
+    def _store(self, tensor: Tensor, where: str) -> str:
+        name = f"{_STATE_PREFIX}{where.removeprefix('state')}"
+        if len(name) > _MAX_NAME or name in self._records:
+            name = f"{_STATE_PREFIX}{len(self._records)}"
+        self._changed(name, tensor)
         return name
 
     def _lines(self, name: str, values: Iterable[object]) -> Iterator[bytes]:
@@ -196,8 +350,7 @@ class CheckpointWriter:
         if name in self._records:
             msg = f"array {name!r} was already added to {self._root}"
             raise CheckpointError(msg)
-        slug = re.sub(r"[^A-Za-z0-9_-]+", "_", name, flags=re.ASCII)[:64]
-        return f"{slug}.{new_token()}.bin"
+        return f"{_slug(name)}.{new_token()}.bin"
 
     def _check_open(self) -> None:
         if not self._open:
@@ -220,39 +373,5 @@ class CheckpointWriter:
                 path.rmdir()
 
 
-def _check_target(root: Path, format_name: str) -> None:
-    """Refuse to save over anything that is not a checkpoint of this format or what is left of one."""
-    if not root.exists() and not root.is_symlink():
-        return
-    if not root.is_dir():
-        msg = f"{root} is not a directory: choose a path that is free or holds a checkpoint"
-        raise CheckpointError(msg)
-    names = sorted(entry.name for entry in root.iterdir())
-    if MANIFEST_NAME in names:
-        try:
-            read_records(root, read_manifest(root, format_name=format_name).body)
-        except CheckpointError as error:
-            msg = f"will not save over {root}: {error}; remove it or choose another path"
-            raise CheckpointError(msg) from error
-        return
-    foreign = [name for name in names if name != LOCK_NAME and not _OWN_FILE.fullmatch(name)]
-    if foreign:
-        msg = f"will not save into {root}: it has no checkpoint but other files ({', '.join(foreign[:3])})"
-        raise CheckpointError(msg)
-
-
-def _collect_garbage(root: Path, format_name: str) -> None:
-    """Remove data files of ours that the manifest does not name; the caller holds the lock.
-
-    What cannot be removed (a mapped file on Windows) waits for a later save. A manifest that cannot be read
-    keeps all.
-    """
-    named: set[str] = set()
-    with contextlib.suppress(OSError, CheckpointError):
-        if (root / MANIFEST_NAME).exists():
-            body = read_manifest(root, format_name=format_name).body
-            named = {record.file for record in read_records(root, body).values()}
-        for entry in os.scandir(root):
-            if entry.name not in named and _OWN_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(OSError):
-                    Path(entry.path).unlink()
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", name, flags=re.ASCII)[:64]

@@ -37,6 +37,7 @@ __all__ = [
     "safe_join",
     "start_writeback",
     "sync_fd",
+    "sync_file",
     "write_all",
 ]
 
@@ -95,6 +96,15 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Wait until the bytes of a file that was written and closed are on the disk."""
+    fd = os.open(path, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | _COMMON)
+    try:
+        sync_fd(fd)
+    finally:
+        os.close(fd)
+
+
 def make_directories(path: Path) -> None:
     """Make a directory and its missing parents; their names survive a power cut."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
@@ -103,9 +113,9 @@ def make_directories(path: Path) -> None:
         fsync_dir(place.parent)
 
 
-def create_file(path: Path) -> int:
-    """Create a file that must not exist yet and return its descriptor, open for writing."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _COMMON, 0o666)
+def create_file(path: Path, *, read: bool = False) -> int:
+    """Create a file that must not exist yet and return its descriptor, open for writing, and for reading if asked."""
+    return os.open(path, (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | _COMMON, 0o666)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:

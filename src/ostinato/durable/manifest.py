@@ -19,12 +19,13 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "Manifest",
+    "format_of",
     "read_manifest",
     "write_manifest",
 ]
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (1, 1)
 MAX_MANIFEST_BYTES = 64 * 2**20
 _KEYS = {"format", "version", "checksum", "body"}
 _FORMAT_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
@@ -106,6 +107,16 @@ def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
     if found != node["checksum"]:
         _damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
     return Manifest(format_name, version, node["body"])
+
+
+def format_of(directory: str | Path) -> str | None:
+    """Return what kind of checkpoint a directory says it holds; None where it says nothing that can be read."""
+    try:
+        node = parse_json(_read_text(Path(directory) / MANIFEST_NAME), directory)
+    except (CheckpointError, OSError):
+        return None
+    name = node.get("format") if isinstance(node, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def parse_json(text: bytes, where: Path | str) -> Any:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import torch
+
 from ostinato.durable.arrays import open_mapped, read_array, read_array_into, read_stream, verify_array
+from ostinato.durable.chains import Columns, column_of, map_rows, read_rows
 from ostinato.durable.files import open_inside
 from ostinato.durable.manifest import MANIFEST_NAME, parse_json, read_manifest
-from ostinato.durable.records import ArrayRecord
+from ostinato.durable.records import ArrayRecord, ColumnRecord
 from ostinato.durable.unvalues import decode
 from ostinato.errors import CheckpointError, DamagedFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-__all__ = ["MAX_LINE_BYTES", "CheckpointReader", "read_records"]
+__all__ = ["MAX_LINE_BYTES", "CheckpointReader", "check_sizes", "read_records"]
 
 MAX_LINE_BYTES = 64 * 2**20
+_SAVE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _ATTEMPTS = 3
 
 
@@ -41,7 +46,7 @@ class CheckpointReader:
             DamagedFileError: The manifest is damaged, or a file is missing or of another size.
         """
         self._root = Path(path).absolute()
-        self._format_name = format_name
+        self.format_name = format_name
         # A saver removes the older files right after it replaced the manifest that we may have read.
         for attempt in range(_ATTEMPTS):
             manifest = read_manifest(self._root, format_name=format_name)
@@ -59,10 +64,20 @@ class CheckpointReader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, in the order in which they were added."""
+        """Names of the arrays, in the order in which they were added; columns of packed rows are arrays, too."""
         return tuple(self._records)
 
-    def record(self, name: str) -> ArrayRecord:
+    @property
+    def arrays(self) -> dict[str, ArrayRecord]:
+        """The arrays that have files of their own."""
+        return {name: record for name, record in self._records.items() if isinstance(record, ArrayRecord)}
+
+    @property
+    def save(self) -> str | None:
+        """The random name of the save, by which a buffer knows the one that it goes on from; None before 1.1."""
+        return self._body.get("save")
+
+    def record(self, name: str) -> ArrayRecord | ColumnRecord:
         """Return what the manifest says of an array.
 
         Raises:
@@ -74,32 +89,88 @@ class CheckpointReader:
             raise CheckpointError(msg)
         return record
 
+    def whole(self, name: str) -> ArrayRecord:
+        """Return the record of an array that has files of its own.
+
+        Raises:
+            DamagedFileError: It is a column of another one, or there is none.
+        """
+        record = self._records.get(name)
+        if not isinstance(record, ArrayRecord):
+            msg = f"{self._root / MANIFEST_NAME} is damaged: it has no array {name[:80]!r} with a file of its own"
+            raise DamagedFileError(msg)
+        return record
+
+    @property
+    def encoded_state(self) -> Any:
+        """The state as the manifest has it."""
+        return self._body["state"]
+
     def state(self) -> Any:
         """Return the Python state that was committed, decoded anew at each call."""
         return decode(self._body["state"], where=f"{self._root / MANIFEST_NAME}: state", load=self.read)
 
     def read(self, name: str) -> Tensor:
         """Read an array into a new CPU tensor; checksums are compared."""
+        record = self.record(name)
+        if isinstance(record, ColumnRecord):
+            dest = torch.empty(record.shape, dtype=record.torch_dtype)
+            self.read_into(name, dest)
+            return dest
         with self._saved_over():
-            return read_array(self._root, self.record(name))
+            return read_array(self._root, record)
 
     def read_into(self, name: str, dest: Tensor, *, verify: bool = True) -> None:
         """Read an array into a tensor of its dtype and shape, on any device; see `read_array_into`."""
+        record = self.record(name)
+        if isinstance(record, ColumnRecord):
+            self.read_columns(record.of, [(name, dest)], verify=verify)
+            return
         with self._saved_over():
-            read_array_into(self._root, self.record(name), dest, verify=verify)
+            read_array_into(self._root, record, dest, verify=verify)
+
+    def read_columns(self, rows: str, columns: Sequence[tuple[str, Tensor]], *, verify: bool = True) -> None:
+        """Read columns of the packed rows `rows`, each into a tensor of its dtype and shape, in one pass.
+
+        Raises:
+            CheckpointError: A column is not one of these rows, or of another form.
+        """
+        wanted = []
+        for name, dest in columns:
+            record = self.record(name)
+            form = (record.torch_dtype, record.shape)
+            if not isinstance(record, ColumnRecord) or record.of != rows or form != (dest.dtype, tuple(dest.shape)):
+                msg = (
+                    f"{self._root} holds {name[:80]!r} as {record.dtype}{list(record.shape)}, it cannot be read into "
+                    f"{dest.dtype}{list(dest.shape)}"
+                )
+                raise CheckpointError(msg)
+            wanted.append((dest, record.offset))
+        with self._saved_over():
+            read_rows(self._root, self.whole(rows), Columns(wanted), verify=verify)
 
     def open_mapped(self, name: str) -> Tensor:
         """Map an array copy-on-write without reading it; checksums are not compared."""
+        record = self.record(name)
+        if isinstance(record, ColumnRecord):
+            rows = self.open_mapped(record.of)
+            return column_of(rows, record.offset, record.torch_dtype, record.shape[1:])
         with self._saved_over():
-            return open_mapped(self._root, self.record(name))
+            return open_mapped(self._root, record)
+
+    def map_rows(self, name: str, capacity: int) -> Tensor:
+        """Map an array with room for more rows; see `chains.map_rows`."""
+        with self._saved_over():
+            return map_rows(self._root, self.whole(name), capacity)
 
     def values(self, name: str) -> Iterator[Any]:
         """Yield the Python values that `add_values` wrote, one by one."""
-        where = f"{self._root / self.record(name).file}"
+        record = self.whole(name)
+        where = f"{self._root / record.file}"
         rest = b""
         count = 0
         with self._saved_over():
-            for block in read_stream(self._root, self.record(name)):
+            for block in read_stream(self._root, record):
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
                     yield decode(parse_json(line, where), where=f"{where}: value {count}", load=self.read)
@@ -117,18 +188,14 @@ class CheckpointReader:
             DamagedFileError: Names the first damaged file and the byte offset of the damage.
         """
         with self._saved_over():
-            for record in self._records.values():
+            for record in self.arrays.values():
                 verify_array(self._root, record)
         self.state()
-        return sum(record.nbytes for record in self._records.values())
+        return sum(record.total_bytes for record in self.arrays.values())
 
     def _check_sizes(self) -> None:
-        for record in self._records.values():
-            fd, size = open_inside(self._root, record.file)
-            os.close(fd)
-            if size != record.nbytes:
-                msg = f"{self._root / record.file} has {size} bytes, {record.nbytes} expected"
-                raise DamagedFileError(msg)
+        for record in self.arrays.values():
+            check_sizes(self._root, record)
 
     @contextlib.contextmanager
     def _saved_over(self) -> Iterator[None]:
@@ -143,7 +210,7 @@ class CheckpointReader:
 
     def _is_current(self) -> bool:
         try:
-            return read_manifest(self._root, format_name=self._format_name).body == self._body
+            return read_manifest(self._root, format_name=self.format_name).body == self._body
         except CheckpointError:
             return True  # damaged as well: the first error says it better
 
@@ -152,15 +219,41 @@ class _SavedOverError(CheckpointError):
     """Another checkpoint has taken the place of the one being read."""
 
 
-def read_records(root: Path, body: dict[str, Any]) -> dict[str, ArrayRecord]:
+def check_sizes(root: Path, record: ArrayRecord) -> None:
+    """Compare the sizes of an array's files with its record.
+
+    Raises:
+        DamagedFileError: naming the file.
+    """
+    for file in record.files:
+        fd, size = open_inside(root, file.file)
+        os.close(fd)
+        if size != file.nbytes:
+            msg = f"{root / file.file} has {size} bytes, {file.nbytes} expected"
+            raise DamagedFileError(msg)
+
+
+def read_records(root: Path, body: dict[str, Any]) -> dict[str, ArrayRecord | ColumnRecord]:
     """Return the array records of a manifest's body, checked.
 
     Raises:
         DamagedFileError: The body or a record in it is not as the format says.
     """
-    arrays = body.get("arrays")
-    if set(body) != {"arrays", "state"} or not isinstance(arrays, dict):
+    arrays, save = body.get("arrays"), body.get("save", "0" * 16)
+    if set(body) - {"save"} != {"arrays", "state"} or not isinstance(arrays, dict):
         msg = f"{root / MANIFEST_NAME} is damaged: its body must have exactly the keys ['arrays', 'state']"
         raise DamagedFileError(msg)
+    if not isinstance(save, str) or not _SAVE.fullmatch(save):
+        msg = f"{root / MANIFEST_NAME} is damaged: save must be 16 hexadecimal digits, got {str(save)[:40]!r}"
+        raise DamagedFileError(msg)
     where = f"{root / MANIFEST_NAME}: array "
-    return {name: ArrayRecord.from_json(node, where=f"{where}{name[:80]!r}") for name, node in arrays.items()}
+    columns = {name: node for name, node in arrays.items() if isinstance(node, dict) and "of" in node}
+    plain = {
+        name: ArrayRecord.from_json(node, where=f"{where}{name[:80]!r}")
+        for name, node in arrays.items()
+        if name not in columns
+    }
+    return {
+        name: plain[name] if name in plain else ColumnRecord.from_json(node, plain, where=f"{where}{name[:80]!r}")
+        for name, node in arrays.items()
+    }

@@ -21,7 +21,7 @@ from ostinato.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Store: TypeAlias = Callable[[Tensor], str]
+    Store: TypeAlias = Callable[[Tensor, str], str]
 
 __all__ = ["INLINE_BYTES", "MAX_DEPTH", "decode", "encode"]
 
@@ -38,8 +38,8 @@ def encode(value: object, *, where: str = "state", store: Store | None = None, i
     Args:
         value: What to encode.
         where: Name of the value, for messages.
-        store: Takes a tensor of more than `inline_bytes` bytes and returns the name under which `decode` can
-            load it; without it everything becomes part of the JSON.
+        store: Takes a tensor of more than `inline_bytes` bytes and its place, and returns the name under which
+            `decode` can load it; without it everything becomes part of the JSON.
         inline_bytes: Largest tensor, array or bytes object that becomes part of the JSON.
 
     Raises:
@@ -120,7 +120,7 @@ class _Encoder:
         plain = check_plain(value, self._where())
         fields = {"dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
         if self._store is not None and plain.nbytes > self._inline_bytes:
-            return {"$tensor": {**fields, "array": self._store(plain)}}
+            return {"$tensor": {**fields, "array": self._store(plain, self._where())}}
         raw = plain.cpu().resolve_conj().resolve_neg().contiguous()
         return {"$tensor": {**fields, "data": _base64(raw_view(raw))}}
 
@@ -140,7 +140,7 @@ class _Encoder:
             return {"data": _base64(raw)}
         # torch warns of read-only memory, which numpy arrays and bytes may be
         writable = bytearray(raw) if raw.readonly else raw
-        return {"array": self._store(torch.frombuffer(writable, dtype=torch.uint8))}
+        return {"array": self._store(torch.frombuffer(writable, dtype=torch.uint8), self._where())}
 
 
 def _is_text(value: Any) -> bool:

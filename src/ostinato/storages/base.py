@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.draw import Placement, Request
     from ostinato.core.rows import Schema
+    from ostinato.storages.rowarrays import RowArray
 
 __all__ = ["Storage", "check_capacity", "check_ndim"]
 
@@ -40,6 +41,10 @@ class Storage(ABC):
     """Whether rows must be written in ring order: writers that pick slots are refused."""
     device: torch.device = torch.device("cpu")
     """Where rows are kept and samples appear."""
+    mappable: bool = False
+    """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
+    exposed: bool = False
+    """Whether somebody may hold views of rows, and change them unnoticed: incremental saves then write everything."""
 
     @property
     @abstractmethod
@@ -156,6 +161,14 @@ class Storage(ABC):
         The keys `form` and `capacity` are required. `columns` (name -> tensor `[rows, ...]`) and `items` (a list of
         objects) are written to files of their own; the rest must be plain values and small tensors.
         """
+
+    def row_arrays(self) -> list[RowArray]:
+        """Return the memory of the rows, `[capacity, ...]` each, where slots are rows of it; none where they are not.
+
+        A save copies such arrays piece by piece while writers go on; `columns` that are not in them are written while
+        writers wait. The memory at a slot changes in `set` and in edits of that slot alone. Views.
+        """
+        return []
 
     def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Refuse a state that `load_state_dict` would refuse; buffers that load several storages ask all of them first.

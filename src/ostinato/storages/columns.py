@@ -10,6 +10,8 @@ from ostinato.errors import CheckpointError
 from ostinato.storages.late import LateFields
 from ostinato.storages.mirror import MirroredTable
 from ostinato.storages.mirror_state import check_apart, column_name, copy_column, dense, fill_mirrored, read_pairs
+from ostinato.storages.rowarrays import row_arrays
+from ostinato.storages.table import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.storages.pairs import Pairs
     from ostinato.storages.table import Table
 
-__all__ = ["check_columns", "check_form", "check_room", "fill_columns", "name_columns"]
+__all__ = ["check_columns", "check_form", "check_room", "fill_columns", "map_blocks", "name_columns"]
 
 
 def name_columns(
@@ -56,15 +58,61 @@ def fill_columns(table: Table | MirroredTable, state: dict[str, Any]) -> LateFie
     saved = check_columns(table.schema, state)
     if saved or isinstance(table, MirroredTable):
         fill_mirrored(table, state, saved)
-    else:
-        for i, (leaf, column) in enumerate(zip(table.schema.leaves, table.columns, strict=True)):
-            copy_column(columns[column_name(leaf.path, i)], column[:rows])
+    elif not state.get("mapped"):
+        _fill_plain(table, columns, rows)
     late = LateFields(table.capacity, table.device)
     everywhere = torch.arange(rows, device=table.device)
     for path, name, has in state["late"]:
         late.put(tuple(path), everywhere, dense(columns[name]))
         late.has[tuple(path)][:rows] = dense(columns[has]).to(table.device)
     return late
+
+
+def _fill_plain(table: Table, columns: dict[str, Any], rows: int) -> None:
+    """Copy columns in: packed rows as they lie where they lie alike here, else column by column."""
+    names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
+    waiting = dict(zip(names, table.columns, strict=True))
+    for array in row_arrays(table, names):
+        sources = [(columns[member.name], member.offset) for member in array.members]
+        if sources and _lie_alike(sources, array.row_bytes, columns):
+            sources[0][0].read_rows_into(array.data[:rows])
+            for member in array.members:
+                del waiting[member.name]
+    groups: dict[str, list[tuple[Any, Tensor]]] = {}
+    for name, column in waiting.items():
+        source = columns[name]
+        if not getattr(source, "packed", False):
+            copy_column(source, column[:rows])
+        else:
+            groups.setdefault(source.rows, []).append((source, column[:rows]))
+    for group in groups.values():
+        group[0][0].read_with(group)
+
+
+def _lie_alike(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:
+    """Whether saved columns lie in one array of packed rows, alone, at these offsets."""
+    first = sources[0][0]
+    if not getattr(first, "packed", False) or first.row_bytes != row_bytes:
+        return False
+    same = all(getattr(x, "rows", None) == first.rows and x.offset == offset for x, offset in sources)
+    return same and sum(getattr(x, "rows", None) == first.rows for x in columns.values()) == len(sources)
+
+
+def map_blocks(schema: Schema, state: dict[str, Any], capacity: int) -> tuple[list[Block], list[Tensor]]:
+    """Map saved columns into memory for `capacity` rows, laid out as they were saved.
+
+    Raises:
+        CheckpointError: if a column is missing or has another form.
+    """
+    columns, rows = state["columns"], int(state["rows"])
+    found: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
+    for i, leaf in enumerate(schema.leaves):
+        name = column_name(leaf.path, i)
+        _check_column(columns, name, leaf.dtype, (rows, *leaf.shape))
+        source = columns[name]
+        found.setdefault(source.rows, (source, []))[1].append((i, source.offset))
+    layout = [Block(source.row_bytes, tuple(members)) for source, members in found.values()]
+    return layout, [source.map_rows(capacity) for source, _ in found.values()]
 
 
 def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:

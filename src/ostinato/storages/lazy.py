@@ -9,6 +9,7 @@ import torch
 from ostinato._backend import native
 from ostinato.errors import OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_ndim
+from ostinato.storages.columns import map_blocks
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.mirror import MirroredTable
@@ -95,6 +96,17 @@ class LazyTensorStorage(TensorStorage):
             self._table = Table.allocate(schema, capacity, memory, layout)
         self._lanes = lanes
         self._late = LateFields(capacity, self.device)
+
+    @property
+    def mappable(self) -> bool:  # type: ignore[override]
+        """Whether files can be mapped as its rows."""
+        return self.device.type == "cpu" and not self._single_copy
+
+    def _lay_mapped(self, schema: Schema, state: dict[str, Any], lanes: int) -> None:
+        capacity = -(-self._max_size // lanes) * lanes
+        layout, blocks = map_blocks(schema, state, capacity)
+        self._table = Table(schema, capacity, layout, blocks)
+        self._lanes = lanes
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle rows that are present, and how to make the storage: never-written memory stays here."""

@@ -93,6 +93,11 @@ class LazyMemmapStorage(LazyTensorStorage):
                 self._reopen(self._directory)
 
     @property
+    def mappable(self) -> bool:  # type: ignore[override]
+        """Never: its rows are in files of its own."""
+        return False
+
+    @property
     def scratch_dir(self) -> Path | None:
         """Directory of the files; None before the first row of a temporary one."""
         return self._mapped.directory if self._mapped is not None else self._directory

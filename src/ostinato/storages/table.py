@@ -72,7 +72,7 @@ class Table:
                 columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
         self._finish(schema, capacity, [column for column in columns if column is not None])
         self.layout = layout
-        self._blocks = blocks
+        self.blocks = blocks
 
     @classmethod
     def allocate(cls, schema: Schema, capacity: int, memory: Memory, layout: list[Block]) -> Table:
@@ -85,7 +85,7 @@ class Table:
         """Make a table of tensors that exist, `[rows, *leaf.shape]` each. No copy."""
         table = cls.__new__(cls)
         table._finish(schema, int(columns[0].shape[0]), columns)  # noqa: SLF001 (its own)
-        table.layout, table._blocks = [], []  # noqa: SLF001
+        table.layout, table.blocks = [], []
         return table
 
     def _finish(self, schema: Schema, capacity: int, columns: list[Tensor]) -> None:
@@ -102,12 +102,12 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
-        return sum(part.nbytes for part in (self._blocks or self.columns))
+        return sum(part.nbytes for part in (self.blocks or self.columns))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickle blocks, not columns, which would each bring the whole block along; register addresses anew."""
-        if self._blocks:
-            return Table, (self.schema, self.capacity, self.layout, self._blocks)
+        if self.blocks:
+            return Table, (self.schema, self.capacity, self.layout, self.blocks)
         return Table.adopt, (self.schema, self.columns)
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:

@@ -20,6 +20,8 @@ from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.mirror import MirroredTable, as_run
+from ostinato.storages.mirror_state import column_name
+from ostinato.storages.rowarrays import row_arrays
 from ostinato.storages.table import Table
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.draw import Placement
     from ostinato.core.rows import Path
+    from ostinato.storages.rowarrays import RowArray
     from ostinato.storages.sides import Links
 
 __all__ = ["TensorStorage"]
@@ -90,6 +93,7 @@ class TensorStorage(Storage):
             if value.numel() > 1 and 0 in value.stride():
                 msg = f"field {leaf} is expanded, so that rows share memory: clone() the data first"
                 raise SchemaError(msg)
+        self.exposed = True  # whoever gave the tensors may write to them
         self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
         self.device = self._table.device
         if device != "auto" and torch.device(device) != self.device:
@@ -142,6 +146,7 @@ class TensorStorage(Storage):
         table = self._table
         if table is None:
             return {}
+        self._expose()
         columns = table.columns if isinstance(table, Table) else table.view(slice(self._rows))
         named = {leaf.path: column for leaf, column in zip(table.schema.leaves, columns, strict=True)}
         return {**named, **self._late.columns}
@@ -220,6 +225,12 @@ class TensorStorage(Storage):
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
+        raise UsageError(msg)
+
+    def _lay_mapped(self, schema: Schema, state: dict[str, Any], lanes: int) -> None:
+        msg = (
+            f"{type(self).__name__} cannot take mapped files as its rows, got {len(state)} entries of {schema}, {lanes}"
+        )
         raise UsageError(msg)
 
     def _require(self) -> Table | MirroredTable:
@@ -316,22 +327,39 @@ class TensorStorage(Storage):
             return self._read_field((index,) if isinstance(index, str) else index, swap=swap)
         table = self._require()
         if self.ndim > 1:
+            self._expose()
             return read_grid(table, self._late, self.shape, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
             leaves, late = table.gather(picked.slots), self._late.get(picked.slots) if self._late else {}
         else:
+            self._expose()
             leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows) if self._late else {}
         return self.present(_Payload(Flat(leaves, picked.batch, None), late), picked.batch)
 
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Tensor:
         table = self._require()
+        self._expose()
         if path in self._late.columns:
             self._late.require_all(torch.arange(self._rows, device=self.device))
             column = self._late.columns[path]
         else:
             column = table.column(table.schema.find(path), self._rows)
         return as_grid(column[: self._rows], self.shape, swap=swap)
+
+    def _expose(self) -> None:
+        """Take note that a view goes out; reads of single copies are copies."""
+        self.exposed = self.exposed or not isinstance(self._table, MirroredTable)
+
+    def row_arrays(self) -> list[RowArray]:
+        """Return packed rows and fields as they lie in memory. Views."""
+        table = self._table
+        if table is None:
+            return []
+        names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
+        if isinstance(table, MirroredTable):
+            return row_arrays(table.inner, [names[i] for i in table.kept])
+        return row_arrays(table, names)
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
         """Check rows for `slots`; keys that the schema does not know become late fields of these rows.
@@ -435,17 +463,21 @@ class TensorStorage(Storage):
             return
         self.check_state(state)
         schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
-        fresh = self._table is None
-        if fresh:
+        mapped, before = bool(state.get("mapped")), (self._table, self._lanes)
+        if mapped:
+            self._lay_mapped(schema, state, lanes)
+        elif self._table is None:
             self._lay_out(schema, (rows // lanes, lanes) if self.ndim > 1 else (rows,), self.device)
         table = self._require()
         self._about_to_change()
         try:
             late = fill_columns(table, state)
         except Exception:
-            if fresh:
-                self._table = None  # half-read rows of a damaged file must not stay
+            if mapped or before[0] is None:
+                self._table, self._lanes = before  # half-read rows of a damaged file must not stay
             raise
+        if mapped:
+            self.exposed = False  # views that were handed out are of other memory
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
         self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
 

@@ -1,20 +1,32 @@
 """Tools: they look at files, move and convert them, and return reports; printing is the command line's work."""
 
+from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
-from ostinato.tools.inspect import CheckpointReport, FieldReport, PriorityReport, inspect_checkpoint
+from ostinato.tools.inspect import (
+    ChainReport,
+    CheckpointReport,
+    FieldReport,
+    LinkReport,
+    PriorityReport,
+    inspect_checkpoint,
+)
 from ostinato.tools.moves import MoveReport, merge, split
 from ostinato.tools.stores import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, verify
 
 __all__ = [
+    "ChainReport",
     "CheckpointReport",
+    "CompactReport",
     "ConvertReport",
     "Damage",
     "FieldReport",
     "KeyReport",
+    "LinkReport",
     "MoveReport",
     "PriorityReport",
     "StoreReport",
     "VerifyReport",
+    "compact",
     "convert",
     "inspect_checkpoint",
     "inspect_store",

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.checkpoint import FORMAT
-from ostinato.durable import CheckpointReader, read_stream, verify_array
+from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
+from ostinato.durable.chains import read_runs
 from ostinato.errors import DamagedFileError
 from ostinato.storages.mirror_state import column_name
 from ostinato.tools.tally import Tally, elements
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["CheckpointReport", "FieldReport", "PriorityReport", "inspect_checkpoint"]
+__all__ = ["ChainReport", "CheckpointReport", "FieldReport", "LinkReport", "PriorityReport", "inspect_checkpoint"]
+
+_PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class FieldReport:
     rows: int
     """Rows that have the field."""
     nbytes: int
-    """Bytes of its file."""
+    """Bytes of its values."""
     minimum: float | int | None = None
     """Smallest number, NaN left out; None without data, for complex numbers, objects, or if data was not read."""
     maximum: float | int | None = None
@@ -64,6 +67,30 @@ class PriorityReport:
     """Largest; None as above."""
     zero_share: float | None = None
     """Share of rows with priority 0; None as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """One file of an array: its base, or a patch over what comes before it."""
+
+    kind: str
+    """`base` or `patch`."""
+    rows: int
+    """Rows that it holds."""
+    runs: int
+    """Runs of rows that follow each other."""
+    nbytes: int
+    """Bytes of its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """An array that incremental saves have added to; `compact` folds it into one file."""
+
+    name: str
+    """Name of the array: `rows.0` holds the packed rows of several fields."""
+    links: tuple[LinkReport, ...]
+    """Its files, in the order in which they are laid over each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +127,8 @@ class CheckpointReport:
     """The fields of the rows, in their order."""
     priorities: PriorityReport | None = None
     """Priorities; None where the sampler has none."""
+    chains: tuple[ChainReport, ...] = ()
+    """Arrays that have patches of incremental saves."""
 
 
 def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) -> CheckpointReport:
@@ -141,10 +170,12 @@ def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> Checkpo
     state = reader.state()
     storage = state["storage"]["state"]
     columns = list(_columns(reader, storage))
-    fields = tuple(_measured(root, reader, column) if read_data else column.field for column in columns)
+    streamed = {column.name for column in columns if _has_one_file(reader, column.name)}
     if read_data:
-        for name in set(reader.names) - {column.name for column in columns}:
-            verify_array(root, reader.record(name))
+        for name, record in reader.arrays.items():
+            if name not in streamed:
+                verify_array(root, record)
+    fields = tuple(_measured(root, reader, column) if read_data else column.field for column in columns)
     manifest = sum(file.stat().st_size for file in root.glob("manifest.json"))
     return CheckpointReport(
         path=str(root),
@@ -158,11 +189,24 @@ def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> Checkpo
         rows_written=int(state["rows_written"]),
         rows_drawn=int(state["rows_drawn"]),
         exact_resume=state["generator"] is not None,
-        nbytes=manifest + sum(reader.record(name).nbytes for name in reader.names),
+        nbytes=manifest + sum(record.total_bytes for record in reader.arrays.values()),
         verified=read_data,
         fields=fields,
         priorities=_priorities(state["sampler"]["state"], read_data=read_data),
+        chains=tuple(_chain(root, name, record) for name, record in reader.arrays.items() if record.patches),
     )
+
+
+def _has_one_file(reader: CheckpointReader, name: str) -> bool:
+    record = reader.record(name)
+    return isinstance(record, ArrayRecord) and not record.patches
+
+
+def _chain(root: Path, name: str, record: ArrayRecord) -> ChainReport:
+    base = LinkReport("base", record.base_rows, 1, record.nbytes)
+    patches = zip(read_runs(root, record), record.patches, strict=True)
+    links = (LinkReport("patch", int(runs[:, 1].sum()), len(runs), patch.nbytes) for runs, patch in patches)
+    return ChainReport(name, (base, *links))
 
 
 def _priorities(state: Any, *, read_data: bool) -> PriorityReport | None:
@@ -214,15 +258,28 @@ def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldRep
     """Read a column, comparing the checksum of each block, and add its statistics."""
     record, field = reader.record(column.name), column.field
     if field.dtype == "object" or record.torch_dtype.is_complex:
-        verify_array(root, record)
+        if isinstance(record, ArrayRecord):
+            verify_array(root, record)
         return field
-    raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the bytes of the file as they are
     width, start, tally = math.prod(field.shape), 0, Tally()
-    for numbers in elements(read_stream(root, raw), record.torch_dtype):
+    for numbers in _numbers(root, reader, column.name):
         end = start + numbers.numel()
         tally.see(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
         start = end
     return replace(field, minimum=tally.minimum, maximum=tally.maximum, mean=tally.mean, nan_count=tally.nan_count)
+
+
+def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor]:
+    """Yield the elements of a field in order; checksums of files of its own are compared, others were."""
+    record = reader.record(name)
+    if isinstance(record, ArrayRecord) and not record.patches:
+        raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the bytes of the file as they are
+        yield from elements(read_stream(root, raw), record.torch_dtype)
+        return
+    mapped = reader.open_mapped(name)
+    step = max(1, _PIECE_BYTES // max(1, record.row_bytes))
+    for start in range(0, record.shape[0], step):
+        yield mapped[start : start + step].reshape(-1)
 
 
 def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:

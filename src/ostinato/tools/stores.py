@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.buffers.checkpoint import FORMAT
-from ostinato.durable import CheckpointReader
+from ostinato.durable import verify_array
 from ostinato.durable.files import open_file
 from ostinato.durable.manifest import parse_json
 from ostinato.durable.trees import show
 from ostinato.errors import OstinatoError
 from ostinato.tools.check import check_whole
+from ostinato.tools.compact import open_checkpoint
 from ostinato.trajectories.entries import Entry, file_name, id_of_name
 from ostinato.trajectories.listing import JOURNAL, METADATA, STORE, Listing, consent, has_listing, read_listing, resolve
 
@@ -186,9 +186,7 @@ def verify(
     """
     root = Path(path)
     if not is_store(root):
-        reader = CheckpointReader(root, format_name=FORMAT)
-        nbytes = reader.verify()
-        return VerifyReport(str(root), "buffer", len(reader.names), nbytes, len(reader.names), (), ())
+        return _verify_checkpoint(root, on_progress)
     listing = read_listing(root, strict=False)
     damage = [Damage(STORE, None, listing.damage)] if listing.damage else []
     damage += _metadata_damage(listing)
@@ -224,3 +222,21 @@ def _metadata_damage(listing: Listing) -> list[Damage]:
     if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.facts, default=-1):
         wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, not above every id")
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
+
+
+def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | None) -> VerifyReport:
+    """Read every array of a checkpoint with its patches, and the state; a damaged one does not hide the next."""
+    reader = open_checkpoint(root)
+    damage, files, nbytes = [], 0, 0
+    for done, record in enumerate(reader.arrays.values(), 1):
+        try:
+            verify_array(root, record)
+            nbytes += record.total_bytes
+        except (OstinatoError, OSError) as error:
+            damage.append(Damage(record.file, None, str(error)))
+        files += len(record.files)
+        if on_progress is not None:
+            on_progress(done, len(reader.arrays))
+    if not damage:
+        reader.state()
+    return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))

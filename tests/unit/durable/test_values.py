@@ -107,7 +107,7 @@ def test_round_trip(value: Any) -> None:
 def test_round_trip_with_tensors_stored_apart(value: Any, inline_bytes: int) -> None:
     stored: dict[str, Tensor] = {}
 
-    def store(tensor: Tensor) -> str:
+    def store(tensor: Tensor, _: str) -> str:
         stored[str(len(stored))] = tensor.clone()
         return str(len(stored) - 1)
 
@@ -117,7 +117,7 @@ def test_round_trip_with_tensors_stored_apart(value: Any, inline_bytes: int) -> 
 def test_only_larger_ones_are_stored_apart() -> None:
     stored: list[Tensor] = []
 
-    def store(tensor: Tensor) -> str:
+    def store(tensor: Tensor, _: str) -> str:
         stored.append(tensor)
         return "x"
 

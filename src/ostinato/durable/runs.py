@@ -1,0 +1,120 @@
+"""Runs of rows `[first, count]`, and where a patch file holds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ostinato.errors import DamagedFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "PAGE_BYTES",
+    "Places",
+    "Runs",
+    "as_runs",
+    "check_runs",
+    "contains",
+    "join_runs",
+    "one_run",
+    "place",
+    "rows_of",
+]
+
+Runs: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
+"""int64 `[n, 2]`: first row and number of rows of each, ascending, apart from each other."""
+
+PAGE_BYTES = 4096
+_LARGE_BYTES = 2 * PAGE_BYTES
+"""Runs of so many bytes lie in the file as they lie in memory, so that their pages can be mapped."""
+
+
+class Places(NamedTuple):
+    """Where a patch file holds its runs."""
+
+    at: np.ndarray
+    """Offset of each run in the file, int64 `[n]`."""
+    large: np.ndarray
+    """Which runs lie on pages of their own, bool `[n]`; the others follow each other at the end of the file."""
+    small_start: int
+    """Where the others begin."""
+    nbytes: int
+    """Size of the file."""
+
+
+def one_run(first: int, count: int) -> Runs:
+    """Return a single run, or none if it has no rows."""
+    return np.array([[first, count]] if count else [], dtype=np.int64).reshape(-1, 2)
+
+
+def as_runs(slots: np.ndarray) -> Runs:
+    """Return the runs that ascending distinct slots make."""
+    if not len(slots):
+        return one_run(0, 0)
+    cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+    starts = np.concatenate([[0], cuts])
+    counts = np.diff(np.concatenate([starts, [len(slots)]]))
+    return np.stack([slots[starts], counts], axis=1).astype(np.int64)
+
+
+def join_runs(*many: Runs) -> Runs:
+    """Return the runs of all rows that are in any of them."""
+    runs = np.concatenate([one_run(0, 0), *many])
+    if not len(runs):
+        return runs
+    runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(runs.sum(1))
+    fresh = np.concatenate([[True], runs[1:, 0] > ends[:-1]])
+    starts = np.flatnonzero(fresh)
+    lasts = np.concatenate([starts[1:], [len(runs)]]) - 1
+    return np.stack([runs[starts, 0], ends[lasts] - runs[starts, 0]], axis=1)
+
+
+def rows_of(runs: Runs) -> np.ndarray:
+    """Return all rows of runs one by one, int64."""
+    total = int(runs[:, 1].sum()) if len(runs) else 0
+    before = np.cumsum(runs[:, 1]) - runs[:, 1]
+    return np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
+
+
+def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
+    """Return which rows lie in one of the runs, bool."""
+    if not len(runs):
+        return np.zeros(len(rows), dtype=bool)
+    run = np.searchsorted(runs[:, 0], rows, side="right") - 1
+    inside: np.ndarray = (run >= 0) & (rows < runs[run].sum(1))
+    return inside
+
+
+def place(runs: Runs, row_bytes: int) -> Places:
+    """Return where a patch file holds runs: table, large runs on pages of their own, small ones one after the other."""
+    sizes = runs[:, 1] * row_bytes
+    large = sizes >= _LARGE_BYTES
+    lead = runs[:, 0] * row_bytes % PAGE_BYTES
+    extents = np.where(large, -(-(lead + sizes) // PAGE_BYTES) * PAGE_BYTES, 0)
+    start = runs.size * 8
+    if large.any():
+        start = -(-start // PAGE_BYTES) * PAGE_BYTES
+    small_start = start + int(extents.sum())
+    small = np.where(large, 0, sizes)
+    at = np.where(large, start + np.cumsum(extents) - extents + lead, small_start + np.cumsum(small) - small)
+    return Places(at, large, small_start, small_start + int(small.sum()))
+
+
+def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int) -> Places:
+    """Refuse a table that a file gave if it does not fit the file and the array.
+
+    Raises:
+        DamagedFileError: naming the file.
+    """
+    first, count = runs[:, 0], runs[:, 1]
+    good = bool((first >= 0).all() and (count > 0).all() and (first < rows).all() and (count <= rows).all())
+    good = good and bool((first + count <= rows).all() and (first[1:] >= (first + count)[:-1]).all())
+    places = place(runs, row_bytes) if good else None
+    if places is None or places.nbytes != nbytes:
+        msg = f"{path} is damaged in the block at byte 0: its table of rows does not fit {rows} rows and {nbytes} bytes"
+        raise DamagedFileError(msg)
+    return places

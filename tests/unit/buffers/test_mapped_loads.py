@@ -1,0 +1,135 @@
+"""`loads(mmap=True)`: nothing is read before it is sampled, nothing is written to the files."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
+from ostinato.errors import DamagedFileError, OptionError
+
+from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make(capacity: int = 60, **options: Any) -> ReplayBuffer:
+    return buffer(LazyTensorStorage(capacity, **options), batch_size=5, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("source", [{}, {"packed": False}, {"single_copy": False}])
+@pytest.mark.parametrize("count", [1, 40, 60, 95])
+def test_a_mapped_load_is_a_load(source: dict[str, Any], count: int, tmp_path: Path) -> None:
+    rb = make(**source)
+    fill(rb, range(count))
+    rb.sample()
+    rb.dumps(tmp_path / "save")
+    one, two = make(), make()
+    one.loads(tmp_path / "save", mmap=True)
+    two.loads(tmp_path / "save")
+    for step in range(5):
+        same_state(snapshot(one), snapshot(two))
+        first, second = one.sample(), two.sample()
+        assert read_ids(first) == read_ids(second)
+        for other in (one, two):
+            fill(other, range(1000 * step, 1000 * step + 17))
+
+
+@pytest.mark.parametrize("edits", ["ring", "scattered", "growing"])
+def test_a_chain_is_laid_over_its_base(edits: str, tmp_path: Path) -> None:
+    rb = make(6000)
+    fill(rb, range(3000 if edits == "growing" else 6000))
+    for turn in range(4):
+        rb.dumps(tmp_path / "save", incremental=True)
+        if edits == "scattered":
+            slots = torch.arange(turn, 6000, 301)
+            rb[slots] = rows(slots + 10_000 * turn)
+        else:
+            fill(rb, range(10_000 * turn, 10_000 * turn + 200))
+    rb.dumps(tmp_path / "save", incremental=True)
+    other = make(6000)
+    other.loads(tmp_path / "save", mmap=True)
+    same_state(snapshot(other), snapshot(rb))
+
+
+def test_files_stay_as_they_are(tmp_path: Path) -> None:
+    rb = make()
+    fill(rb, range(60))
+    rb.dumps(tmp_path / "save")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "save").iterdir()}
+    other = make()
+    other.loads(tmp_path / "save", mmap=True)
+    fill(other, range(100, 170))
+    other[torch.arange(5)] = rows(range(500, 505))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "save").iterdir()} == before
+
+
+def test_a_mapped_buffer_saves_over_the_files_it_stands_on(tmp_path: Path) -> None:
+    rb = make()
+    fill(rb, range(60))
+    rb.dumps(tmp_path / "save")
+    other = make()
+    other.loads(tmp_path / "save", mmap=True)
+    for turn in range(3):
+        fill(other, range(100 * turn, 100 * turn + 7))
+        other.dumps(tmp_path / "save", incremental=turn != 1)
+        third = make()
+        third.loads(tmp_path / "save", mmap=True)
+        same_state(snapshot(third), snapshot(other))
+
+
+def test_room_beyond_the_rows_saved_can_be_written(tmp_path: Path) -> None:
+    rb = make(10)
+    fill(rb, range(10))
+    rb.dumps(tmp_path / "save")
+    other = make(5000)
+    other.loads(tmp_path / "save", mmap=True)
+    fill(other, range(10, 5000))
+    assert read_ids(other[:]) == list(range(5000))
+
+
+@pytest.mark.parametrize("rows_of", [100_000, 400_000])
+def test_opening_takes_no_time_whatever_the_size(rows_of: int, tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(rows_of), batch_size=256)
+    rb.extend({"obs": torch.zeros(rows_of, 60), "reward": torch.arange(rows_of)})
+    rb.dumps(tmp_path / "save")
+    times = []
+    for _ in range(5):
+        other = ReplayBuffer(storage=LazyTensorStorage(rows_of), batch_size=256)
+        begin = time.perf_counter()
+        other.loads(tmp_path / "save", mmap=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.05
+    batch, info = other.sample(return_info=True)
+    assert torch.equal(batch["reward"], info["index"])
+
+
+def test_what_cannot_be_mapped_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    rb = make()
+    fill(rb, range(9))
+    rb.dumps(tmp_path / "save")
+    for storage in (ListStorage(60), LazyMemmapStorage(60), LazyTensorStorage(60, single_copy=True)):
+        with pytest.raises(OptionError, match="mmap=True needs a LazyTensorStorage"):
+            buffer(storage).loads(tmp_path / "save", mmap=True)
+
+
+def test_structure_is_checked_bytes_are_not(tmp_path: Path) -> None:
+    rb = make()
+    fill(rb, range(60))
+    rb.dumps(tmp_path / "save")
+    file = next((tmp_path / "save").glob("rows_0*.bin"))
+    data = bytearray(file.read_bytes())
+    data[100] ^= 255
+    file.write_bytes(data)
+    make().loads(tmp_path / "save", mmap=True)
+    make().loads(tmp_path / "save", verify=False)
+    with pytest.raises(DamagedFileError, match=file.name):
+        make().loads(tmp_path / "save")
+    file.write_bytes(data[:-1])
+    for options in ({"mmap": True}, {"verify": False}, {}):
+        with pytest.raises(DamagedFileError, match=file.name):
+            make().loads(tmp_path / "save", **options)

@@ -1,0 +1,139 @@
+"""Chains are shown, verified and folded; whatever stops the folding, the checkpoint is whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from ostinato.durable import directory
+from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.tools import compact, inspect_checkpoint, verify
+
+from ...tags import buffer, fill, same_state, snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make() -> ReplayBuffer:
+    return PrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=LazyTensorStorage(20_000), generator=torch.Generator(), batch_size=4
+    )
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> tuple[ReplayBuffer, Path]:
+    rb = make()
+    fill(rb, range(15_000))
+    for turn in range(4):
+        rb.dumps(tmp_path / "chain", incremental=True)
+        fill(rb, range(15_000 + 40 * turn, 15_040 + 40 * turn))
+        rb.update_priority(torch.tensor([turn]), torch.tensor([5.0]))
+    rb.dumps(tmp_path / "chain", incremental=True)
+    return rb, tmp_path / "chain"
+
+
+def test_the_chain_is_shown(chain: tuple[ReplayBuffer, Path]) -> None:
+    _, path = chain
+    report = inspect_checkpoint(path)
+    (rows,) = (found for found in report.chains if found.name == "rows.0")
+    assert [(link.kind, link.rows, link.runs) for link in rows.links] == [("base", 15_000, 1)] + [("patch", 40, 1)] * 4
+    fields = {field.name: field for field in report.fields}
+    assert (fields["id"].minimum, fields["id"].maximum, fields["id"].rows) == (0, 15_159, 15_160)
+    assert report.nbytes == sum(file.stat().st_size for file in path.iterdir())
+    assert inspect_checkpoint(path, read_data=False).chains == report.chains
+
+
+def test_folding_changes_nothing_but_the_files(chain: tuple[ReplayBuffer, Path]) -> None:
+    rb, path = chain
+    report = compact(path)
+    assert report.patches >= 8
+    assert report.bytes_after < report.bytes_before
+    assert inspect_checkpoint(path).chains == ()
+    other = make()
+    other.loads(path)
+    same_state(snapshot(other), snapshot(rb))
+    fill(rb, range(9))
+    rb.dumps(path, incremental=True)
+    assert [len(found.links) for found in inspect_checkpoint(path).chains if found.name == "rows.0"] == [2]
+    assert compact(path).patches > 0
+    assert compact(path).patches == 0
+
+
+def test_folding_that_fails_leaves_the_chain(chain: tuple[ReplayBuffer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    rb, path = chain
+    before = sorted(file.name for file in path.iterdir())
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directory, "write_manifest", fail)
+    with pytest.raises(OSError, match="No space"):
+        compact(path)
+    monkeypatch.undo()
+    assert sorted(file.name for file in path.iterdir()) == before
+    other = make()
+    other.loads(path)
+    same_state(snapshot(other), snapshot(rb))
+
+
+@pytest.mark.parametrize("end", ["first", "last", "middle"])
+def test_a_damaged_patch_is_found_by_every_reader(end: str, chain: tuple[ReplayBuffer, Path]) -> None:
+    _, path = chain
+    rows = json.loads((path / "manifest.json").read_text())["body"]["arrays"]["rows.0"]
+    file = path / rows["patches"][1]["file"]
+    data = bytearray(file.read_bytes())
+    data[{"first": 3, "last": -1, "middle": len(data) // 2}[end]] ^= 16
+    file.write_bytes(data)
+    for read in (compact, inspect_checkpoint, make().loads):
+        with pytest.raises(DamagedFileError, match=file.name):
+            read(path)
+    (found,) = verify(path).damage
+    assert file.name in found.problem
+
+
+def test_tables_that_lie_are_refused_when_mapped(chain: tuple[ReplayBuffer, Path]) -> None:
+    _, path = chain
+    rows = json.loads((path / "manifest.json").read_text())["body"]["arrays"]["rows.0"]
+    file = path / rows["patches"][0]["file"]
+    data = bytearray(file.read_bytes())
+    for first, count in ((2**62, 40), (-1, 40), (15_000, 2**40), (15_001, 40), (0, 0)):
+        data[:16] = first.to_bytes(8, "little", signed=True) + count.to_bytes(8, "little")
+        file.write_bytes(data)
+        other = buffer(LazyTensorStorage(20_000))
+        with pytest.raises(CheckpointError):
+            other.loads(path, mmap=True)
+        assert len(other) == 0
+
+
+def test_ensembles_are_folded_and_verified(tmp_path: Path) -> None:
+    both = ReplayBufferEnsemble(*(buffer(LazyTensorStorage(100)) for _ in range(2)))
+    for turn in range(3):
+        fill(both[0], range(60 + turn))
+        both.dumps(tmp_path / "save", incremental=True)
+        fill(both[0], range(3))
+    both.dumps(tmp_path / "save", incremental=True)
+    assert not verify(tmp_path / "save").damage
+    assert compact(tmp_path / "save").patches > 0
+
+
+def test_the_command_folds(chain: tuple[ReplayBuffer, Path]) -> None:
+    _, path = chain
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ostinato", *words], capture_output=True, text=True, check=False, timeout=60
+        )
+
+    assert "rows.0: base of 15,000 rows" in run("inspect", "--quick", str(path)).stdout
+    done = run("compact", str(path))
+    assert (done.returncode, "folded" in done.stdout) == (0, True), done.stderr
+    assert "no patches" in run("compact", str(path)).stdout
+    assert run("compact", str(path / "nowhere")).returncode == 1
+    assert "ostinato compact runs/checkpoint" in run("compact", "--help").stdout
