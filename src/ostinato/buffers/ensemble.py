@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Never, final
 
-from ostinato.buffers import checkpoint, mixing_state, routes
+from ostinato.buffers import checkpoint, hooks, mixing_state, routes
 from ostinato.buffers.assembly import check_buffers, check_collates, put_together, refuse_parts
 from ostinato.buffers.members import Member, locked
 from ostinato.buffers.mixing import Mixer, show_names
@@ -355,7 +355,8 @@ class ReplayBufferEnsemble:
         Other threads wait while the rows are written.
         """
         with self._mixer.lock, locked(self._mixer.members):
-            checkpoint.save(path, self._state(), mixing_state.FORMAT)
+            storages = [rb.storage for rb in self.members]
+            checkpoint.save(path, hooks.converted(self._state(), storages), mixing_state.FORMAT)
 
     def loads(self, path: str | Path) -> None:
         """Restore what `dumps` saved.
@@ -365,7 +366,8 @@ class ReplayBufferEnsemble:
             DamagedFileError: if a file is damaged, naming it; nothing is changed.
         """
         with self._mixer.lock, locked(self._mixer.members):
-            checkpoint.load(path, self.load_state_dict, [rb.storage for rb in self.members], mixing_state.FORMAT)
+            storages = [rb.storage for rb in self.members]
+            checkpoint.load(path, hooks.restoring(self.load_state_dict, storages), storages, mixing_state.FORMAT)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the ensemble with its members; draws made ahead travel, locks and threads are made anew."""

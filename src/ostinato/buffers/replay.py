@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import checkpoint, priorities
+from ostinato.buffers import checkpoint, hooks, priorities
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
@@ -510,10 +510,10 @@ class ReplayBuffer:
     def dumps(self, path: str | Path) -> None:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
 
-        Extra memory: at most 64 MB. Other threads wait while the rows are written.
+        Extra memory: at most 64 MB, and what save hooks return. Other threads wait while the rows are written.
         """
         with self._engine.lock:
-            checkpoint.save(path, self._state())
+            checkpoint.save(path, hooks.converted(self._state(), [self.storage]))
 
     def loads(self, path: str | Path) -> None:
         """Restore what `dumps` saved.
@@ -523,7 +523,17 @@ class ReplayBuffer:
             DamagedFileError: if a file is damaged, naming it.
         """
         with self._engine.lock:
-            checkpoint.load(path, self.load_state_dict, [self.storage])
+            checkpoint.load(path, hooks.restoring(self.load_state_dict, [self.storage]), [self.storage])
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""
+        with self._engine.lock:
+            self.storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert rows back when `loads` reads them; see the storage's `register_load_hook`."""
+        with self._engine.lock:
+            self.storage.register_load_hook(hook)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""
