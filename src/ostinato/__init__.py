@@ -10,6 +10,7 @@ from ostinato.buffers import (
 )
 from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
+from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -40,6 +41,7 @@ __all__ = [
     "Compose",
     "Episodes",
     "Exclude",
+    "Flat2TED",
     "FrameStack",
     "Hindsight",
     "ImmutableDatasetWriter",
@@ -67,6 +69,7 @@ __all__ = [
     "SliceSamplerWithoutReplacement",
     "Storage",
     "StorageEnsemble",
+    "TED2Flat",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",

@@ -42,6 +42,8 @@ _NAMES = (
     "ImmutableDatasetWriter",
     "TensorDictMaxValueWriter",
     "WriterEnsemble",
+    "TED2Flat",
+    "Flat2TED",
 )
 _HOMES = {
     "torchrl": (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch.utils._pytree import tree_map_only
 
+from ostinato.buffers import hooks
 from ostinato.buffers.cut import Lineage
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.loading import begin_load, end_load
@@ -352,9 +353,10 @@ def load(
     """
     storages = [engine.storage for engine in engines]
     for storage in storages if reading.mmap else ():
-        if not storage.mappable:
+        if not storage.mappable or storage.load_hooks:
             msg = (
-                f"mmap=True needs a LazyTensorStorage on the CPU without single_copy, got {storage!r}: load without it"
+                "mmap=True needs a LazyTensorStorage on the CPU without single_copy and loading hooks, got "
+                f"{storage!r} with {len(storage.load_hooks)} hooks: load without it"
             )
             raise OptionError(msg)
     reader = CheckpointReader(path, format_name=reading.format_name)
@@ -369,7 +371,7 @@ def load(
             pairs = enumerate(zip(members, storages, strict=True))
             got = [_get_rows(reader, mine, storage, f"{i}:", reading) for i, (mine, storage) in pairs]
             state = {**state, "members": got}
-    restore(state)
+    hooks.restoring(restore, storages)(state)
     for engine in engines:
         engine.saves.remember(
             reader.save or "", Lineage(engine.stamps, engine.stamps.written, engine.storage, {}), None

@@ -64,7 +64,7 @@ class Saves:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin anew."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__()
 
     def before(self, stamps: Stamps, where: Placement | Tensor) -> None:
         """Hear of slots that are about to be written; before they get their stamps, under the engine's lock."""

@@ -512,7 +512,8 @@ class ReplayBuffer:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
 
         What is saved is the state of one moment. Other threads go on sampling and writing while rows of tensor storages
-        are written; they wait for what is small, and for Python objects. Extra memory: at most 64 MB.
+        are written; they wait for what is small, for Python objects, and for save hooks of the storage. Extra memory: at
+        most 64 MB, and what save hooks return.
 
         Args:
             path: the directory.
@@ -550,6 +551,16 @@ class ReplayBuffer:
         with engine.saves.lock, engine.lock:
             reading = checkpoint.Reading(checkpoint.FORMAT, verify=verify, mmap=mmap)
             checkpoint.load(path, self.load_state_dict, [engine], reading)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""
+        with self._engine.lock:
+            self.storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert rows back when `loads` reads them; see the storage's `register_load_hook`."""
+        with self._engine.lock:
+            self.storage.register_load_hook(hook)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""

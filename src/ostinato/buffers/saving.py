@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ostinato.buffers import hooks
 from ostinato.buffers.cut import Cut, Lineage, rows_since
 from ostinato.buffers.objects import pack
 from ostinato.durable import CheckpointWriter
@@ -102,7 +103,7 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
     known = [None if older is None else engine.saves.lineages.get(older) for engine in saving.engines]
     if all(lineage is not None for lineage in known):
         writer.known = known[0].prints  # type: ignore[union-attr]
-    state = saving.state()
+    state = hooks.converted(saving.state(), [engine.storage for engine in saving.engines])
     members = state.get("members")
     put = [
         _put_rows(begun, engine, lineage, mine, "" if members is None else f"{i}:")
@@ -123,7 +124,7 @@ def _put_rows(
     if columns is not None:
         done = set()
         changed = _changed(engine, lineage)
-        for array in engine.storage.row_arrays():
+        for array in [] if "hooked" in storage else engine.storage.row_arrays():
             done |= {member.name for member in array.members} or {array.name}
             arrays += _begin_array(begun, array, len(engine.storage), changed, prefix)
         for name, column in columns.items():

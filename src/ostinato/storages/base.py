@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages.rowarrays import RowArray
 
-__all__ = ["Storage", "check_capacity", "check_ndim"]
+__all__ = ["Storage", "check_capacity", "check_hook", "check_ndim"]
 
 
 class Storage(ABC):
@@ -45,6 +45,10 @@ class Storage(ABC):
     """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
     exposed: bool = False
     """Whether somebody may hold views of rows, and change them unnoticed: incremental saves then write everything."""
+    save_hooks: tuple[Callable[..., Any], ...] = ()
+    """What converts rows on their way into a checkpoint, in the order of registration."""
+    load_hooks: tuple[Callable[..., Any], ...] = ()
+    """What converts them back, in the order of registration."""
 
     @property
     @abstractmethod
@@ -225,6 +229,21 @@ class Storage(ABC):
         msg = f"{type(self).__name__} has no fields to write ({path!r}): replace whole rows with rb[index] = rows"
         raise KindError(msg)
 
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:  # noqa: ARG002
+        """Convert rows on their way into a checkpoint; storages of tensors do.
+
+        Raises:
+            KindError: if the storage has no fields.
+        """
+        msg = (
+            f"{type(self).__name__} has no fields that a hook could convert: use LazyTensorStorage or LazyMemmapStorage"
+        )
+        raise KindError(msg)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Convert rows back when a checkpoint is loaded; see `register_save_hook`."""
+        Storage.register_save_hook(self, hook)
+
     def __getitem__(self, index: Any) -> Any:
         """Read rows without transforms or collate; see `read`."""
         return self.read(index)
@@ -252,3 +271,15 @@ def check_ndim(ndim: object) -> int:
         msg = f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}"
         raise OptionError(msg)
     return int(ndim)
+
+
+def check_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that can be called.
+
+    Raises:
+        KindError: otherwise.
+    """
+    if not callable(hook) or isinstance(hook, type):
+        msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
+        raise KindError(msg)
+    return hook

@@ -113,12 +113,15 @@ class LazyTensorStorage(TensorStorage):
         state = self.state_dict()
         dense = {name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()}
         rows = {**state, "columns": dense}
-        return {"max_size": self._max_size, "options": self._options(), "device": str(self.device), "rows": rows}
+        hooks = (self.save_hooks, self.load_hooks)
+        more = {"device": str(self.device), "rows": rows, "hooks": hooks}
+        return {"max_size": self._max_size, "options": self._options(), **more}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the storage anew and lay the rows out."""
         self.__init__(state["max_size"], **state["options"])  # type: ignore[misc]
         self.device = torch.device(state["device"])
+        self.save_hooks, self.load_hooks = state["hooks"]
         self.load_state_dict(state["rows"])
 
     def _options(self) -> dict[str, Any]:

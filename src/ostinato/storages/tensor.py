@@ -14,7 +14,7 @@ from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_ndim
+from ostinato.storages.base import Storage, check_capacity, check_hook, check_ndim
 from ostinato.storages.columns import check_columns, check_form, check_room, fill_columns, name_columns
 from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
@@ -419,6 +419,35 @@ class TensorStorage(Storage):
         self._late.clear()
         if isinstance(self._table, MirroredTable):
             self._table.clear()
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert the rows whenever the buffer saves a checkpoint (`dumps`); the storage keeps its rows.
+
+        Hooks are not saved: register them anew for each buffer. They run in the order of registration, each on what the
+        one before returned, and under the buffer's lock.
+
+        Args:
+            hook: called as `hook(rows, path=None)`, with the rows present (views `[rows]`, with `ndim=2`
+                `[steps, lanes]`, of the kind in which they came); returns a TensorDict or a dict of tensors and plain
+                values. If it has an attribute `shift`, that is set before to the step after the newest, and `is_full`
+                to True: no row is unwritten.
+
+        Raises:
+            KindError: if it cannot be called.
+        """
+        self.save_hooks = (*self.save_hooks, check_hook(hook))
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert rows back that were saved with save hooks, when the buffer loads a checkpoint (`loads`).
+
+        Args:
+            hook: called as `hook(data, out=None)` with what the last save hook returned, or the load hook before;
+                the last one returns the rows, with the fields that they had.
+
+        Raises:
+            KindError: if it cannot be called.
+        """
+        self.load_hooks = (*self.load_hooks, check_hook(hook))
 
     def state_dict(self) -> dict[str, Any]:
         """Return rows present as views, and counts."""

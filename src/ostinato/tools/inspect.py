@@ -237,6 +237,9 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         field = FieldReport("(objects)", "object", (), int(storage["items"]), reader.record("items").nbytes)
         yield _Column(field, "items")
         return
+    if "hooked" in storage:
+        yield from _converted(reader, storage["hooked"]["tree"], ())
+        return
     late = {name: (keys, mask) for keys, name, mask in storage["late"]}
     masks = {mask for _, mask in late.values()}
     leaves = storage["schema"]["leaves"] if storage["schema"] else ()
@@ -252,6 +255,17 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         if name not in paths and name not in late:
             shown += " (kept apart)"  # the rest of a single copy is the field of the row that follows
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
+
+
+def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
+    """Find the arrays that saving hooks made of the rows."""
+    for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
+        yield from _converted(reader, child, (*path, key))
+    if tree["kind"] == "tensor":
+        record = reader.record(tree["name"])
+        count, *shape = record.shape or (1,)
+        shown = f"{'.'.join(map(str, path)) or '(data)'} (converted by hooks)"
+        yield _Column(FieldReport(shown, record.dtype, tuple(shape), count, record.nbytes), tree["name"])
 
 
 def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:

@@ -61,6 +61,9 @@ class SavedBuffer:
             what = "Python objects, which have no fields to show" if storage.get("items") else "no rows"
             msg = f"{path} holds {what}: there is nothing to show"
             raise CheckpointError(msg)
+        if "hooked" in storage:
+            msg = f"{path} holds rows that saving hooks have converted: load it, and save it without hooks to see it"
+            raise CheckpointError(msg)
         self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
         self.columns = _mapped(reader, storage)
         self._lanes = max(1, int(storage["lanes"]))

@@ -1,0 +1,183 @@
+"""Files of a TorchRL checkpoint: JSON and raw arrays. Nothing is executed, no name leads out, no link is followed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from ostinato.core import kinds
+from ostinato.core.kinds import Node
+from ostinato.durable.dtypes import DTYPES, check_shape, shape_nbytes
+from ostinato.durable.files import open_file
+from ostinato.durable.manifest import parse_json
+from ostinato.errors import CheckpointError, DamagedFileError
+
+__all__ = ["Folder", "damaged"]
+
+_MAX_JSON_BYTES = 16 * 2**20
+_MAX_DEPTH = 64
+_TENSORDICT = "<class 'tensordict._td.TensorDict'>"
+_PLAIN = (bool, int, float, str, list, type(None))
+
+
+@final
+@dataclass(frozen=True)
+class Folder:
+    """A directory that is read with suspicion; below its root no symbolic link is followed.
+
+    Attributes:
+        root: the directory.
+        read: files that were opened, by their names from the root.
+        notes: what was found and cannot be carried over.
+    """
+
+    root: Path
+    read: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def has(self, *names: str) -> bool:
+        """Whether there is anything of that name."""
+        return os.path.lexists(self.root.joinpath(*names))
+
+    def json(self, *names: str) -> dict[str, Any]:
+        """Read an object of JSON.
+
+        Raises:
+            DamagedFileError: naming the file, if it is missing, too long, or something else.
+        """
+        path = self._path(names)
+        fd = open_file(path)
+        with os.fdopen(fd, "rb") as file:
+            size = os.fstat(fd).st_size
+            if size > _MAX_JSON_BYTES:
+                damaged(path, f"{size} bytes of JSON, at most {_MAX_JSON_BYTES} are read")
+            found = parse_json(file.read(), path)
+        if not isinstance(found, dict):
+            damaged(path, "it is no object of JSON")
+        return found
+
+    def array(self, entry: Any, *names: str) -> Tensor:
+        """Map an array copy-on-write; its file must have exactly the bytes that its dtype and shape take.
+
+        Args:
+            entry: what the metadata says: `dtype`, as in `torch.float32`, and `shape`.
+            names: of the file, from the root.
+
+        Raises:
+            DamagedFileError: naming the file.
+        """
+        path = self._path(names)
+        named = entry.get("dtype") if isinstance(entry, dict) else None
+        dtype = DTYPES.get(named.removeprefix("torch.")) if isinstance(named, str) else None
+        shape = check_shape(entry.get("shape")) if dtype is not None else None
+        if dtype is None or shape is None or entry.get("is_nested", False) is not False:
+            damaged(path, f"its metadata must tell a dtype, a shape, and that it is not nested, got {str(entry)[:200]}")
+        nbytes = shape_nbytes(shape, dtype)
+        fd = open_file(path)
+        size = os.fstat(fd).st_size
+        os.close(fd)
+        if size != nbytes:
+            damaged(path, f"it has {size} bytes, its metadata says {named}{list(shape)}, which takes {nbytes}")
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        raw = torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8)
+        return raw.view(dtype).view(shape)
+
+    def tensordict(self, *names: str) -> Any:
+        """Read a TensorDict that tensordict memory-mapped; arrays are mapped, not read.
+
+        Raises:
+            CheckpointError: if it holds something else than TensorDicts, tensors and plain values.
+            DamagedFileError: naming the file that is missing or damaged.
+        """
+        return self._level(names, 0)
+
+    def _level(self, names: tuple[str, ...], depth: int) -> Any:
+        path = self.root.joinpath(*names) / "meta.json"
+        meta = self.json(*names, "meta.json")
+        kind, batch = meta.get("_type"), check_shape(meta.get("shape"))
+        if kind != _TENSORDICT:
+            msg = (
+                f"{path} is of {str(kind)[:200]}, only TensorDicts are read (of a tensorclass give its fields: load it "
+                "with TorchRL and save `data.to_tensordict()`)"
+            )
+            raise CheckpointError(msg)
+        if batch is None or depth > _MAX_DEPTH:
+            damaged(path, "it must tell a batch size, and nest at most 64 deep")
+        tensors: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for key, entry in meta.items():
+            if not isinstance(entry, dict):
+                if key not in {"shape", "device", "_type"}:
+                    damaged(path, f"the entry of {key[:80]!r}")
+            elif "type" not in entry:
+                tensors[key] = self.array(entry, *names, f"{key}.memmap")
+            elif entry["type"] == "NonTensorData":
+                values[key] = self._value(*names, key)
+            else:
+                tensors[key] = self._level((*names, key), depth + 1)
+                if not kinds.is_tensordict(tensors[key]) or entry["type"] != "TensorDict":
+                    damaged(path, f"the entry of {key[:80]!r}")
+        self._check_batch(path, batch, tensors)
+        made = kinds.make(
+            Node("tensordict", tuple(tensors), None, batch), list(tensors.values()), (), torch.device("cpu")
+        )
+        for key, value in values.items():
+            made.set_non_tensor(key, value)
+        return made
+
+    def _check_batch(self, path: Path, batch: tuple[int, ...], tensors: dict[str, Any]) -> None:
+        for key, value in tensors.items():
+            if tuple(value.shape[: len(batch)]) != batch:
+                damaged(path, f"{key[:80]!r} has the shape {list(value.shape)} in a batch of {list(batch)}")
+
+    def _value(self, *names: str) -> Any:
+        """Read a value that is no tensor, if it was written as JSON."""
+        meta = self.json(*names, "meta.json")
+        value = meta.get("data", NotImplemented)
+        if not isinstance(value, _PLAIN):
+            msg = (
+                f"{self.root.joinpath(*names)} holds a value that is no tensor, and not as JSON: it is not read, since "
+                "unpickling runs code"
+            )
+            raise CheckpointError(msg)
+        return value
+
+    def _path(self, names: tuple[str, ...]) -> Path:
+        path = self.root
+        for name in names[:-1]:
+            path = path / self._checked(name)
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                damaged(path, "a directory is expected here, and links are not followed")
+        self.read.add("/".join(names))
+        return path / self._checked(names[-1])
+
+    def _checked(self, name: str) -> str:
+        if name in {"", ".", ".."} or any(c in name for c in "/\\\0") or Path(name).name != name or len(name) > 250:
+            damaged(self.root, f"its metadata names the file {name[:80]!r}, which may lead out of the directory")
+        return name
+
+    def unread(self, *names: str) -> list[str]:
+        """Return the files below a directory that were not opened, at most 10,000 looked at."""
+        found = []
+        top = self.root.joinpath(*names)
+        for looked, path in enumerate(sorted(top.rglob("*")) if top.is_dir() else ()):
+            relative = path.relative_to(self.root).as_posix()
+            if looked < 10_000 and not path.is_dir() and relative not in self.read:
+                found.append(relative)
+        return found
+
+
+def damaged(path: Path, problem: str) -> NoReturn:
+    """Raise for a file that is not as it should be.
+
+    Raises:
+        DamagedFileError: always.
+    """
+    msg = f"{path} is damaged, or not of a TorchRL checkpoint: {problem}"
+    raise DamagedFileError(msg)

@@ -1,0 +1,150 @@
+"""The flat layout of episodes: shapes, values and round trips of TorchRL's hooks and of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ._script import Both, Note
+
+
+def episodes(steps: int, lanes: int, written: int, seed: int = 0) -> TensorDict:
+    """Rows as a ring `[steps, lanes]` holds them after `written` steps of random episodes in each lane."""
+    rng = torch.Generator().manual_seed(seed)
+    ends = torch.rand(written, lanes, generator=rng) < 0.3
+    number = torch.arange(written).unsqueeze(1) + 100.0 * torch.arange(lanes)
+    after = torch.where(ends, -number, number + 1)
+    rows = TensorDict(
+        {
+            "obs": number.unsqueeze(-1).repeat(1, 1, 3),
+            "info": {"id": number.long()},
+            "next": {
+                "obs": after.unsqueeze(-1).repeat(1, 1, 3),
+                "reward": number.unsqueeze(-1) / 2,
+                **{
+                    name: (ends & (number % 2 == i)).unsqueeze(-1) for i, name in enumerate(("terminated", "truncated"))
+                },
+                "done": ends.unsqueeze(-1),
+            },
+            **{name: torch.zeros(written, lanes, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")},
+        },
+        [written, lanes],
+    )
+    held = torch.zeros_like(rows[:1]).expand(steps, lanes).clone()
+    for step in range(written):
+        held[step % steps] = rows[step]
+    return held
+
+
+SIZES = [(1, 1, 1), (6, 1, 6), (6, 1, 4), (6, 1, 13), (5, 3, 5), (5, 3, 2), (5, 3, 12), (7, 2, 70)]
+
+
+@pytest.mark.parametrize(("steps", "lanes", "written"), SIZES)
+def test_layout_and_back(both: Both, steps: int, lanes: int, written: int) -> None:
+    one_dim = lanes == 1
+    rows = episodes(steps, lanes, written)
+    rows = rows[:, 0] if one_dim else rows
+    full = written >= steps
+    shift = (written % steps or steps) if full else written
+
+    def script(lib: Any, note: Note) -> None:
+        hook = lib.TED2Flat()
+        hook.shift, hook.is_full = shift, full
+        flat = hook(rows.clone())
+        for key in ("obs", ("info", "id"), "reward", "done", "terminated", "truncated"):
+            note(f"flat {key}", lambda key=key: flat.get(key))
+        note("fields", lambda: sorted(map(str, flat.keys(True, True))))
+        note("batch", lambda: flat.batch_size)
+        note("shift", lambda: flat.get_non_tensor("shift"))
+        note("is_full", lambda: flat.get_non_tensor("is_full"))
+        note("shape", lambda: tuple(flat.get_non_tensor("_storage_shape")))
+        present = slice(None) if full else slice(shift)
+        at_the_end = full and shift == steps  # TorchRL cannot write into rows then: it copies an empty part
+        if one_dim or not at_the_end:
+            note("back", lambda: lib.Flat2TED()(flat)[present].to_dict())
+        out = torch.zeros_like(rows)
+        if not at_the_end:
+            note("back into", lambda: lib.Flat2TED()(flat, out=out)[present].to_dict())
+
+    both(script)
+
+
+@pytest.mark.parametrize(("ndim", "steps"), [(1, 4), (1, 8), (1, 11), (1, 16), (1, 19), (2, 4), (2, 9), (2, 19)])
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
+def test_through_a_checkpoint(both: Both, storage: str, ndim: int, steps: int, tmp_path: Path) -> None:
+    lanes = 1 if ndim == 1 else 2
+    rows = episodes(steps, lanes, steps)
+
+    def script(lib: Any, note: Note) -> None:
+        def make() -> Any:
+            kept = getattr(lib, storage)(8 * lanes, ndim=ndim)
+            rb = lib.ReplayBuffer(storage=kept, dim_extend=0, batch_size=2)
+            kept.register_save_hook(lib.TED2Flat())
+            rb.register_load_hook(lib.Flat2TED())
+            return rb
+
+        rb, other = make(), make()
+        for start in range(0, steps, 3):
+            part = rows[start : start + 3]
+            rb.extend(part[:, 0] if ndim == 1 else part)
+        (tmp_path / lib.name).mkdir()
+        rb.dumps(tmp_path / lib.name / "saved")
+        other.loads(tmp_path / lib.name / "saved")
+        note("length", lambda: len(other))
+        note("rows as they were", lambda: (rb[:] == other[:]).all())
+        if steps >= 8:  # of a part-filled storage TorchRL loads the rows never written too
+            note("rows", lambda: other[:].to_dict())
+
+    both(script)
+
+
+def test_into_a_directory(both: Both, tmp_path: Path) -> None:
+    rows = episodes(6, 2, 9)
+
+    def script(lib: Any, note: Note) -> None:
+        hook = lib.TED2Flat()
+        hook.shift, hook.is_full = 3, True
+        hook(rows.clone(), path=tmp_path / lib.name)
+        found = TensorDict.load_memmap(tmp_path / lib.name)
+        note("fields", lambda: {str(key): found.get(key) for key in sorted(found.keys(True, True), key=str)})
+        note("back", lambda: lib.Flat2TED()(found).to_dict())
+
+    both(script)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_converts_and_the_other_converts_back(*, reverse: bool) -> None:
+    import torchrl.data as torchrl
+
+    import ostinato
+
+    rows = episodes(6, 2, 9)
+    one, two = (torchrl, ostinato) if reverse else (ostinato, torchrl)
+    hook = one.TED2Flat()
+    hook.shift, hook.is_full = 3, True
+    back = two.Flat2TED()(hook(rows.clone()))
+    assert bool((back == rows).all())
+
+
+def test_their_hooks_serve_here(tmp_path: Path) -> None:
+    import torchrl.data as torchrl
+
+    import ostinato
+
+    buffers = [ostinato.ReplayBuffer(storage=ostinato.LazyTensorStorage(8)) for _ in range(2)]
+    for rb in buffers:
+        rb.register_save_hook(torchrl.TED2Flat())
+        rb.register_load_hook(torchrl.Flat2TED())
+    rb, other = buffers
+    rows = episodes(12, 1, 12)[:, 0]
+    for start in (0, 6):
+        rb.extend(rows[start : start + 6])
+        rb.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+        assert bool((rb[:] == other[:]).all())

@@ -1,0 +1,309 @@
+"""Hooks: rows are converted on their way into a checkpoint and come back bit for bit, or the load is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    Flat2TED,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    TED2Flat,
+    TensorStorage,
+)
+from ostinato.errors import CheckpointError, KeyMissingError, KindError
+from ostinato.tools import inspect_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ostinato import Storage
+
+
+def steps(first: int, count: int, lanes: int = 0) -> TensorDict:
+    """Rows `[count]` or `[count, lanes]` in TED form; every fifth step of a lane ends an episode."""
+    number = torch.arange(first, first + count, dtype=torch.float32)
+    if lanes:
+        number = number.unsqueeze(1) + 1000 * torch.arange(lanes)
+    ends = (number % 5 == 4).unsqueeze(-1)
+    after = torch.where(ends.squeeze(-1), -number, number + 1)
+    data = {
+        "obs": number.unsqueeze(-1).expand(*number.shape, 3).clone(),
+        "action": (number % 7).long(),
+        "next": {
+            "obs": after.unsqueeze(-1).expand(*number.shape, 3).clone(),
+            "reward": number.unsqueeze(-1),
+            "done": ends,
+        },
+    }
+    return TensorDict(data, number.shape)
+
+
+def lazy(ndim: int) -> Storage:
+    return LazyTensorStorage(24, ndim=ndim)
+
+
+def mapped(ndim: int) -> Storage:
+    return LazyMemmapStorage(24, ndim=ndim)
+
+
+def single(ndim: int) -> Storage:
+    return LazyTensorStorage(24, ndim=ndim, single_copy=True)
+
+
+def make(storage: Storage, *, hooks: bool = True) -> ReplayBuffer:
+    dim = 0 if storage.ndim > 1 else None
+    rb = ReplayBuffer(storage=storage, batch_size=4, generator=torch.Generator().manual_seed(1), dim_extend=dim)
+    if hooks:
+        rb.register_save_hook(TED2Flat())
+        rb.register_load_hook(Flat2TED())
+    return rb
+
+
+def assert_same(one: ReplayBuffer, other: ReplayBuffer) -> None:
+    ours, theirs = one.storage[:], other.storage[:]
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key in ours.keys(True, True):
+        assert ours.get(key).dtype == theirs.get(key).dtype
+        assert torch.equal(ours.get(key), theirs.get(key)), key
+    assert (len(one), one.writer.cursor) == (len(other), other.writer.cursor)
+    for _ in range(3):
+        assert torch.equal(one.sample(32)["obs"], other.sample(32)["obs"])
+
+
+@pytest.mark.parametrize("written", [1, 7, 24, 30, 48, 53])
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("storage", [lazy, mapped, single])
+def test_ted_round_trip(storage: Callable[[int], Storage], ndim: int, written: int, tmp_path: Path) -> None:
+    rb = make(storage(ndim))
+    for start in range(0, written, 6):
+        rb.extend(steps(start, min(6, written - start), lanes=0 if ndim == 1 else 2))
+    rows = len(rb)
+    rb.dumps(tmp_path / "saved")
+    names = {field.name: field for field in inspect_checkpoint(tmp_path / "saved").fields}
+    assert names["action (converted by hooks)"].rows == rows
+    assert rows < names["obs (converted by hooks)"].rows < 2 * rows or rows < 3
+    other = make(storage(ndim))
+    other.loads(tmp_path / "saved")
+    assert_same(rb, other)
+    for buffer in (rb, other):  # writing goes on where it was
+        buffer.extend(steps(written, 5, lanes=0 if ndim == 1 else 2))
+    assert_same(rb, other)
+
+
+def test_into_rows_that_are_there_and_other_storages(tmp_path: Path) -> None:
+    rb = make(lazy(1))
+    rb.extend(steps(0, 30))
+    rb.dumps(tmp_path / "saved")
+    used = make(single(1))
+    used.extend(steps(0, 7))
+    before = used.storage[:]["obs"].clone()
+    bad = make(lazy(1), hooks=False)
+    with pytest.raises(
+        CheckpointError, match=r"converted by the saving hooks \['TED2Flat'\]: register the loading hooks"
+    ):
+        bad.loads(tmp_path / "saved")
+    assert len(bad) == 0
+    assert torch.equal(used.storage[:]["obs"], before)
+    used.loads(tmp_path / "saved")
+    assert torch.equal(used.storage[:]["next", "obs"], rb.storage[:]["next", "obs"])
+    wide = make(LazyTensorStorage(50))
+    wide.loads(tmp_path / "saved")
+    assert torch.equal(wide.storage[:]["obs"], rb.storage[:]["obs"])
+    data = TensorStorage(steps(0, 24))
+    whole = make(data)
+    whole.loads(tmp_path / "saved")
+    assert torch.equal(whole.storage[:]["obs"], rb.storage[:]["obs"])
+
+
+def test_dict_rows_and_priorities(tmp_path: Path) -> None:
+    buffers = []
+    for _ in range(2):
+        rb = ReplayBuffer(
+            storage=LazyTensorStorage(8),
+            sampler=PrioritizedSampler(8, 0.7, 0.5),
+            batch_size=4,
+            generator=torch.Generator().manual_seed(0),
+        )
+        rb.register_save_hook(TED2Flat())
+        rb.register_load_hook(Flat2TED())
+        buffers.append(rb)
+    rb, other = buffers
+    rb.extend(steps(0, 11).to_dict())
+    rb.update_priority(torch.arange(8), torch.arange(1.0, 9.0))
+    rb.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    assert type(other.storage[:]) is dict
+    for _ in range(5):
+        one, mine = rb.sample(return_info=True)
+        two, theirs = other.sample(return_info=True)
+        assert torch.equal(one["obs"], two["obs"])
+        assert torch.equal(mine["priority_weight"], theirs["priority_weight"])
+
+
+def test_late_fields(tmp_path: Path) -> None:
+    rb = make(lazy(1))
+    rb.extend(steps(0, 10))
+    rows = rb[:].clone()
+    rows["value"] = torch.arange(10.0)
+    rb.write_all(rows)
+    rb.dumps(tmp_path / "saved")
+    other = make(lazy(1))
+    other.loads(tmp_path / "saved")
+    assert torch.equal(other.storage[:]["value"], rows["value"])
+    rb.extend(steps(10, 2))  # rows without it
+    with pytest.raises(KeyMissingError, match="lack the field 'value'"):
+        rb.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")  # the older one is whole
+    assert len(other) == 10
+
+
+def half(rows: Any, path: None = None) -> dict[Any, Any]:
+    return {"x": rows["x"].half(), "about": {"text": "half", "many": (1, 2)}, "deep": TensorDict({"y": rows["y"]}, [])}
+
+
+def whole(data: Any, out: None = None) -> dict[Any, Any]:
+    assert data["about"] == {"text": "half", "many": (1, 2)}
+    assert data["deep"].batch_size == ()
+    return {"x": data["x"].float(), "y": data["deep"]["y"]}
+
+
+def twist(data: Any, path: None = None) -> Any:
+    return {"inside": data}
+
+
+def untwist(data: Any, out: None = None) -> Any:
+    return data["inside"]
+
+
+def test_hooks_of_ones_own_run_in_order(tmp_path: Path) -> None:
+    def buffer() -> ReplayBuffer:
+        rb = ReplayBuffer(storage=LazyTensorStorage(5))
+        rb.register_save_hook(half)
+        rb.register_save_hook(twist)
+        rb.storage.register_load_hook(untwist)
+        rb.storage.register_load_hook(whole)
+        return rb
+
+    rb, other = buffer(), buffer()
+    rb.extend({"x": torch.arange(7.0), "y": torch.arange(7)})
+    rb.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    assert other["x"].tolist() == [5, 6, 2, 3, 4]
+    assert other["y"].tolist() == [5, 6, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (lambda data, out: {"x": data["x"]}, "lack 'y'"),
+        (lambda data, out: {**whole(data), "z": torch.zeros(5)}, "have 'z' besides"),
+        (lambda data, out: {**whole(data), "x": data["x"]}, r"have 'x' as torch.float16\[5\]"),
+        (lambda data, out: {key: value[:4] for key, value in whole(data).items()}, r"have 'x' as torch.float32\[4\]"),
+        (lambda data, out: "rows", "returned no rows"),
+        (lambda data, out: {**whole(data), "x": torch.zeros(3)}, "returned no rows"),
+    ],
+)
+def test_what_comes_back_must_be_what_was_saved(hook: Any, message: str, tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5))
+    rb.register_save_hook(half)
+    rb.extend({"x": torch.arange(5.0), "y": torch.arange(5)})
+    rb.dumps(tmp_path / "saved")
+    other = ReplayBuffer(storage=LazyTensorStorage(5))
+    other.extend({"x": torch.full((5,), 9.0), "y": torch.arange(5)})
+    other.register_load_hook(hook)
+    with pytest.raises(CheckpointError, match=message):
+        other.loads(tmp_path / "saved")
+    assert other["x"].tolist() == [9.0] * 5
+
+
+def test_plain_checkpoints_and_empty_buffers(tmp_path: Path) -> None:
+    plain = make(lazy(1), hooks=False)
+    plain.extend(steps(0, 6))
+    plain.dumps(tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="without loading hooks"):
+        make(lazy(1)).loads(tmp_path / "plain")
+    make(lazy(1)).dumps(tmp_path / "empty")
+    other = make(lazy(1))
+    other.extend(steps(0, 3))
+    other.loads(tmp_path / "empty")
+    assert len(other) == 0
+
+
+def test_ensemble(tmp_path: Path) -> None:
+    def ensemble() -> ReplayBufferEnsemble:
+        return ReplayBufferEnsemble(
+            make(lazy(1)), make(lazy(1), hooks=False), batch_size=8, generator=torch.Generator().manual_seed(2)
+        )
+
+    mixed, other = ensemble(), ensemble()
+    for rb in mixed.members:
+        rb.extend(steps(0, 31))
+    mixed.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    assert torch.equal(mixed.sample()["obs"], other.sample()["obs"])
+    for one, two in zip(mixed.members, other.members, strict=True):
+        assert torch.equal(one.storage[:]["next", "obs"], two.storage[:]["next", "obs"])
+    swapped = ReplayBufferEnsemble(make(lazy(1), hooks=False), make(lazy(1)), batch_size=8)
+    with pytest.raises(CheckpointError, match="register the loading hooks"):
+        swapped.loads(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="2 members, this ensemble 3"):
+        ReplayBufferEnsemble(*(make(lazy(1)) for _ in range(3)), batch_size=9).loads(tmp_path / "saved")
+
+
+def test_hooks_are_checked_and_travel(tmp_path: Path) -> None:
+    with pytest.raises(KindError, match="a hook is a callable"):
+        make(lazy(1)).register_save_hook(TED2Flat)
+    with pytest.raises(KindError, match="ListStorage has no fields that a hook could convert"):
+        ReplayBuffer(storage=ListStorage(3)).register_load_hook(Flat2TED())
+    rb = make(mapped(1))
+    rb.extend(steps(0, 9))
+    other = pickle.loads(pickle.dumps(rb))
+    other.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    assert torch.equal(other.storage[:]["next", "obs"], rb.storage[:]["next", "obs"])
+    assert set(rb.state_dict()["storage"]["state"]) >= {"columns", "schema"}  # hooks are for files
+    assert "hooked" not in rb.state_dict()["storage"]["state"]
+
+
+@pytest.mark.parametrize("result", [torch.zeros(3).to_sparse(), object(), {"deep": (torch.zeros(1), object())}])
+def test_what_a_checkpoint_cannot_hold_is_refused(result: Any, tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5))
+    rb.extend({"x": torch.arange(5.0)})
+    rb.register_save_hook(lambda rows, path: result)
+    with pytest.raises(CheckpointError):
+        rb.dumps(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_tree_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    rb = make(lazy(1))
+    rb.extend(steps(0, 9))
+    rb.dumps(tmp_path / "saved")
+    from ostinato.durable import read_manifest, write_manifest
+
+    text = json.dumps(read_manifest(tmp_path / "saved", format_name="ostinato-buffer").body)
+    obs = '"name": "hooked 0: obs"'
+    for old, new in (
+        ('"kind": "tensor", ' + obs, '"kind": "module", ' + obs),
+        (obs, '"name": "hooked 9"'),
+        ('"name": "hooked 1: action"', obs),
+        ('"batch": []', '"batch": [3]'),
+        ('"hooked": {', '"booked": {'),
+        ('"keys": ["obs", "action", "reward", ', '"keys": ["obs", "reward", '),
+    ):
+        assert old in text
+        write_manifest(tmp_path / "saved", json.loads(text.replace(old, new)), format_name="ostinato-buffer")
+        with pytest.raises(CheckpointError):
+            make(lazy(1)).loads(tmp_path / "saved")

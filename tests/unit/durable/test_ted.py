@@ -1,0 +1,231 @@
+"""TED2Flat and Flat2TED against a plain model: lists of steps, episode by episode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from ostinato import Flat2TED, TED2Flat
+from ostinato.errors import CheckpointError, KeyMissingError, OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+def ring(steps: int, lanes: int, written: int, lengths: list[int], *, flags: bool = True) -> TensorDict:
+    """Rows in TED form `[steps, lanes]` as a ring holds them after `written` steps of each lane.
+
+    `obs` is 1000 * lane + step written; at ends `next.obs` is minus that. Lanes end out of step with each other.
+    """
+    obs = torch.zeros(steps, lanes, 2)
+    after = torch.zeros(steps, lanes, 2)
+    done = torch.zeros(steps, lanes, 1, dtype=torch.bool)
+    for lane in range(lanes):
+        left, turn = lengths[lane % len(lengths)], lane
+        for step in range(written):
+            left -= 1
+            row, number = step % steps, float(1000 * lane + step)
+            obs[row, lane] = number
+            after[row, lane] = -number if left == 0 else number + 1
+            done[row, lane] = left == 0
+            if left == 0:
+                turn += 1
+                left = lengths[turn % len(lengths)]
+    newest = (written - 1) % steps
+    after[newest] = obs[newest] + 0.5  # what follows the newest step is not stored anywhere else
+    data: dict[str, Any] = {
+        "obs": obs,
+        "pixels": {"small": (obs[..., :1] * 3).to(torch.int32)},
+        "action": obs[..., :1] * 2,
+        "next": {
+            "obs": after,
+            "pixels": {"small": (after[..., :1] * 3).to(torch.int32)},
+            "reward": after[..., :1] * 7,
+            "done": done,
+            "terminated": done & (after[..., :1] < -5),
+        },
+    }
+    if flags:
+        data |= {name: torch.zeros_like(done) for name in ("done", "terminated")}
+    return TensorDict(data, [steps, lanes])
+
+
+def flat_model(rows: TensorDict, shift: int, *, full: bool) -> list[float]:
+    """The first number of each observation in the flat layout, worked out step by step."""
+    steps, lanes = rows.batch_size
+    order = [(shift + i) % steps for i in range(steps)] if full else list(range(steps))
+    newest = order[-1] if full else shift - 1
+    out = []
+    for lane in range(lanes):
+        for step in order:
+            out.append(float(rows["obs"][step, lane, 0]))
+            if bool(rows["next", "done"][step, lane]) or step == newest:
+                out.append(float(rows["next", "obs"][step, lane, 0]))
+    return out
+
+
+def hook(shift: int, *, full: bool) -> TED2Flat:
+    made = TED2Flat()
+    made.shift, made.is_full = shift, full
+    return made
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def assert_same(one: TensorDict, other: TensorDict, rows: slice = slice(None)) -> None:
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    assert one.batch_size == other.batch_size
+    for key in one.keys(True, True):
+        assert same(one[rows].get(key), other[rows].get(key)), key
+
+
+cases = st.tuples(
+    st.integers(1, 9), st.integers(1, 3), st.integers(1, 25), st.lists(st.integers(1, 6), min_size=1, max_size=5)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases, flags=st.booleans(), one_dim=st.booleans())
+def test_flat_is_the_model_and_comes_back(case: Any, *, flags: bool, one_dim: bool) -> None:
+    steps, lanes, written, lengths = case
+    lanes = 1 if one_dim else lanes
+    rows = ring(steps, lanes, written, lengths, flags=flags)
+    full = written >= steps
+    shift = (written % steps or steps) if full else written
+    flat = hook(shift, full=full)(rows[:, 0] if one_dim else rows)
+    assert flat["obs"][:, 0].tolist() == flat_model(rows, shift, full=full)
+    assert flat["action"].shape == (steps * lanes, 1)
+    assert flat["pixels", "small"].shape == (flat["obs"].shape[0], 1)
+    assert set(flat.keys(True, True)) == {"obs", ("pixels", "small"), "action", "reward", "done", "terminated"}
+    back = Flat2TED()(flat)
+    assert_same(back, rows[:, 0] if one_dim else rows, slice(None if full else shift))
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases)
+def test_out_is_written_in_place(case: Any) -> None:
+    steps, lanes, written, lengths = case
+    rows = ring(steps, lanes, max(written, steps), lengths)
+    shift = max(written, steps) % steps or steps
+    flat = hook(shift, full=True)(rows)
+    out = rows.clone().zero_()
+    places = {key: out.get(key).data_ptr() for key in out.keys(True, True)}
+    assert Flat2TED()(flat, out=out) is out
+    assert {key: out.get(key).data_ptr() for key in out.keys(True, True)} == places
+    assert_same(out, rows)
+
+
+def test_without_marks_all_rows_are_there() -> None:
+    rows = ring(6, 1, 6, [4])[:, 0]
+    assert_same(Flat2TED()(TED2Flat()(rows)), rows)
+    plain = rows.to_dict()
+    assert same(TED2Flat()(plain)["obs"], TED2Flat()(rows)["obs"])
+
+
+def test_more_than_one_dimension_of_environments() -> None:
+    rows = ring(5, 6, 9, [2, 3])
+    folded = rows.reshape(5, 2, 3)
+    flat = hook(4, full=True)(folded)
+    assert same(flat["obs"], hook(4, full=True)(rows)["obs"])
+    assert_same(Flat2TED()(flat).reshape(5, 6), rows)
+
+
+def test_bits_survive() -> None:
+    rows = ring(4, 1, 4, [9])[:, 0]
+    odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
+    rows["obs"] = odd.unsqueeze(-1).repeat(1, 2)
+    rows["next", "obs"] = torch.cat((odd[1:], odd[:1])).unsqueeze(-1).repeat(1, 2)
+    rows["wide"], rows["next", "wide"] = (torch.full((4,), 2**63, dtype=torch.uint64) for _ in range(2))
+    back = Flat2TED()(TED2Flat()(rows))
+    for key in ("obs", ("next", "obs"), "wide"):
+        assert torch.equal(back[key].view(torch.uint8), rows[key].view(torch.uint8))
+
+
+def test_other_keys() -> None:
+    rows = TensorDict(
+        {
+            "o": torch.arange(3.0),
+            "next": {"o": torch.arange(3.0) + 1, "over": torch.tensor([False] * 3), "gain": torch.ones(3)},
+        },
+        [3],
+    )
+    words = {"shift_key": ("info", "cut"), "is_full_key": "all", "done_keys": ["over"], "reward_keys": ["gain"]}
+    flat = TED2Flat(done_key=("next", "over"), **words)(rows)  # type: ignore[arg-type]
+    assert flat.get_non_tensor(("info", "cut")) == 3
+    assert_same(Flat2TED(done_key="over", **words)(flat), rows)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="must say how its rows lay"):
+        Flat2TED()(flat)
+
+
+def test_written_to_a_directory(tmp_path: Path) -> None:
+    rows = ring(4, 2, 7, [2])
+    flat = hook(3, full=True)(rows, path=tmp_path / "flat")
+    again = TensorDict.load_memmap(tmp_path / "flat")
+    assert same(again["obs"], flat["obs"])
+    assert_same(Flat2TED()(again), rows)
+
+
+def test_rows_that_would_not_come_back_are_refused() -> None:
+    rows = ring(6, 1, 6, [3])[:, 0]
+    broken = rows.clone()
+    broken["next", "obs"][1] += 1  # as after n-step sums
+    with pytest.raises(CheckpointError, match=r"in 1 rows field \('next', 'obs'\) is not 'obs'"):
+        TED2Flat()(broken)
+    hook(1, full=False)(broken)  # of rows never written nothing is asked
+    broken = rows.clone()
+    broken["terminated"][2] = True
+    with pytest.raises(CheckpointError, match="field 'terminated' at the root would be lost"):
+        TED2Flat()(broken)
+    with pytest.raises(KeyMissingError, match="keeps 'reward' and"):
+        TED2Flat()(rows.clone().set("reward", torch.zeros(6)))
+    with pytest.raises(CheckpointError, match="'reward' at the root would be lost"):
+        TED2Flat()(rows.clone().set("reward", torch.zeros(6, 1)))
+
+
+def test_bad_input_is_refused() -> None:
+    rows = ring(4, 1, 4, [3])[:, 0]
+    with pytest.raises(KeyMissingError, match="no field 'over'"):
+        TED2Flat(done_key="over")(rows)
+    with pytest.raises(KeyMissingError, match=r"'obs' and \('next', 'obs'\)"):
+        TED2Flat()(rows.exclude("obs"))
+    with pytest.raises(CheckpointError, match="takes a TensorDict"):
+        TED2Flat()(torch.zeros(3))
+    for shift, full in ((5, True), (-1, True), (0, False)):
+        with pytest.raises(OptionError, match="shift must be in"):
+            hook(shift, full=full)(rows)
+    with pytest.raises(OptionError, match="done_keys must be a tuple"):
+        TED2Flat(done_keys="done")
+    with pytest.raises(OptionError, match="a key is text"):
+        Flat2TED(shift_key=3)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="one flag for each row"):
+        TED2Flat(done_key=("next", "obs"))(rows)
+
+
+def test_damage_is_refused() -> None:
+    flat = TED2Flat()(ring(4, 1, 4, [3])[:, 0])
+    with pytest.raises(CheckpointError, match="takes the TensorDict"):
+        Flat2TED()({"done": torch.zeros(4)})
+    for key, value in (
+        ("shift", 9),
+        ("shift", "x"),
+        ("is_full", None),
+        ("_storage_shape", (0,)),
+        ("_storage_shape", 2.5),
+    ):
+        with pytest.raises(CheckpointError, match="must say how its rows lay"):
+            Flat2TED()(flat.clone().set_non_tensor(key, value))
+    with pytest.raises(CheckpointError, match=r"must hold 7 flags 'done', got shape \[4, 1\]"):
+        Flat2TED()(flat.clone().set_non_tensor("_storage_shape", (7,)))
+    cut = flat.clone()
+    cut["obs"] = cut["obs"][:-1]
+    with pytest.raises(CheckpointError, match=r"field 'obs' must hold 4 or 6 values, got shape \[5, 2\]"):
+        Flat2TED()(cut)
