@@ -512,8 +512,8 @@ class ReplayBuffer:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
 
         What is saved is the state of one moment. Other threads go on sampling and writing while rows of tensor storages
-        are written; they wait for what is small, for Python objects, and for save hooks of the storage. Extra memory: at
-        most 64 MB, and what save hooks return.
+        are written; they wait for what is small, for Python objects, and for save hooks. Extra memory: at most 64 MB,
+        and what save hooks return.
 
         Args:
             path: the directory.

@@ -279,7 +279,7 @@ def check_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         KindError: otherwise.
     """
-    if not callable(hook) or isinstance(hook, type):
+    if not callable(hook) or isinstance(hook, type):  # type: ignore[redundant-expr]
         msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
         raise KindError(msg)
     return hook
