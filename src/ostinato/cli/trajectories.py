@@ -199,8 +199,12 @@ def convert(
 
     Exit status: 0 fine, 1 refused or damaged, 2 wrong usage.
     """
+    from ostinato.durable.tensorfile import FORMATS
     from ostinato.tools import convert as work
 
+    if to not in FORMATS:
+        msg = f"--format must be one of {', '.join(FORMATS)}, got {to!r}"
+        raise typer.BadParameter(msg)
     with tables.progress_bar("convert") as on_progress:
         report: Any = work(source_path, save_path, to, allow_pickle=allow_pickle, on_progress=on_progress)
     output.answer(report, tables.converted, as_json=as_json)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from ostinato._optional import require
 from ostinato.cli import trajectories
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import typer
 
+    from ostinato.viz import Spot
     from ostinato.viz.reel import Reels
 else:
     typer = require("typer", "cli")
@@ -21,6 +23,7 @@ else:
 __all__ = ["register"]
 
 _OUTPUT = Path("viz.png")
+_MOST_NAMES = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +66,10 @@ def view(
         Path | None, typer.Option(help="Write one trajectory as .rrd file for the Rerun viewer.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The picture to write; viz.png unless given.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="The picture to write, viz.png unless given; the key s writes beside it.", show_default=False
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of --web; 0, the default, takes a free one.")
@@ -71,8 +77,10 @@ def view(
     trajectory: Annotated[
         int | None, typer.Option(min=0, help="Id of the trajectory to begin with.", show_default=False)
     ] = None,
-    step: Annotated[int, typer.Option(min=0, help="Step to begin with.")] = 0,
-    batch: Annotated[int, typer.Option(min=0, help="Batch index (environment) to begin with.")] = 0,
+    step: Annotated[int | None, typer.Option(min=0, help="Step to begin with.", show_default=False)] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=0, help="Batch index (environment) to begin with.", show_default=False)
+    ] = None,
     allow_pickle: Annotated[bool, trajectories.ALLOW_PICKLE] = False,
 ) -> None:
     """Look at trajectories step by step: in a window, in a terminal, in a browser, in Rerun.
@@ -91,16 +99,14 @@ def view(
         for name, given in (("--headless", headless), ("--no-display", no_display), ("--web", web), ("--rerun", rerun))
         if given
     ]
-    _check_usage(chosen, save_image=save_image, output=output, port=port, camera=camera)
+    _check_usage(chosen, save_image=save_image, output=output, port=port, camera=camera, start=(step, batch))
     from ostinato.viz import Spot, Walk
 
     reels = _reels(where, allow_pickle=allow_pickle)
     index = _index(reels, trajectory)
-    walk = Walk(reels, Spot(index, step, batch))
-    if walk.spot != Spot(index, step, batch) and not reels.open(index).problem:
-        steps, envs = reels.extent(index)
-        msg = f"--step and --batch must be below {steps} and {envs}, got {step} and {batch}"
-        raise typer.BadParameter(msg)
+    spot = Spot(index, step or 0, batch or 0)
+    walk = Walk(reels, spot)
+    _check_place(reels, spot, walk.spot, camera)
     if web:
         from ostinato.viz.web import serve
 
@@ -134,7 +140,13 @@ def _one_path(path: Path | None, replay_dir: Path | None) -> Path:
 
 
 def _check_usage(
-    chosen: list[str], *, save_image: bool, output: Path | None, port: int | None, camera: str | None
+    chosen: list[str],
+    *,
+    save_image: bool,
+    output: Path | None,
+    port: int | None,
+    camera: str | None,
+    start: tuple[int | None, int | None],
 ) -> None:
     """Refuse options that exclude each other, or that would have no effect."""
     problem = None
@@ -144,14 +156,32 @@ def _check_usage(
         problem = "--no-display needs --save-image: otherwise nothing would be shown or written"
     elif save_image and chosen not in ([], ["--no-display"]):
         problem = f"--save-image has no effect with {chosen[0]}"
-    elif output is not None and not (save_image or "--headless" in chosen):
-        problem = "--output needs --save-image or --headless"
+    elif output is not None and chosen in (["--web"], ["--rerun"]):
+        problem = f"--output has no effect with {chosen[0]}"
     elif port is not None and "--web" not in chosen:
         problem = "--port needs --web"
     elif camera is not None and "--web" in chosen:
         problem = "--camera has no effect with --web: the page shows every camera"
+    elif start != (None, None) and "--rerun" in chosen:
+        problem = "--step and --batch have no effect with --rerun: all steps of the whole batch are written"
     if problem:
         raise typer.BadParameter(problem)
+
+
+def _check_place(reels: Reels, wanted: Spot, found: Spot, camera: str | None) -> None:
+    """Refuse a step, a batch index or a camera that is not there; what is broken has none, and shows as such."""
+    from ostinato.viz.moment import ALL_CAMERAS
+
+    reel = reels.open(wanted.reel)
+    if reel.problem:
+        return
+    if found != wanted:
+        msg = f"--step and --batch must be below {reel.steps} and {reel.envs}, got {wanted.step} and {wanted.env}"
+        raise typer.BadParameter(msg)
+    cameras = {**reel.roles.current, **reel.roles.following}
+    if camera not in {None, ALL_CAMERAS, *cameras}:
+        msg = f"{reel.name} has no observation {camera!r}: --camera must be one of {', '.join(cameras)}, '*'"
+        raise typer.BadParameter(msg)
 
 
 def _reels(path: Path, *, allow_pickle: bool) -> Reels:
@@ -160,16 +190,40 @@ def _reels(path: Path, *, allow_pickle: bool) -> Reels:
 
     if is_store(path):
         return TrajectoryFolder(path, allow_pickle=allow_pickle)
+    _check_directory(path)
     if allow_pickle:
         msg = f"--allow-pickle is for directories of trajectories, {path} is none"
         raise typer.BadParameter(msg)
     return SavedBuffer(path)
 
 
+def _check_directory(path: Path) -> None:
+    """Refuse what is no checkpoint; a directory of several, such as one for each rank, is told by what it holds.
+
+    Raises:
+        CheckpointError: Saying what is there instead.
+    """
+    from ostinato.durable.manifest import MANIFEST_NAME
+    from ostinato.tools import is_store
+
+    if (path / MANIFEST_NAME).exists():
+        return
+    if not path.is_dir():
+        msg = f"there is no directory {path}"
+        raise CheckpointError(msg)
+    inside = sorted(child.name for child in path.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
+    if inside:
+        names = ", ".join(inside[:_MOST_NAMES]) + (", ..." if len(inside) > _MOST_NAMES else "")
+        msg = f"{path} is a directory of others that can be shown: give one of {names} in it"
+    else:
+        msg = f"{path} holds neither trajectories nor a checkpoint that dumps() wrote: there is nothing to show"
+    raise CheckpointError(msg)
+
+
 def _index(reels: Reels, number: int | None) -> int:
     index = 0 if number is None else reels.find(number)
     if index is None:
-        from ostinato.viz.window import span
+        from ostinato.viz.reel import span
 
         msg = f"there is no {reels.unit} {number}: {span(reels)}"
         raise typer.BadParameter(msg)

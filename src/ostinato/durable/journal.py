@@ -67,16 +67,9 @@ def _line(node: dict[str, Any]) -> bytes:
 class Journal:
     """One file open for appending. Used by one thread at a time."""
 
-    def __init__(self, path: Path, head: dict[str, Any], *, sync: bool) -> None:
-        """Begin a new file with the line `head`, in the place of one that is there.
-
-        Args:
-            path: The file.
-            head: First line.
-            sync: Wait until each append is on the disk.
-        """
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        """Begin a new file with the line `head`, in the place of one that is there."""
         self._path = path
-        self._sync = sync
         self._broken = False
         write_lines(path, [head])
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
@@ -90,7 +83,7 @@ class Journal:
             return False
 
     def append(self, nodes: Iterable[dict[str, Any]]) -> None:
-        """Append lines: all are there when this returns, and none of them after an error.
+        """Append lines: all are on the disk when this returns, and none of them after an error.
 
         Raises:
             StorageMemoryError: The disk is full.
@@ -103,8 +96,7 @@ class Journal:
         try:
             with disk_errors(self._path, len(data)):
                 write_all(self._fd, data)
-                if self._sync:
-                    sync_fd(self._fd)
+                sync_fd(self._fd)
         except BaseException:
             self._broken = True
             with contextlib.suppress(OSError):

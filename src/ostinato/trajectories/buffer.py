@@ -271,7 +271,7 @@ class TrajectoryReplayBuffer:
         if entry is None:
             msg = f"no trajectory {trajectory_id!r}: the ids are {self.trajectory_ids[:20]}"
             raise SlotError(msg)
-        return Trajectory.from_dict(copy.deepcopy(self._shelf.read_whole(entry).tree))
+        return Trajectory.from_dict(copy.deepcopy(self._shelf.read_checked(entry).tree))
 
     def is_ready(self, min_size: int) -> bool:
         """Tell whether there are at least `min_size` trajectories."""

@@ -183,7 +183,9 @@ def _read_once(directory: Path, *, strict: bool) -> Listing:
         facts |= {number: entry.facts for number, entry in fresh.items()}
         known |= fresh
     if head is None:
-        msg = f"no trajectories at {directory}: neither {METADATA} with {INDEX} nor {JOURNAL} is there"
+        ranks = sorted(path.parent.name for path in directory.glob(f"rank_*/{METADATA}"))
+        hint = f", but in {', '.join(ranks[:3])}: take one of these, or join them (ostinato merge)" if ranks else ""
+        msg = f"no trajectories at {directory}: neither {METADATA} with {INDEX} nor {JOURNAL} is there{hint}"
         raise CheckpointError(msg)
     counter = max([head.counter, *(number + 1 for number in facts)])
     known = {number: entry for number, entry in known.items() if number in facts}

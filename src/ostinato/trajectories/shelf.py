@@ -68,7 +68,7 @@ class Shelf:
         self._store: Store | None = None
         self._saver = Saver(self._save, options.queue_size)
         self._process = os.getpid()
-        self.sources = Sources(self._files, self._read_whole, Blocks())
+        self.sources = Sources(self._files, self._read_and_keep, Blocks())
         whole_in_forks(self, self.lock, self._saver.lock, self._files.lock)
 
     @property
@@ -182,13 +182,13 @@ class Shelf:
 
         Raises:
             CheckpointError: Something could not be saved.
-            UsageError: This is a fork.
+            UsageError: This is a fork, or the saver's own thread.
         """
         self.check_process()
         self._saver.flush()
         self._saver.check()
 
-    def read_tree(self, entry: Entry) -> Held:
+    def _read(self, entry: Entry) -> Held:
         """Return a whole trajectory, from memory or read anew."""
         held = entry.held
         if held is not None:
@@ -196,8 +196,8 @@ class Shelf:
         tree = read_tree(entry.path(), entry.saved().format_name, allow_pickle=self.options.allow_pickle)
         return Held(tree, entry.form)
 
-    def read_whole(self, entry: Entry) -> Held:
-        """Do what `read_tree` does, and compare the checksum of the file where one was kept.
+    def read_checked(self, entry: Entry) -> Held:
+        """Return a whole trajectory, after its file was compared with its checksum where one was kept.
 
         Raises:
             DamagedFileError: The file is gone or damaged.
@@ -208,11 +208,11 @@ class Shelf:
             if file_checksum(path, place.format_name, deep=False) != place.checksum:
                 msg = f"{path} is damaged: its checksum differs from the one that was kept"
                 raise DamagedFileError(msg)
-        return held or self.read_tree(entry)
+        return held or self._read(entry)
 
-    def _read_whole(self, entry: Entry) -> Held:
+    def _read_and_keep(self, entry: Entry) -> Held:
         """Read an entry whose file can only be read as a whole, and keep it like a new one."""
-        held = self.read_tree(entry)
+        held = self._read(entry)
         with self.lock:
             if entry.held is None and self.options.cache_size:
                 entry.held = held

@@ -168,7 +168,7 @@ class Store:
     def _begin_journal(self, head: Head) -> None:
         if os.name == "nt":  # there an open file cannot be replaced
             self._close_journal()
-        fresh = Journal(self.directory / JOURNAL, head.to_json(), sync=True)
+        fresh = Journal(self.directory / JOURNAL, head.to_json())
         self._close_journal()
         self._journal = fresh
         self._forms.clear()

@@ -18,7 +18,7 @@ from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
 from ostinato.trajectories.entries import file_name, form_of
 from ostinato.trajectories.listing import read_listing
-from ostinato.viz.reel import Reel, Roles, array_of
+from ostinato.viz.reel import Reel, Roles, array_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +41,7 @@ class TrajectoryFolder:
     """A directory that `TrajectoryReplayBuffer` or RLinf wrote, to be looked at. May be used from several threads."""
 
     unit = "trajectory"
+    history = ""
     priorities = None
 
     def __init__(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
@@ -64,8 +65,9 @@ class TrajectoryFolder:
             msg = f"{path} lists no trajectory: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
-        self.title = f"{Path(path).name}, {len(self._listing.facts):,} trajectories as {self._format}"
         self.ids = tuple(self._listing.facts)
+        what = "trajectory" if len(self.ids) == 1 else "trajectories"
+        self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
         self._places = {number: index for index, number in enumerate(self.ids)}
         self._lock = threading.Lock()
         self._open: OrderedDict[int, Reel] = OrderedDict()
@@ -164,7 +166,7 @@ def _roles(shapes: Mapping[TreePath, Any]) -> Roles:
         ends={word: (name,) for word, name in _ENDS.items() if (name,) in shapes},
         current=under("curr_obs"),
         following=under("next_obs"),
-        extra={"human": ("intervene_flags",)} if ("intervene_flags",) in shapes else {},
+        extra={"intervention": ("intervene_flags",)} if ("intervene_flags",) in shapes else {},
     )
 
 
@@ -199,8 +201,9 @@ class _FileColumns:
         """Return the value of one transition."""
         number = self._number[path]
         place = int(self.form.rows(np.array([step * self.form.envs + env]))[0, number])
-        if path in self._tree:
-            return array_of(self._tree[path].flatten(0, 1)[place]).copy()
+        whole = self._tree.get(path, self._whole.get(path))
+        if whole is not None:
+            return array_of(whole.flatten(0, 1)[place]).copy()
         placed, row_bytes = self._placed[number], self.form.fields[number].row_bytes
         if placed.strides is None:
             offset, strides = placed.offset + place * row_bytes, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
     from ostinato.viz.reel import Columns, Reels
     from ostinato.viz.walk import Spot
 
-__all__ = ["ALL_CAMERAS", "Moment", "Shown", "Side", "Strip", "Traces", "moment", "strip_of"]
+__all__ = ["ALL_CAMERAS", "Moment", "Shown", "Side", "Strip", "Traces", "ends_of", "moment", "strip_of"]
 
 ALL_CAMERAS = "*"
 """As camera: every camera there is."""
 _USUAL_CAMERA = "main_images"
 _MOST_TRACES = 12
 _MOST_NUMBERS = 8
+_MOST_POINTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,13 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """A vector over all steps of a trajectory, one line a component."""
+    """A vector over all steps of a trajectory, one line a component. Of many steps, what a picture can tell apart."""
 
     name: str
+    steps: np.ndarray
+    """int64 `[N]`: all `T` steps up to 2,000 of them, else two points for each stretch."""
     values: np.ndarray
-    """float32 `[T, D]`, at most 12 components."""
+    """float32 `[N, D]`, at most 12 components; of a stretch the least and the greatest value."""
     components: int
     """Components there are."""
 
@@ -60,10 +64,9 @@ class Side:
 class Strip:
     """What happens over a whole trajectory of one environment."""
 
-    reward: np.ndarray | None
-    """float32 `[T]`."""
+    reward: Traces | None
     ends: np.ndarray
-    """Steps at which a flag is set, int64."""
+    """Steps at which a flag is set, int64; of very many, as many as a picture can tell apart."""
     action: Traces | None
 
 
@@ -100,12 +103,12 @@ def moment(reels: Reels, spot: Spot, camera: str | None = None) -> Moment:
     try:
         if reel.columns is None:
             return _broken(title, reel.problem)
-        facts = _facts(reel, reel.columns, spot)
         sides = (
             _side("current observation", reel, reel.roles.current, spot, camera),
             _side("next observation", reel, reel.roles.following, spot, camera),
         )
         strip = strip_of(reel, spot.env)
+        facts = _facts(reel, reel.columns, spot)
         return Moment(title, spot.step, reel.steps, spot.env, reel.envs, facts, *sides, strip)
     except (OstinatoError, OSError) as error:
         if isinstance(error, OptionError):
@@ -114,7 +117,7 @@ def moment(reels: Reels, spot: Spot, camera: str | None = None) -> Moment:
 
 
 def _broken(title: str, problem: str) -> Moment:
-    sides = (Side("current observation", note="cannot be read"), Side("next observation", note="cannot be read"))
+    sides = (Side("current observation", note=problem), Side("next observation", note="cannot be read"))
     return Moment(title, 0, 1, 0, 1, (("problem", problem),), *sides, None, problem)
 
 
@@ -123,14 +126,29 @@ def strip_of(reel: Reel, env: int) -> Strip | None:
     columns, roles = reel.columns, reel.roles
     if columns is None:
         return None
-    reward = None
-    if roles.reward is not None:
-        reward = _flat(columns.column(roles.reward, env)).sum(axis=1)
+
+    def read() -> Strip:
+        reward = None
+        if roles.reward is not None:
+            reward = _traces("reward", _flat(columns.column(roles.reward, env)).sum(axis=1))
+        action = None if roles.action is None else _traces("action", columns.column(roles.action, env))
+        return Strip(reward, _apart(ends_of(reel, env), reel.steps), action)
+
+    return reel.once(("strip", env), read)
+
+
+def ends_of(reel: Reel, env: int) -> np.ndarray:
+    """Return the steps of one environment at which a flag is set, int64."""
     ended = np.zeros(reel.steps, dtype=bool)
-    for path in roles.ends.values():
-        ended |= _flat(columns.column(path, env)).any(axis=1)
-    action = None if roles.action is None else _traces("action", columns.column(roles.action, env))
-    return Strip(reward, np.flatnonzero(ended), action)
+    if reel.columns is not None:
+        for path in reel.roles.ends.values():
+            ended |= _flat(reel.columns.column(path, env)).any(axis=1)
+    return np.flatnonzero(ended)
+
+
+def _apart(steps: np.ndarray, count: int) -> np.ndarray:
+    """Return the first step in each stretch of a picture's width."""
+    return steps[np.unique(steps // -(-count // _MOST_POINTS), return_index=True)[1]]
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
@@ -142,7 +160,12 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 def _traces(name: str, values: np.ndarray) -> Traces:
     flat = _flat(values)
-    return Traces(name, flat[:, :_MOST_TRACES], flat.shape[1])
+    kept, count = flat[:, :_MOST_TRACES], len(flat)
+    if count <= _MOST_POINTS:
+        return Traces(name, np.arange(count), kept, flat.shape[1])
+    starts = np.arange(0, count, -(-count // (_MOST_POINTS // 2)))
+    bounds = np.stack([np.fmin.reduceat(kept, starts), np.fmax.reduceat(kept, starts)], axis=1)
+    return Traces(name, starts.repeat(2), bounds.reshape(-1, kept.shape[1]), flat.shape[1])
 
 
 def _facts(reel: Reel, columns: Columns, spot: Spot) -> tuple[tuple[str, str], ...]:
@@ -150,18 +173,18 @@ def _facts(reel: Reel, columns: Columns, spot: Spot) -> tuple[tuple[str, str], .
     facts = [("step", f"{spot.step} of {reel.steps}"), ("batch", f"{spot.env} of {reel.envs}")]
     for word, path in (("action", roles.action), ("reward", roles.reward)):
         if path is not None:
-            facts.append((word, _numbers(columns.column(path, spot.env)[spot.step])))
+            facts.append((word, _numbers(columns.row(path, spot.step, spot.env))))
     if roles.ends:
         facts.append(("done", _done(columns, roles.ends, spot)))
     for word, path in roles.extra.items():
-        value = columns.column(path, spot.env)[spot.step]
+        value = columns.row(path, spot.step, spot.env)
         facts.append((word, ("yes" if value.any() else "no") if value.dtype.kind == "b" else _numbers(value)))
     facts += [(word, _worded(value, reel.envs, spot.env)) for word, value in reel.words]
     return tuple(facts)
 
 
 def _done(columns: Columns, ends: Mapping[str, TreePath], spot: Spot) -> str:
-    said = [word for word, path in ends.items() if columns.column(path, spot.env)[spot.step].any()]
+    said = [word for word, path in ends.items() if columns.row(path, spot.step, spot.env).any()]
     more = [word for word in said if word != "done"]
     return ("yes" if said else "no") + (f" ({', '.join(more)})" if more else "")
 
@@ -173,9 +196,13 @@ def _worded(value: Any, envs: int, env: int) -> str:
 
 def _numbers(value: np.ndarray) -> str:
     flat = value.reshape(-1)
-    shown = [str(bool(item)) if flat.dtype.kind == "b" else f"{item:.4g}" for item in flat[:_MOST_NUMBERS]]
+    shown = [str(item) if flat.dtype.kind in "biu" else _short(item) for item in flat[:_MOST_NUMBERS].tolist()]
     more = f", ... ({flat.size} in all)" if flat.size > _MOST_NUMBERS else ""
     return shown[0] if flat.size == 1 else f"[{', '.join(shown)}{more}]"
+
+
+def _short(value: complex) -> str:
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.7g}"
 
 
 def _side(title: str, reel: Reel, named: Mapping[str, TreePath], spot: Spot, camera: str | None) -> Side:
@@ -196,8 +223,13 @@ def _side(title: str, reel: Reel, named: Mapping[str, TreePath], spot: Spot, cam
     ]
     if shown:
         return Side(title, tuple(shown))
+
+    def read(name: str) -> Traces:
+        return _traces(name, columns.column(named[name], spot.env))
+
     vectors = [name for name in wanted if name not in pictures]
-    return Side(title, traces=tuple(_traces(name, columns.column(named[name], spot.env)) for name in vectors))
+    found = [reel.once((named[name], spot.env), partial(read, name)) for name in vectors]
+    return Side(title, traces=tuple(found))
 
 
 def _wanted(pictures: Mapping[str, Any], named: Mapping[str, Any], camera: str | None) -> list[str] | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.viz.board import Board, png_path, save
 from ostinato.viz.moment import moment
-from ostinato.viz.window import span
+from ostinato.viz.reel import number_in, span
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +63,8 @@ def converse(
         return f"{seen.title}: " + ", ".join(f"{word} {value}" for word, value in seen.facts)
 
     say(f"{reels.title}; the picture is {target}")
+    if reels.history:
+        say(reels.history)
     say(f"commands: {_HELP}")
     say(draw())
     for line in lines:
@@ -80,6 +82,8 @@ def _follow(reels: Reels, walk: Walk, words: list[str]) -> str:
         return ""
     if len(words) == 1 and words[0] in COMMANDS:
         return "" if getattr(walk, COMMANDS[words[0]])() else f"nothing further this way: {span(reels)}"
-    if words[0] == "j" and len(words) == 2 and words[1].isdigit():
-        return "" if walk.jump(int(words[1])) else f"there is no {reels.unit} {words[1]}: {span(reels)}"
+    if words[0] == "j" and len(words) == 2:
+        number = number_in(words[1])
+        found = number is not None and walk.jump(number)
+        return "" if found else f"there is no {reels.unit} {words[1][:40]}: {span(reels)}"
     return f"no command {' '.join(words)[:40]!r}: {_HELP}"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato._optional import require
+from ostinato.durable.files import new_token
 from ostinato.errors import DamagedFileError, OptionError
-from ostinato.viz.moment import ALL_CAMERAS, moment, strip_of
+from ostinato.viz.moment import ALL_CAMERAS, ends_of, moment
 from ostinato.viz.walk import Spot
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def export(reels: Reels, index: int, path: str | os.PathLike[str], *, camera: st
     Raises:
         MissingExtraError: The extra `rerun` is not installed.
         OptionError: The path does not end in `.rrd`, or its directory is missing.
-        DamagedFileError: The trajectory cannot be read.
+        DamagedFileError: The trajectory cannot be read; a file that was there stays as it was.
     """
     target = Path(path)
     if target.suffix != ".rrd" or not target.absolute().parent.is_dir():
@@ -48,24 +49,38 @@ def export(reels: Reels, index: int, path: str | os.PathLike[str], *, camera: st
     reel = reels.open(index)
     if reel.problem:
         raise DamagedFileError(reel.problem)
-    stream = rerun.RecordingStream("ostinato", recording_id=f"{Path(reels.title).name} {reel.name}")
-    stream.save(target)
-    for env in range(reel.envs):
-        root = f"batch_{env}" if reel.envs > 1 else ""
-        _series(rerun, stream, root, reels, Spot(index, 0, env))
-        for step in range(reel.steps):
-            stream.set_time(_TIMELINE, sequence=step)
-            seen = moment(reels, Spot(index, step, env), camera or ALL_CAMERAS)
-            if seen.problem:
-                raise DamagedFileError(seen.problem)
-            for name, side in (("current", seen.current), ("next", seen.following)):
-                for shown in side.pictures:
-                    stream.log(_path(root, name, shown.camera), rerun.Image(shown.pixels))
-            facts = "\n".join(f"{word}: {value}" for word, value in seen.facts)
-            stream.log(_path(root, "facts"), rerun.TextDocument(facts))
-    stream.flush()
-    stream.disconnect()
+    stream = rerun.RecordingStream("ostinato")
+    unfinished = target.with_name(f"{target.name}.{new_token()}.tmp")
+    try:
+        stream.save(unfinished)
+        stream.send_recording_name(f"{reels.title}: {reel.name}")
+        for env in range(reel.envs):
+            _write(rerun, stream, reels, Spot(index, 0, env), camera or ALL_CAMERAS)
+        stream.flush()
+        stream.disconnect()
+        unfinished.replace(target)
+    except BaseException:
+        stream.disconnect()
+        unfinished.unlink(missing_ok=True)
+        raise
     return target
+
+
+def _write(rerun: Any, stream: Any, reels: Reels, spot: Spot, camera: str) -> None:
+    """Write one environment."""
+    reel = reels.open(spot.reel)
+    root = f"batch_{spot.env}" if reel.envs > 1 else ""
+    _series(rerun, stream, root, reels, spot)
+    for step in range(reel.steps):
+        stream.set_time(_TIMELINE, sequence=step)
+        seen = moment(reels, spot._replace(step=step), camera)
+        if seen.problem:
+            raise DamagedFileError(seen.problem)
+        for name, side in (("current", seen.current), ("next", seen.following)):
+            for shown in side.pictures:
+                stream.log(_path(root, name, shown.camera), rerun.Image(shown.pixels))
+        facts = "\n".join(f"{word}: {value}" for word, value in seen.facts)
+        stream.log(_path(root, "facts"), rerun.TextDocument(facts))
 
 
 def _path(*parts: str) -> str:
@@ -75,20 +90,19 @@ def _path(*parts: str) -> str:
 def _series(rerun: Any, stream: Any, root: str, reels: Reels, spot: Spot) -> None:
     """Write rewards, ends, actions and states, each as one column over all steps."""
     reel = reels.open(spot.reel)
-    strip = strip_of(reel, spot.env)
-    if strip is None:
+    columns, roles = reel.columns, reel.roles
+    if columns is None:
         return
-    lines: dict[str, np.ndarray] = {} if strip.reward is None else {"reward": strip.reward[:, None]}
-    done = np.zeros(reel.steps, dtype=np.float32)
-    done[strip.ends] = 1
-    lines["done"] = done[:, None]
-    if strip.action is not None:
-        lines["action"] = strip.action.values
-    columns = reel.columns
-    for side, named in (("current", reel.roles.current), ("next", reel.roles.following)):
+    done = np.zeros((reel.steps, 1))
+    done[ends_of(reel, spot.env)] = 1
+    lines = {"done": done}
+    for name, path in (("reward", roles.reward), ("action", roles.action)):
+        if path is not None:
+            lines[name] = columns.column(path, spot.env).reshape(reel.steps, -1)
+    for side, named in (("current", roles.current), ("next", roles.following)):
         for name, path in named.items():
-            shape = () if columns is None else tuple(columns.shapes[path])
-            if columns is not None and len(shape) <= 1 and math.prod(shape) <= 64:
+            shape = tuple(columns.shapes[path])
+            if len(shape) <= 1 and math.prod(shape) <= 64:
                 lines[f"{side}/{name}"] = columns.column(path, spot.env).reshape(reel.steps, -1)
     times = [rerun.TimeColumn(_TIMELINE, sequence=range(reel.steps))]
     for name, values in lines.items():

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import os
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from ostinato.durable.trees import TreePath
 
-__all__ = ["Columns", "Reel", "Reels", "Roles", "array_of", "is_picture", "picture_of", "plural"]
+__all__ = [
+    "Columns",
+    "Reel",
+    "Reels",
+    "Roles",
+    "array_of",
+    "is_picture",
+    "name_of",
+    "number_in",
+    "picture_of",
+    "plural",
+    "span",
+]
 
 _CHANNELS = (1, 3, 4)
+_MOST_KEPT = 64
+T = TypeVar("T")
 
 
 class Columns(Protocol):
@@ -74,6 +90,16 @@ class Reel:
     words: tuple[tuple[str, Any], ...] = ()
     """Facts that hold for all steps; a value of `B` texts says one for each environment."""
     problem: str = ""
+    _kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: object, read: Callable[[], T]) -> T:
+        """Return what `read` returns, from the call before where there was one; what is kept is small and bounded."""
+        found: T | None = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            found = self._kept[key] = read()
+        return found
 
 
 class Reels(Protocol):
@@ -82,6 +108,11 @@ class Reels(Protocol):
     @property
     def title(self) -> str:
         """What they are, in a few words."""
+        ...
+
+    @property
+    def history(self) -> str:
+        """What was done with the rows so far, where known; else empty."""
         ...
 
     @property
@@ -142,6 +173,21 @@ def is_picture(shape: tuple[int, ...]) -> bool:
 def plural(unit: str) -> str:
     """Return the plural of what a place holds."""
     return "trajectories" if unit == "trajectory" else f"{unit}s"
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Return the last part of a path; for `.` the name of the directory that it stands for."""
+    return Path(path).name or Path(path).resolve().name
+
+
+def span(reels: Reels) -> str:
+    """Say which ids there are, in few words."""
+    return f"ids are {min(reels.ids)} to {max(reels.ids)}, {len(reels.ids):,} in all"
+
+
+def number_in(text: str) -> int | None:
+    """Return the number that a text writes in plain digits, below 10^18; None where it writes none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.viz.reel import plural
-from ostinato.viz.scene import Bars, Curves, Line, Scene, Shares, Stack, thin
+from ostinato.viz.scene import Bars, Curves, Line, Scene, Shares, Stack, number, thin
 
 if TYPE_CHECKING:
     from ostinato.viz.reel import Reels
@@ -35,21 +35,27 @@ def report(reels: Reels) -> Scene:
         low.append(_bars("Priorities", "priority", "rows", reels.priorities))
     low.append(_bars("Age of rows", "rows added since", "rows", reels.row_ages()))
     low.append(_bytes(reels.field_bytes()))
+    found = [value if value is not None and np.isfinite(value) else None for value in found]
     known = [value for value in found if value is not None]
     rows: list[tuple[Panel, ...]] = [tuple(low[:2]), tuple(low[2:])] if len(low) > 2 else [tuple(low)]
     if known:
         rows.insert(0, (_returns(found, reels.unit),))
     unread = len(found) - len(known)
-    lost = f" · {unread:,} without readable rewards" if unread else ""
-    mean = f" · mean return {np.mean(known):.4g}" if known else ""
-    return Scene(reels.title, f"mean length {lengths.mean():.4g}{mean}{lost}", tuple(rows))
+    said = [f"mean length {number(lengths.mean())}"]
+    if known:
+        said.append(f"mean return {number(float(np.mean(known)))}")
+    if unread:
+        said.append(f"{unread:,} without readable rewards" if known else "no readable rewards")
+    if reels.history:
+        said.append(reels.history)
+    return Scene(reels.title, " · ".join(said), tuple(rows))
 
 
 def _returns(found: list[float | None], unit: str) -> Curves:
     """Show returns over the order of insertion; those that cannot be read leave a gap."""
     places = np.array([place for place, value in enumerate(found) if value is not None], dtype=float)
     values = np.array([value for value in found if value is not None], dtype=float)
-    window = max(1, len(values) // 50)
+    window = 1 if len(values) < 100 else max(5, len(values) // 50)
     sums = np.cumsum(np.concatenate(([0.0], values)))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -70,13 +76,15 @@ def _bars(title: str, x_label: str, y_label: str, values: np.ndarray) -> Bars:
     finite = values[np.isfinite(values)].astype(float)
     whole = finite.size > 0 and bool((finite == np.round(finite)).all())
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    if whole and high - low < _BARS:
+    if whole:  # each bar counts as many whole numbers as the next, else even counts would look uneven
         room = max(0, 3 - round((high - low) / 2))  # one value alone would fill the panel
-        edges = np.arange(low - room - 0.5, high + room + 1.5)
+        first = low - room if low < 0 else max(low - room, 0)
+        edges = np.arange(first - 0.5, high + room + 1.5, np.ceil((high - low + 1) / _BARS))
+        edges = edges if edges[-1] > high else np.append(edges, 2 * edges[-1] - edges[-2])
     else:
         edges = np.linspace(low, high if high > low else low + 1.0, _BARS + 1)
     counts, _ = np.histogram(finite, edges)
-    summary = f"mean {finite.mean():.4g}, most {high:.4g}" if finite.size else "none"
+    summary = f"mean {number(finite.mean())}, most {number(high)}" if finite.size else "none"
     stack = Stack(summary, tuple(counts.astype(float).tolist()))
     return Bars(title, x_label, y_label, tuple(edges.tolist()), (stack,))
 
@@ -95,5 +103,5 @@ def _bytes(found: dict[str, int]) -> Shares:
         unit,
         tuple(sizes),
         tuple(size / scale for size in sizes.values()),
-        tuple(f"{size / total:.1%}" for size in sizes.values()),
+        tuple("< 0.1%" if 0 < size / total < 0.0005 else f"{size / total:.1%}" for size in sizes.values()),
     )

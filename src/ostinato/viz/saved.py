@@ -16,7 +16,8 @@ from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 from ostinato.storages.mirror_state import column_name
-from ostinato.viz.reel import Reel, Roles, array_of
+from ostinato.viz.reel import Reel, Roles, array_of, name_of, plural
+from ostinato.viz.scene import number
 
 if TYPE_CHECKING:
     import os
@@ -66,6 +67,7 @@ class SavedBuffer:
             raise CheckpointError(msg)
         self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
         self.columns = _mapped(reader, storage)
+        self._late = {".".join(path): reader.open_mapped(name).nbytes for path, name, _ in storage["late"]}
         self._lanes = max(1, int(storage["lanes"]))
         stamps = Stamps(self.capacity)
         stamps.load_state_dict(state["stamps"])
@@ -92,10 +94,13 @@ class SavedBuffer:
             )
             self.ids = tuple(spans.serial.tolist())
         self._places = {number: index for index, number in enumerate(self.ids)}
-        self.title = (
-            f"{path.name}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} "
-            f"{'episodes' if table is not None else 'blocks'}, {self.rows_drawn:,} rows drawn so far"
-        )
+        what = self.unit if len(self.ids) == 1 else plural(self.unit)
+        self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
+        each = number(self.rows_drawn / max(self.rows_written, 1))
+        counted = f"{self.rows_drawn:,} rows drawn so far, {each} for each row written (counted in all, not row by row)"
+        self.history = counted if self.rows_drawn else "no row drawn so far"
+        self._words = (("not shown", f"{', '.join(self._late)} (only some rows have it)"),) if self._late else ()
+        self._open: tuple[int, Reel] | None = None
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the position of an episode's number in `ids`; None where there is none."""
@@ -106,10 +111,13 @@ class SavedBuffer:
         return len(self._slots[index]), 1
 
     def open(self, index: int) -> Reel:
-        """Return an episode; nothing is read yet."""
-        slots = self._slots[index]
-        name = f"{self.unit} {self.ids[index]}"
-        return Reel(name, len(slots), 1, _Rows(self, slots), self._roles)
+        """Return an episode; nothing is read yet. The last one is kept."""
+        kept = self._open
+        if kept is None or kept[0] != index:
+            slots = self._slots[index]
+            name = f"{self.unit} {self.ids[index]}"
+            kept = self._open = index, Reel(name, len(slots), 1, _Rows(self, slots), self._roles, self._words)
+        return kept[1]
 
     def returns(self, index: int) -> float | None:
         """Return the sum of an episode's rewards; None where there are no rewards."""
@@ -128,7 +136,7 @@ class SavedBuffer:
 
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field."""
-        return {".".join(path) or "(data)": column.nbytes for path, column in self.columns.items()}
+        return {".".join(path) or "(data)": column.nbytes for path, column in self.columns.items()} | self._late
 
 
 @final
@@ -145,6 +153,8 @@ class _Rows:
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one row."""
         del env
+        if path in self._computed:
+            return np.asarray(self._computed[path][self._slots[step]])
         return array_of(self._saved.at(path, self._slots[step : step + 1])[0])
 
     def column(self, path: TreePath, env: int) -> np.ndarray:

@@ -11,7 +11,21 @@ from ostinato.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Bars", "Curves", "Layer", "Level", "Line", "Mark", "Panel", "Points", "Scene", "Shares", "Stack", "thin"]
+__all__ = [
+    "Bars",
+    "Curves",
+    "Layer",
+    "Level",
+    "Line",
+    "Mark",
+    "Panel",
+    "Points",
+    "Scene",
+    "Shares",
+    "Stack",
+    "number",
+    "thin",
+]
 
 Layer: TypeAlias = Literal["first", "second", "third", "quiet"]
 """The part that something plays: three that must be told apart, and one that stays behind them."""
@@ -148,6 +162,11 @@ class Scene:
         if not self.rows or not all(self.rows):
             msg = f"a scene needs at least one row and every row a panel, got {[len(row) for row in self.rows]}"
             raise OptionError(msg)
+
+
+def number(value: float) -> str:
+    """Write a number for a person: four digits, and from a thousand on all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def thin(count: int, most: int) -> range:

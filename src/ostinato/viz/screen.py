@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ostinato.viz.scene import Layer
 
-__all__ = ["FAINT", "GRID", "INK", "STYLE", "draw"]
+__all__ = ["FAINT", "GRID", "INK", "LINES", "STYLE", "draw"]
 
 _COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
 """Okabe and Ito's palette: told apart with every kind of colour vision; the first also in grey."""
@@ -22,6 +22,11 @@ INK = "#1F2933"
 FAINT = "#52606D"
 GRID = "#E4E7EB"
 _MAP = "viridis"
+LINES = (
+    "#0072B2", "#D98E00", "#009E73", "#C2649A", "#3C9FD6", "#D55E00",
+    "#8A97A6", "#6A5ACD", "#A397C9", "#2E8B57", "#A6761D", "#777777",
+)  # fmt: skip
+"""Colours of the components of a vector, readable on white and on black."""
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -83,8 +88,13 @@ def _compose(figure: Any, scene: Scene) -> None:
     """Place titles and panels."""
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.02)
     head, body = figure.subfigures(2, 1, height_ratios=(0.1, 1.0))
-    head.text(0.012, 0.62, scene.title, fontsize=16, fontweight="bold", va="center")
-    head.text(0.012, 0.08, scene.subtitle, fontsize=10.5, color=FAINT, va="center")
+    room = figure.get_figwidth() * 72 * 0.97
+    for y, text, size, more in (
+        (0.62, scene.title, 16, {"fontweight": "bold"}),
+        (0.08, scene.subtitle, 10.5, {"color": FAINT}),
+    ):
+        fitting = min(size, room / (0.68 * max(len(text), 1)))  # letters are about 0.68 of the size wide
+        head.text(0.012, y, text, fontsize=fitting, va="center", parse_math=False, **more)
     strips = body.subfigures(len(scene.rows), 1, squeeze=False)[:, 0]
     for strip, panels in zip(strips, scene.rows, strict=True):
         for axes, panel in zip(strip.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -119,9 +129,14 @@ def _curves(axes: Any, panel: Curves) -> None:
     axes.margins(x=0.01)
     if panel.y_range is not None:
         axes.set_ylim(*panel.y_range)
-    _ticks(axes.xaxis, 10)
+    whole = all(float(x).is_integer() for line in panel.lines for x in line.x)
+    low, high = axes.get_xlim()
+    if whole and high - low < 2:  # such as one point: room for a tick on either side
+        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
+    _ticks(axes.xaxis, 10, whole=whole)
     _ticks(axes.yaxis, 6)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0, handlelength=1.6)
+    if len(panel.lines) + len(panel.marks) + sum(bool(level.label) for level in panel.levels) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0, handlelength=1.6)
 
 
 def _line(axes: Any, line: Line) -> None:
@@ -170,13 +185,13 @@ def _bars(axes: Any, panel: Bars) -> None:
     axes.set_xlim(panel.edges[0], panel.edges[-1])
     axes.set_ylim(0, max([*floor, 1.0]) * 1.2)  # room for the legend
     _ticks(axes.xaxis)
-    _ticks(axes.yaxis)
+    _ticks(axes.yaxis, whole=True)
     axes.legend(loc="upper left", ncols=len(panel.stacks), columnspacing=1.2, handlelength=1.0, borderaxespad=0.2)
 
 
 def _shares(axes: Any, panel: Shares) -> None:
     axes.barh(panel.names, panel.values, height=0.7, color=_COLOURS["first"])
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(panel.names), 5) - 0.5, -0.5)  # the first on top, and few bars not fat
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, (max(panel.values, default=0.0) or 1.0) * 1.25)  # room for the notes
     for place, (value, note) in enumerate(zip(panel.values, panel.notes, strict=True)):
@@ -184,13 +199,8 @@ def _shares(axes: Any, panel: Shares) -> None:
     _ticks(axes.xaxis)
 
 
-def _ticks(axis: Any, most: int = 6) -> None:
-    """Put at most `most` intervals on an axis; write 12000 as 12,000, and small numbers as they are."""
+def _ticks(axis: Any, most: int = 6, *, whole: bool = False) -> None:
+    """Put at most `most` intervals on an axis, at whole numbers if asked; write 12000 as 12,000."""
     ticker = require("matplotlib.ticker", "viz")
-    axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _number(value)))
-
-
-def _number(value: float) -> str:
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10), integer=whole))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")))

@@ -9,6 +9,7 @@ from ostinato._optional import require
 from ostinato.errors import OptionError
 from ostinato.viz.board import Board, save
 from ostinato.viz.moment import moment
+from ostinato.viz.reel import number_in, span
 
 if TYPE_CHECKING:
     from ostinato.viz.reel import Reels
@@ -60,7 +61,7 @@ class Window:
         self._output = output or Path("viz.png")
         self._autosave = autosave
         self.figure = figure
-        self.board = Board(figure)
+        self.board = Board(figure, foot=0.055)
         self.closed = False
         self._box = widgets.TextBox(
             figure.add_axes((0.2, 0.018, 0.12, 0.04)), f"jump to {reels.unit} id ", textalignment="center"
@@ -105,18 +106,14 @@ class Window:
         text = text.strip()
         if not text:
             return
-        found = text.isdigit() and self._walk.jump(int(text))
+        number = number_in(text)
+        found = number is not None and self._walk.jump(number)
         self.refresh("" if found else f"there is no {self._reels.unit} {text[:20]}: {span(self._reels)}")
 
     def _close(self) -> None:
         self.closed = True
         if self.figure.canvas.manager is not None:
             require("matplotlib.pyplot", "viz").close(self.figure)
-
-
-def span(reels: Reels) -> str:
-    """Say which ids there are, in few words."""
-    return f"ids are {min(reels.ids)} to {max(reels.ids)}, {len(reels.ids):,} in all"
 
 
 def open_window(

@@ -190,3 +190,10 @@ def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: 
     done = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "t")
     assert done.returncode == 0
     assert f"{tmp_path}/ranks/rank_1 lists trajectories that came later" in done.stdout
+
+
+def test_an_unknown_format_is_wrong_usage(saved: Path, tmp_path: Path) -> None:
+    done = ostinato("convert", "--source-path", saved, "--save-path", tmp_path / "t", "--format", "h5")
+    assert done.returncode == 2
+    assert "--format must be one of pt, pkl, safetensors" in done.stderr
+    assert not (tmp_path / "t").exists()

@@ -82,7 +82,9 @@ def test_the_prompt_through_a_pipe(path: Path, tmp_path: Path) -> None:
         ("--headless --web", "exclude each other"),
         ("--no-display", "needs --save-image"),
         ("--headless --save-image", "no effect with --headless"),
-        ("--output x.png", "--output needs"),
+        ("--web --output x.png", "no effect with --web"),
+        ("--rerun x.rrd --step 1", "all steps of the whole batch are written"),
+        ("--headless --camera left", "has no observation 'left': --camera must be one of states, main_images"),
         ("--port 8000", "--port needs --web"),
         ("--web --camera main_images", "shows every camera"),
         ("--headless --trajectory 9", "there is no trajectory 9"),
@@ -97,9 +99,13 @@ def test_options_without_sense_are_refused(options: str, words: str, path: Path)
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, path: Path) -> None:
-    done = ostinato("view", tmp_path, "--headless")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
+    (tmp_path / "empty").mkdir()
+    for place, words in (("gone", "there is no directory"), ("empty", "neither trajectories nor a checkpoint")):
+        for command in (("view", tmp_path / place, "--headless"), ("plot", tmp_path / place)):
+            done = ostinato(*command)
+            assert done.returncode == 1
+            assert done.stderr.startswith("error: ")
+            assert words in done.stderr
     pickled = store(tmp_path / "p", form="pkl")
     assert "--allow-pickle" in ostinato("view", pickled, "--headless").stderr
     assert ostinato("view", path, "--headless", "--output", tmp_path / "no" / "x.png").returncode == 1
@@ -123,3 +129,27 @@ def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
     done = ostinato("view", tmp_path / "ck", "--save-image", "--no-display", "--output", tmp_path / "x.png")
     assert done.returncode == 0, done.stderr
     assert ostinato("plot", tmp_path / "ck", "--output", tmp_path / "x.pdf").returncode == 1
+
+
+def test_a_directory_of_ranks_names_them(path: Path, tmp_path: Path) -> None:
+    done = ostinato("view", tmp_path, "--headless")
+    assert done.returncode == 1
+    assert "give one of a in it" in done.stderr
+
+
+def test_the_window_takes_an_output_for_its_pictures(path: Path, tmp_path: Path) -> None:
+    done = ostinato("view", path, "--output", tmp_path / "x.png", env={"MPLBACKEND": "agg"})
+    assert done.returncode == 1
+    assert "no window can be opened here" in done.stderr  # and not that --output has no effect
+
+
+def test_a_directory_is_named_where_a_dot_was_given(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.viz import SavedBuffer, TrajectoryFolder
+
+    monkeypatch.chdir(path)
+    assert TrajectoryFolder(".").title.startswith("a, 3 trajectories")
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"obs": torch.rand(1, 2)})
+    rb.dumps(path / "ck")
+    monkeypatch.chdir(path / "ck")
+    assert SavedBuffer(".").title == "ck, 1 of 10 rows, 1 block"

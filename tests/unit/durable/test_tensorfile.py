@@ -174,7 +174,7 @@ def test_reads_through_python_alone_are_the_same(
 
 def test_a_journal_keeps_what_was_appended(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    journal = Journal(path, {"head": 1}, sync=True)
+    journal = Journal(path, {"head": 1})
     journal.append([{"n": 1}, {"n": "ü\n"}])
     journal.append([{"n": 3}])
     journal.close()

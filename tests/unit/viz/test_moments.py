@@ -61,7 +61,7 @@ def test_strip_covers_the_trajectory(tmp_path: Path) -> None:
     assert strip is not None
     assert strip.reward is not None
     assert strip.action is not None
-    assert strip.reward == pytest.approx([2.0, 2.01, 2.02, 2.03])
+    assert strip.reward.values[:, 0] == pytest.approx([2.0, 2.01, 2.02, 2.03])
     assert strip.ends.tolist() == [3]
     assert strip.action.values[:, 0] == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
@@ -194,7 +194,7 @@ def test_jumps_go_by_id_where_ids_have_gaps(tmp_path: Path) -> None:
 class Lengths:
     """Reels of nothing but lengths."""
 
-    title, unit = "lengths", "trajectory"
+    title, history, unit = "lengths", "", "trajectory"
     priorities = None
 
     def __init__(self, extents: list[tuple[int, int]]) -> None:

@@ -3,7 +3,8 @@
 
 const ROW = 24;
 const KEPT = 48;
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a97a6", "#5e4fa2", "#b2abd2", "#1b7837", "#a6761d", "#666666"];
+const LEFT = 56, RIGHT = 8, TOP = 8, BOTTOM = 18;
+const dark = matchMedia("(prefers-color-scheme: dark)");
 const $ = (id) => document.getElementById(id);
 const here = { reel: 0, step: 0, env: 0 };
 // Where the last wish leads: keys pressed while a step is on its way count from there.
@@ -18,7 +19,9 @@ let busy = false;
 const cache = new Map();
 
 async function ask(what, given = {}) {
-  const answer = await fetch(`api/${what}?${new URLSearchParams(given)}`);
+  const answer = await fetch(`api/${what}?${new URLSearchParams(given)}`).catch(() => {
+    throw new Error("no answer: is `ostinato view` still running?");
+  });
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error);
   return found;
@@ -67,9 +70,20 @@ function step(by, from) {
   const to = from.step + by;
   const steps = from.reel === shown.reel ? shown.steps : place.steps[from.reel];
   if (to >= 0 && to < steps) return { ...from, step: to };
-  const reel = from.reel + by;
-  if (reel < 0 || reel >= place.ids.length) return null;
-  return { ...from, reel, step: by > 0 ? 0 : place.steps[reel] - 1 };
+  const reel = neighbour(from.reel, by);
+  return reel === null ? null : { ...from, reel, step: by > 0 ? 0 : place.steps[reel] - 1 };
+}
+
+// The one after (by = 1) or before (by = -1) in the list as it is filtered; null at its ends.
+function neighbour(reel, by) {
+  let low = 0, high = chosen.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (chosen[middle] < reel + (by > 0 ? 1 : 0)) low = middle + 1;
+    else high = middle;
+  }
+  const at = by > 0 ? low : low - 1;
+  return at >= 0 && at < chosen.length ? chosen[at] : null;
 }
 
 let shown = { steps: 1, envs: 1 };
@@ -81,7 +95,7 @@ async function show(seen) {
   shown = seen;
   Object.assign(here, { reel: seen.reel, step: seen.step, env: seen.env });
   $("title").textContent = seen.title;
-  $("facts").replaceChildren(...seen.facts.map(([word, value]) => {
+  $("facts").replaceChildren(...(seen.problem ? [] : seen.facts).map(([word, value]) => {
     const pair = document.createElement("div");
     pair.append(text("dt", word), text("dd", value));
     return pair;
@@ -101,7 +115,10 @@ async function show(seen) {
       if (stripOf !== key) return;
       strip = found;
       lines();
-    }).catch((error) => say(error.message));
+    }).catch((error) => {
+      stripOf = "";
+      say(error.message);
+    });
   }
   lines();
 }
@@ -123,15 +140,28 @@ function fill(section, side, seen) {
   pending.push(() => {
     section.querySelector("h3").textContent = side.title;
     const area = section.querySelector(".views");
-    const note = seen.problem || side.note;
-    if (views.length) area.replaceChildren(...views);
-    else if (note) {
-      const box = text("p", note);
+    const names = JSON.stringify(side.vectors);
+    if (area.dataset.vectors === names && side.vectors.length) return;
+    area.dataset.vectors = names;
+    area.style.setProperty("--count", side.vectors.length);
+    area.style.setProperty("--across", views.length > 3 ? Math.ceil(Math.sqrt(views.length)) : Math.max(views.length, 1));
+    if (side.note) {
+      const box = text("p", side.note);
       box.className = seen.problem ? "note problem" : "note";
       area.replaceChildren(box);
-    } else if (!area.querySelector("canvas")) area.replaceChildren(document.createElement("canvas"));
+    } else area.replaceChildren(...views, ...side.vectors.map(lined));
   });
   return images;
+}
+
+function lined(name) {
+  const figure = document.createElement("figure");
+  figure.className = "lines";
+  const canvas = document.createElement("canvas");
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `${name} over the steps`);
+  figure.append(text("figcaption", name), canvas);
+  return figure;
 }
 
 function text(tag, words) {
@@ -141,48 +171,99 @@ function text(tag, words) {
 }
 
 function lines() {
-  draw($("reward"), strip && strip.reward ? [strip.reward] : [], strip ? strip.ends : []);
-  draw($("action"), strip && strip.action ? strip.action.lines : [], []);
+  const { reward = null, action = null, sides = [[], []] } = strip || {};
+  draw($("reward"), { ...(reward || { name: "reward", lines: [], components: 0 }), zero: true }, strip ? strip.ends : []);
+  draw($("action"), action || { name: "action", lines: [], components: 0 }, []);
   ["current", "following"].forEach((name, number) => {
-    const canvas = $(name).querySelector(".views canvas");
-    if (canvas) draw(canvas, strip ? strip.sides[number].flatMap((traces) => traces.lines) : [], []);
+    $(name).querySelectorAll("figure.lines").forEach((figure, at) => {
+      draw(figure, sides[number][at] || { name: figure.firstChild.textContent, lines: [], components: 0 }, []);
+    });
   });
 }
 
-function draw(canvas, series, ends) {
+// What a line stands for is written in its colour, over the canvas.
+function caption(figure, traces, ends) {
+  const words = [document.createTextNode(traces.name)];
+  if (traces.components > 1) words.push(...traces.lines.map((_, number) => {
+    const key = text("em", number);
+    key.style.color = place.colours[number];
+    return key;
+  }));
+  if (traces.components > traces.lines.length) words.push(text("span", `of ${traces.components}`));
+  if (ends.length) {
+    words.push(text("em", "| done"));
+    words[words.length - 1].className = "done";
+  }
+  if (traces.lines.length && !traces.lines.flat().some((value) => value !== null)) words.push(text("span", "no finite number"));
+  figure.querySelector("figcaption").replaceChildren(...words);
+}
+
+// A number in few letters: 12.3M, -0.0846, 1.2e-7.
+function brief(value) {
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e15)) return value.toExponential(1);
+  return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
+}
+
+// Steps at which a number stands under the lines: whole, even, not too many.
+function ticks(steps, most) {
+  const rough = Math.max(1, (steps - 1) / most), power = 10 ** Math.floor(Math.log10(rough));
+  const by = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough);
+  return Array.from({ length: Math.floor((steps - 1) / by) + 1 }, (_, number) => number * by);
+}
+
+function draw(figure, traces, ends) {
+  caption(figure, traces, ends);
+  figure.hidden = Boolean(strip) && !traces.lines.length;
+  const canvas = figure.querySelector("canvas"), { lines: series, at } = traces;
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth, height = canvas.clientHeight;
   canvas.width = width * ratio;
   canvas.height = height * ratio;
-  const pen = canvas.getContext("2d");
+  const pen = canvas.getContext("2d"), colours = getComputedStyle(document.body);
+  const colour = (name) => colours.getPropertyValue(`--${name}`);
   pen.scale(ratio, ratio);
-  const numbers = series.flat().filter((value) => value !== null);
-  const low = numbers.reduce((a, b) => Math.min(a, b), 0), high = numbers.reduce((a, b) => Math.max(a, b), low + 1e-9);
-  const x = (at) => 44 + (width - 52) * (at + 0.5) / shown.steps;
-  const y = (value) => height - 8 - (height - 16) * (value - low) / (high - low);
+  const steps = shown.steps, floor = height - BOTTOM;
+  let low = traces.zero ? 0 : Infinity, high = traces.zero ? 0 : -Infinity;
+  for (const values of series) for (const value of values) if (value !== null) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  const known = low <= high, range = known && high > low ? high - low : 1;
+  const x = (step) => LEFT + (width - LEFT - RIGHT) * (step + 0.5) / steps;
+  const y = (value) => floor - (floor - TOP) * (high > low ? (value - low) / range : 0.5);
   pen.font = "11px system-ui, sans-serif";
-  pen.fillStyle = "#52606d";
+  pen.fillStyle = colour("faint");
+  pen.strokeStyle = colour("line");
+  pen.textAlign = "center";
+  for (const step of ticks(steps, Math.max(1, Math.floor((width - LEFT) / 80)))) {
+    stroke(pen, [[x(step), TOP], [x(step), floor]], 1);
+    pen.fillText(step.toLocaleString("en"), x(step), height - 5);
+  }
   pen.textAlign = "right";
-  if (numbers.length) for (const value of [low, high]) pen.fillText(Number(value.toPrecision(3)), 38, y(value) + 4);
-  pen.strokeStyle = "#d55e00";
-  for (const end of ends) stroke(pen, [[x(end), 4], [x(end), height - 4]], 1.5);
+  if (known) for (const value of high > low ? [low, high] : [low]) pen.fillText(brief(value), LEFT - 6, y(value) + 4);
+  pen.strokeStyle = colour("red");
+  for (const end of ends) stroke(pen, [[x(end), TOP - 4], [x(end), floor]], 1.5);
   series.forEach((values, number) => {
-    pen.strokeStyle = COLOURS[number % COLOURS.length];
-    stroke(pen, values.map((value, at) => (value === null ? null : [x(at), y(value)])), 1.4);
+    pen.strokeStyle = place.colours[number];
+    stroke(pen, values.map((value, number) => (value === null ? null : [x(at[number]), y(value)])), 1.4);
   });
-  pen.strokeStyle = "#1f2933";
+  pen.strokeStyle = colour("ink");
   pen.setLineDash([4, 3]);
-  stroke(pen, [[x(here.step), 0], [x(here.step), height]], 1);
+  stroke(pen, [[x(here.step), 0], [x(here.step), floor]], 1);
 }
 
 function stroke(pen, points, width) {
-  pen.lineWidth = width;
+  pen.lineWidth = points.length === 1 ? 6 : width;
+  pen.lineCap = "round";
   pen.beginPath();
   let up = true;
   for (const point of points) {
     if (point === null) up = true;
-    else if (up) { pen.moveTo(...point); up = false; }
-    else pen.lineTo(...point);
+    else if (up) {
+      pen.moveTo(...point);
+      pen.lineTo(point[0] + 0.01, point[1]);  // so that one point alone is a dot
+      up = false;
+    } else pen.lineTo(...point);
   }
   pen.stroke();
 }
@@ -217,9 +298,11 @@ function rows() {
   $("rows").replaceChildren(...chosen.slice(first, last).map((reel) => {
     const row = document.createElement("div");
     const value = returns[reel];
-    const words = [place.ids[reel], place.steps[reel], place.envs[reel], typeof value === "number" ? Number(value.toPrecision(5)) : value === null ? "broken" : ""];
+    const words = [place.ids[reel], place.steps[reel].toLocaleString("en"), place.envs[reel], typeof value === "number" ? Number(value.toPrecision(5)) : value === null ? "–" : ""];
     row.className = reel === here.reel ? "row here" : "row";
     row.dataset.reel = reel;
+    row.setAttribute("role", "option");
+    row.setAttribute("aria-selected", reel === here.reel);
     row.append(...words.map((word) => text("span", word)));
     return row;
   }));
@@ -243,13 +326,18 @@ async function readReturns() {
 }
 
 function near(by) {
-  const reel = target.reel + by;
-  if (reel >= 0 && reel < place.ids.length) go({ reel, step: 0 });
+  const reel = neighbour(target.reel, by);
+  if (reel !== null) go({ reel, step: 0 });
+}
+
+function turn(by) {
+  const to = step(by, target);
+  if (to) go(to);
 }
 
 const KEYS = {
-  ArrowRight: () => { const to = step(1, target); if (to) go(to); },
-  ArrowLeft: () => { const to = step(-1, target); if (to) go(to); },
+  ArrowRight: () => turn(1),
+  ArrowLeft: () => turn(-1),
   ArrowUp: () => near(1),
   ArrowDown: () => near(-1),
   b: () => go({ env: Math.min(target.env + 1, place.envs[target.reel] - 1) }),
@@ -260,41 +348,54 @@ const KEYS = {
 KEYS.n = KEYS.ArrowRight;
 KEYS.p = KEYS.ArrowLeft;
 
+function jump(wish) {
+  if (wish === "") return;
+  const reel = /^[0-9]+$/.test(wish) ? place.ids.indexOf(Number(wish)) : -1;
+  if (reel >= 0) go({ reel, step: 0 });
+  else say(`there is no ${place.unit} ${wish}: ids are ${place.span}`);
+}
+
 function listen() {
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") document.activeElement.blur();
     if (event.target.closest("form, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (KEYS[event.key]) {
       event.preventDefault();
       KEYS[event.key]();
     }
   });
-  $("filters").addEventListener("submit", (event) => event.preventDefault());
-  $("filters").addEventListener("input", (event) => { if (event.target.id !== "jump") filter(); });
-  $("jump").addEventListener("change", () => {
-    if ($("jump").value === "") return;
-    const reel = place.ids.indexOf(Number($("jump").value));
-    if (reel >= 0) go({ reel, step: 0 });
-    else say(`there is no ${place.unit} ${$("jump").value}`);
+  $("filters").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (document.activeElement === $("jump")) jump($("jump").value.trim());
   });
+  $("filters").addEventListener("input", (event) => { if (event.target.id !== "jump") filter(); });
   $("scrub").addEventListener("input", () => go({ step: Number($("scrub").value) }));
-  $("env").addEventListener("change", () => go({ env: Number($("env").value) }));
+  $("back").addEventListener("click", () => turn(-1));
+  $("on").addEventListener("click", () => turn(1));
+  $("env").addEventListener("change", () => {
+    $("env").blur();  // so that arrows are steps again
+    go({ env: Number($("env").value) });
+  });
   $("list").addEventListener("scroll", rows);
   $("rows").addEventListener("click", (event) => {
     const row = event.target.closest(".row");
     if (row) go({ reel: Number(row.dataset.reel), step: 0 });
   });
   for (const name of ["reward", "action"]) {
-    $(name).addEventListener("click", (event) => {
-      const at = (event.offsetX - 44) / ($(name).clientWidth - 52) * shown.steps;
+    const canvas = $(name).querySelector("canvas");
+    canvas.addEventListener("click", (event) => {
+      const at = (event.offsetX - LEFT) / (canvas.clientWidth - LEFT - RIGHT) * shown.steps;
       go({ step: Math.max(0, Math.min(shown.steps - 1, Math.floor(at))) });
     });
   }
   window.addEventListener("resize", () => { lines(); rows(); });
+  dark.addEventListener("change", lines);
 }
 
 async function begin() {
   place = await ask("place");
   document.title = $("place").textContent = place.title;
+  $("history").textContent = place.history;
   const [reel, step, env] = place.start;
   target = { reel, step, env };
   listen();

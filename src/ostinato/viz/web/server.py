@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, final
 from ostinato._optional import require
 from ostinato.errors import OptionError
 from ostinato.viz.moment import ALL_CAMERAS, moment, strip_of
+from ostinato.viz.reel import number_in, span
+from ostinato.viz.screen import LINES
 from ostinato.viz.walk import Spot
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAUSE_S = 0.1
+_ASKED = ("reel", "step", "env", "first")
 
 
 @final
@@ -84,7 +87,10 @@ class _Answers:
         extents = [self._reels.extent(index) for index in range(len(self._reels.ids))]
         return {
             "title": self._reels.title,
+            "history": self._reels.history,
             "unit": self._reels.unit,
+            "span": span(self._reels),
+            "colours": LINES,
             "ids": self._reels.ids,
             "steps": [steps for steps, _ in extents],
             "envs": [envs for _, envs in extents],
@@ -122,7 +128,7 @@ class _Answers:
         if strip is None:
             return {"reward": None, "ends": [], "action": None, "sides": [[], []]}
         return {
-            "reward": None if strip.reward is None else _plain(strip.reward),
+            "reward": None if strip.reward is None else _traces(strip.reward),
             "ends": strip.ends.tolist(),
             "action": None if strip.action is None else _traces(strip.action),
             "sides": [[_traces(item) for item in side.traces] for side in (seen.current, seen.following)],
@@ -137,7 +143,8 @@ class _Answers:
 
 def _pictures(side: Side) -> dict[str, Any]:
     shown = [{"camera": item.camera, "source": _source(item.pixels)} for item in side.pictures]
-    return {"title": side.title, "note": side.note, "pictures": shown}
+    vectors = [traces.name for traces in side.traces]
+    return {"title": side.title, "note": side.note, "pictures": shown, "vectors": vectors}
 
 
 def _source(pixels: np.ndarray) -> str:
@@ -148,7 +155,8 @@ def _source(pixels: np.ndarray) -> str:
 
 
 def _traces(traces: Traces) -> dict[str, Any]:
-    return {"name": traces.name, "lines": [_plain(line) for line in traces.values.T]}
+    lines = [_plain(line) for line in traces.values.T]
+    return {"name": traces.name, "at": traces.steps.tolist(), "lines": lines, "components": traces.components}
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
@@ -198,10 +206,11 @@ def make_app(reels: Reels, start: Spot) -> Any:
 def _numbers(given: Any) -> dict[str, int]:
     numbers = {}
     for name, text in given.items():
-        if not text.isascii() or not text.isdigit() or len(text) > 18:
-            msg = f"{name[:20]} must be a number of 0 or more, got {text[:20]!r}"
+        number = number_in(text)
+        if number is None or name not in _ASKED:
+            msg = f"a question has {', '.join(_ASKED)}, each a number of 0 or more, got {name[:20]}={text[:20]!r}"
             raise OptionError(msg)
-        numbers[name] = int(text)
+        numbers[name] = number
     return numbers
 
 
