@@ -365,9 +365,8 @@ def load(
         raise CheckpointError(msg) from error
     restore(state)
     for engine in engines:
-        engine.saves.remember(
-            reader.save or "", Lineage(engine.stamps, engine.stamps.written, engine.storage, {}), None
-        )
+        lineage = Lineage(engine.stamps, engine.stamps.written, engine.storage, {})
+        engine.saves.remember(reader.save or "", lineage, None)
 
 
 def _get_rows(
