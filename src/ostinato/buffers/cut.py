@@ -146,7 +146,7 @@ class Cut:
             self._earlier = join_runs(self._earlier, rows_since(stamps, self._serial, rows))
 
     def write_out(self, lock: Any) -> None:
-        """Write all rows, taking the engine's lock for one piece (at most 512 KiB, or one row) at a time.
+        """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.
 
         Raises:
             StorageMemoryError: if the disk is full.

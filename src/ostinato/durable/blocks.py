@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockReader", "BlockWriter", "open_checked"]
 
-# Hashed and written, or read and hashed, in steps that stay in the processor's cache.
-_STEP_BYTES = 512 * 1024
+# Hashed and written, or read and hashed, in steps of few system calls that mostly stay in the cache.
+_STEP_BYTES = 2 * 2**20
 _THREADS = 4
 _LARGE_BYTES = 8 * 2**20
 """A thread more for so many bytes."""
