@@ -70,13 +70,13 @@ class Saves:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin anew."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__()
 
     def before(self, stamps: Stamps, where: Placement | Tensor) -> None:
         """Hear of slots that are about to be written; before they get their stamps, under the engine's lock."""
         if self.cut is not None:
-            slots = where if isinstance(where, torch.Tensor) else where.slots
-            self.cut.keep(stamps, slots(stamps.device) if isinstance(where, Run) else slots)  # type: ignore[operator, arg-type]
+            slots = where if isinstance(where, torch.Tensor) else _slots(where, stamps.device)
+            self.cut.keep(stamps, slots)
 
     def before_clear(self, stamps: Stamps, rows: int) -> None:
         """Hear that stamps are about to be forgotten, under the engine's lock."""
@@ -89,6 +89,10 @@ class Saves:
         self.lineages[save] = lineage
         while len(self.lineages) > _MOST_LINEAGES:
             self.lineages.pop(next(iter(self.lineages)))
+
+
+def _slots(placement: Placement, device: torch.device) -> Tensor:
+    return placement.slots(device) if isinstance(placement, Run) else placement.slots
 
 
 def rows_since(stamps: Stamps, serial: int, rows: int) -> Runs:
