@@ -373,9 +373,8 @@ def load(
             state = {**state, "members": got}
     hooks.restoring(restore, storages)(state)
     for engine in engines:
-        engine.saves.remember(
-            reader.save or "", Lineage(engine.stamps, engine.stamps.written, engine.storage, {}), None
-        )
+        lineage = Lineage(engine.stamps, engine.stamps.written, engine.storage, {})
+        engine.saves.remember(reader.save or "", lineage, None)
 
 
 def _get_rows(

@@ -7,6 +7,8 @@ the file. Stamps say which rows were replaced since the cut, so nothing is remem
 from __future__ import annotations
 
 import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -21,6 +23,8 @@ from ostinato.durable.runs import as_runs, contains, join_runs, one_run
 from ostinato.errors import OstinatoError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from ostinato.core.draw import Placement
@@ -35,6 +39,8 @@ __all__ = ["Cut", "Lineage", "Saves", "rows_since"]
 
 _BLOCK_ROWS = 2**20
 _MOST_LINEAGES = 8
+_ROOMS = 4
+"""Pieces that are filled while others are on their way to the file."""
 
 
 class Lineage(NamedTuple):
@@ -69,8 +75,8 @@ class Saves:
     def before(self, stamps: Stamps, where: Placement | Tensor) -> None:
         """Hear of slots that are about to be written; before they get their stamps, under the engine's lock."""
         if self.cut is not None:
-            slots = where if isinstance(where, torch.Tensor) else where.slots
-            self.cut.keep(stamps, slots(stamps.device) if isinstance(where, Run) else slots)  # type: ignore[operator, arg-type]
+            slots = where if isinstance(where, torch.Tensor) else _slots(where, stamps.device)
+            self.cut.keep(stamps, slots)
 
     def before_clear(self, stamps: Stamps, rows: int) -> None:
         """Hear that stamps are about to be forgotten, under the engine's lock."""
@@ -83,6 +89,10 @@ class Saves:
         self.lineages[save] = lineage
         while len(self.lineages) > _MOST_LINEAGES:
             self.lineages.pop(next(iter(self.lineages)))
+
+
+def _slots(placement: Placement, device: torch.device) -> Tensor:
+    return placement.slots(device) if isinstance(placement, Run) else placement.slots
 
 
 def rows_since(stamps: Stamps, serial: int, rows: int) -> Runs:
@@ -140,19 +150,27 @@ class Cut:
             self._earlier = join_runs(self._earlier, rows_since(stamps, self._serial, rows))
 
     def write_out(self, lock: Any) -> None:
-        """Write all rows, taking the engine's lock for one piece (at most 512 KiB, or one row) at a time.
+        """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.
 
         Raises:
             StorageMemoryError: if the disk is full.
         """
-        with nullcontext() if can_write_ahead() else lock:
+        with nullcontext() if can_write_ahead() else lock, ThreadPoolExecutor(1) as writer:
             for array, file in self._arrays:
-                most = max(1, PIECE_BYTES // max(1, file.row_bytes))
-                room = torch.empty((min(most, int(file.runs[:, 1].sum())), file.row_bytes), dtype=torch.uint8)
-                for piece in file.pieces():
-                    self._write(array, file, piece, room[: len(piece.rows)], lock)
+                rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.runs[:, 1].sum()))
+                count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
+                rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8)
+                under_way: deque[Future[None]] = deque()
+                for number, piece in enumerate(file.pieces()):
+                    if len(under_way) == len(rooms):
+                        under_way.popleft().result()
+                    room = rooms[number % len(rooms), : len(piece.rows)]
+                    self._take(array, file, piece, room, lock)
+                    under_way.append(writer.submit(file.append, piece.offset, raw_view(room)))
+                for last in under_way:
+                    last.result()
 
-    def _write(self, array: RowArray, file: RowFile, piece: Piece, room: Tensor, lock: Any) -> None:
+    def _take(self, array: RowArray, file: RowFile, piece: Piece, room: Tensor, lock: Any) -> None:
         n = len(piece.rows)
         with lock:
             if self._error is not None:
@@ -164,7 +182,6 @@ class Cut:
             file.done = piece.offset + n * file.row_bytes
         for first, count in as_runs(replaced).tolist():
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
-        file.append(piece.offset, raw_view(room))
 
     def _replaced(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows (ascending) were replaced since the cut, bool: what was there lies in the file."""

@@ -126,6 +126,9 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
         read_rows(root, record, Rows(plain), verify=verify)
         return
     with open_checked(root, record, verify=verify) as reader:
+        if is_raw(plain):
+            reader.read_all_into(raw_view(plain))
+            return
         staging = _staging_for(plain)
         for piece in _pieces(plain):
             part = piece if is_raw(piece) else _shaped(staging, piece)

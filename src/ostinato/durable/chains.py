@@ -112,7 +112,11 @@ def read_rows(root: Path, record: ArrayRecord, target: Target, *, verify: bool) 
     width = record.row_bytes
     staging = torch.empty((max(1, _STAGING_BYTES // max(1, width)), width), dtype=torch.uint8)
     with open_checked(root, record.base, verify=verify) as reader:
-        _read_run(reader, target, 0, record.base_rows, staging)
+        window = target.window(0, record.base_rows)
+        if window is not None:
+            reader.read_all_into(window)
+        else:
+            _read_run(reader, target, 0, record.base_rows, staging)
     covered = record.base_rows
     for patch in record.patches:
         with open_checked(root, patch, verify=verify) as reader:

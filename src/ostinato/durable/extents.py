@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Placed
 
-__all__ = ["GAP_BYTES", "pread", "read_into", "read_pieces", "read_strided", "read_tensor"]
+__all__ = ["GAP_BYTES", "pread", "pread_into", "read_into", "read_pieces", "read_strided", "read_tensor"]
 
 GAP_BYTES = 4096
 """Pieces closer than this are read in one call: what lies between costs no page more than they do."""
@@ -39,7 +39,7 @@ def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
         DamagedFileError: The file ends before.
     """
     while len(view):
-        count = _pread_into(fd, [view], offset)
+        count = pread_into(fd, [view], offset)
         if count == 0:
             msg = f"{path} ends at byte {offset}, {len(view)} more expected: it was cut"
             raise DamagedFileError(msg)
@@ -93,12 +93,12 @@ def _read_run(fd: int, views: Sequence[memoryview], offsets: Sequence[int]) -> i
             parts.append(_SCRATCH[: offset - end])
         parts.append(view)
         end = offset + len(view)
-    if _pread_into(fd, parts, offsets[0]) == end - offsets[0]:
+    if pread_into(fd, parts, offsets[0]) == end - offsets[0]:
         return None
     for number, (view, offset) in enumerate(zip(views, offsets, strict=True)):  # a short read: each by itself
         done = 0
         while done < len(view):
-            count = _pread_into(fd, [view[done:]], offset + done)
+            count = pread_into(fd, [view[done:]], offset + done)
             if count == 0:
                 return number
             done += count
@@ -139,7 +139,8 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
         return os.read(fd, nbytes)
 
 
-def _pread_into(fd: int, views: Sequence[memoryview], offset: int) -> int:
+def pread_into(fd: int, views: Sequence[memoryview], offset: int) -> int:
+    """Fill memory with the bytes at `offset`, as far as one call of the system does, and return their number."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, views, offset)
     data = pread(fd, sum(map(len, views)), offset)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "Piece", "RowFile", "can_write_ahead"]
 
-PIECE_BYTES = 512 * 1024
+PIECE_BYTES = 2 * 2**20
 _ZEROS = bytes(4096)
 
 
@@ -74,7 +74,7 @@ class RowFile:
             self.append(0, np.ascontiguousarray(runs, dtype="<i8").reshape(-1).view(np.uint8).data)
 
     def pieces(self) -> Iterator[Piece]:
-        """Cut the rows into pieces of at most 512 KiB (or one row), in the order of the file."""
+        """Cut the rows into pieces of at most 2 MiB (or one row), in the order of the file."""
         most = max(1, PIECE_BYTES // max(1, self.row_bytes))
         for (first, count), at in zip(self.runs[self._large].tolist(), self._at[self._large].tolist(), strict=True):
             for start in range(0, count, most):

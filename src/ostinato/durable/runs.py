@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
     if not len(runs):
         return np.zeros(len(rows), dtype=bool)
     run = np.searchsorted(runs[:, 0], rows, side="right") - 1
-    inside: np.ndarray = (run >= 0) & (rows < runs[run].sum(1))
+    inside: np.ndarray[Any, Any] = (run >= 0) & (rows < runs[run].sum(1))
     return inside
 
 

@@ -61,7 +61,7 @@ def fill_columns(table: Table | MirroredTable, state: dict[str, Any]) -> LateFie
     elif not state.get("mapped"):
         _fill_plain(table, columns, rows)
     late = LateFields(table.capacity, table.device)
-    everywhere = torch.arange(rows, device=table.device)
+    everywhere = torch.arange(rows if state["late"] else 0, device=table.device)
     for path, name, has in state["late"]:
         late.put(tuple(path), everywhere, dense(columns[name]))
         late.has[tuple(path)][:rows] = dense(columns[has]).to(table.device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from ostinato.core.bits import as_bits
 from ostinato.durable.dtypes import copy_elements
 
@@ -46,14 +48,17 @@ class RowArray(NamedTuple):
         return math.prod(self.data.shape[1:]) * self.data.itemsize
 
     def copy(self, out: Tensor, slots: slice | Tensor) -> None:
-        """Copy rows to `out` (uint8 `[n, row_bytes]`, contiguous, on the CPU); padding becomes zero."""
+        """Copy rows to `out` (uint8 `[n, row_bytes]`, contiguous, on the CPU); padding keeps the zeros it must have."""
+        if self.members and isinstance(slots, slice) and self.data.is_cpu:
+            np.copyto(out[:, : self.used].numpy(), self.data[slots, : self.used].numpy())
+            return
         part = out.view(-1).view(self.data.dtype).view(out.shape[0], *self.data.shape[1:])
         if isinstance(slots, slice):
             copy_elements(part, self.data[slots])
         else:
             chosen = as_bits(self.data).index_select(0, slots.to(self.data.device))
             as_bits(part).copy_(chosen)
-        if self.members and self.used < out.shape[1]:
+        if self.members:
             out[:, self.used :] = 0
 
 

@@ -80,16 +80,16 @@ def test_rows_are_those_of_one_moment_while_writers_go_on(maker: str, incrementa
 
 def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
     """Let something happen after each piece that a save writes, at the same moments in every run."""
-    plain = cut.Cut._write
+    plain = cut.Cut._take
     count = 0
 
-    def write(self: cut.Cut, array: object, file: object, piece: Piece, room: object, lock: object) -> None:
+    def take(self: cut.Cut, array: object, file: object, piece: Piece, room: object, lock: object) -> None:
         nonlocal count
         plain(self, array, file, piece, room, lock)  # type: ignore[arg-type]
         count += 1
         act(count)
 
-    monkeypatch.setattr(cut.Cut, "_write", write)
+    monkeypatch.setattr(cut.Cut, "_take", take)
 
 
 @pytest.mark.parametrize("maker", list(MAKERS))

@@ -99,7 +99,5 @@ def test_an_unknown_major_version_is_refused_in_words(tmp_path: Path) -> None:
     covered = json.dumps([node["format"], node["version"], node["body"]], separators=(",", ":")).encode()
     node["checksum"] = xxhash.xxh3_64_hexdigest(covered)
     (tmp_path / "save" / "manifest.json").write_text(json.dumps(node))
-    with pytest.raises(
-        CheckpointError, match=r"has format version 2\.0; this release reads version 1: use the release"
-    ):
+    with pytest.raises(CheckpointError, match=r"has format version 2\.0; this release reads version 1: use"):
         make("packed").loads(tmp_path / "save")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+START = "from ostinato.cli.main import main; main()"
+
+
 def make() -> ReplayBuffer:
     return PrioritizedReplayBuffer(
         alpha=0.6, beta=0.4, storage=LazyTensorStorage(20_000), generator=torch.Generator(), batch_size=4
@@ -128,7 +131,11 @@ def test_the_command_folds(chain: tuple[ReplayBuffer, Path]) -> None:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "ostinato", *words], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, "-W", "ignore", "-c", START, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
 
     assert "rows.0: base of 15,000 rows" in run("inspect", "--quick", str(path)).stdout
