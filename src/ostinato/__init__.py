@@ -3,6 +3,7 @@
 from ostinato.buffers import (
     BufferStats,
     PrioritizedReplayBuffer,
+    RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
@@ -11,8 +12,10 @@ from ostinato.buffers import (
 from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
 from ostinato.samplers import (
+    LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    QueueSampler,
     RandomSampler,
     Sampler,
     SamplerEnsemble,
@@ -45,12 +48,15 @@ __all__ = [
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyTensorStorage",
+    "LimitedSampler",
     "ListStorage",
     "NStep",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "QueueSampler",
     "RandomSampler",
+    "RateLimiter",
     "Rename",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
