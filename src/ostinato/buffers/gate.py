@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.limits import Flow, RateLimiter, Stock, check_timeout
-from ostinato.errors import CheckpointError, OptionError, WaitTimeoutError
+from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,6 +231,9 @@ def make_gate(limiter: Any, engine: Engine) -> Gate | None:
     """
     if limiter is None and not (engine.sampler.counting and as_counting(engine.sampler).bounded):
         return None
+    if limiter is not None and not isinstance(limiter, RateLimiter):
+        msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
+        raise KindError(msg)
     gate = Gate(RateLimiter() if limiter is None else limiter, engine.lock)
     rules, size = gate.flow.limiter, engine.storage.max_size
     if rules.min_size_to_sample > size:
