@@ -3,6 +3,7 @@
 from ostinato.buffers import (
     BufferStats,
     PrioritizedReplayBuffer,
+    RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
@@ -12,8 +13,10 @@ from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
+    LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    QueueSampler,
     RandomSampler,
     Sampler,
     SamplerEnsemble,
@@ -47,12 +50,15 @@ __all__ = [
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyTensorStorage",
+    "LimitedSampler",
     "ListStorage",
     "NStep",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "QueueSampler",
     "RandomSampler",
+    "RateLimiter",
     "Rename",
     "ReplayBuffer",
     "ReplayBufferEnsemble",

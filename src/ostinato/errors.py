@@ -18,6 +18,7 @@ __all__ = [
     "SlotError",
     "StorageMemoryError",
     "UsageError",
+    "WaitTimeoutError",
 ]
 
 
@@ -63,6 +64,10 @@ class EpochEndError(OstinatoError, StopIteration):
 
 class UsageError(OstinatoError, RuntimeError):
     """A call that this object cannot serve in the state it is in."""
+
+
+class WaitTimeoutError(OstinatoError, TimeoutError):
+    """Readers or writers waited for each other as long as they were told to."""
 
 
 class SlotError(OstinatoError, IndexError):

@@ -1,6 +1,7 @@
 """The room where parts meet: sole owner of storage, sampler, writer, lock and generator."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
+from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats
@@ -9,6 +10,7 @@ from ostinato.buffers.tensordict import TensorDictReplayBuffer
 __all__ = [
     "BufferStats",
     "PrioritizedReplayBuffer",
+    "RateLimiter",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",

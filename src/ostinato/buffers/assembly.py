@@ -32,12 +32,18 @@ def check_buffers(rbs: Sequence[Any]) -> None:
 
     Raises:
         KindError: if one is no buffer.
-        OptionError: if one is there twice, or storages differ in `ndim`.
+        OptionError: if one is there twice, counts its draws, or storages differ in `ndim`.
     """
     for i, rb in enumerate(rbs):
         if not isinstance(rb, ReplayBuffer):
             msg = f"the members of an ensemble are ReplayBuffers, got {type(rb).__name__} at {i}"
             raise KindError(msg)
+        if rb.rate_limiter is not None or rb.sampler.counting:
+            msg = (
+                f"the buffer at {i} holds its readers up or uses its rows up ({rb.rate_limiter}, {rb.sampler!r}), "
+                "which an ensemble does not know of: leave rate_limiter out, and use another sampler"
+            )
+            raise OptionError(msg)
     if len({id(rb) for rb in rbs}) < len(rbs):
         msg = "a buffer can be a member only once: give it a larger weight p instead"
         raise OptionError(msg)

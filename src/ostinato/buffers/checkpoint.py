@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from ostinato.buffers import hooks
 from ostinato.buffers.cut import Lineage
 from ostinato.buffers.expansion import expand_again
+from ostinato.buffers.gate import check_queue, retake
 from ostinato.buffers.loading import begin_load, end_load
 from ostinato.buffers.objects import unpack
 from ostinato.buffers.priorities import as_sampler
@@ -70,6 +71,7 @@ def engine_state(
         "batch_size": batch_size,
         "unit": unit_name(engine),
         "pending": [show_ticket(ticket) for ticket in (*queued, *engine.pending)],
+        **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
         **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
 
@@ -128,10 +130,12 @@ def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any
         engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
         end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
         engine.pending.clear()
-        for ticket in pending:
+        for ticket in retake(engine, pending):
             again = revive(engine, ticket)
             if again is not None:
                 engine.pending.append(again)
+        if engine.gate is not None:
+            engine.gate.load_state_dict(engine, state.get("flow"))
         engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
         engine.rows_since_empty = int(state["rows_since_empty"])
         if generator is not None:
@@ -164,6 +168,8 @@ def _check_state(
         raise CheckpointError(msg)
     if engine.sampler.prioritized:
         as_sampler(engine.sampler).check_state(state["sampler"]["state"], saved_rows(state))
+    elif engine.sampler.counting:
+        check_queue(engine, state)
     rows = saved_rows(state)
     check_counts(state, rows)
     pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]

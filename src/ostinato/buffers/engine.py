@@ -13,17 +13,16 @@ from ostinato.buffers.checks import check_order, check_pair, check_single, check
 from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.cut import Saves
 from ostinato.buffers.expansion import copy, expand, expand_again
+from ostinato.buffers.gate import Ask, Gate, as_counting, check_counting, give_back
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.buffers.versions import Versions, check_versions, draw_recent
 from ostinato.core.boundaries import Marks, merge_episodes
 from ostinato.core.draw import Run, View
-from ostinato.core.select import select
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
     from ostinato.core.boundaries import Episodes
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from ostinato.writers import Writer
 
 __all__ = ["Engine"]
+
+_PLAIN = Ask()
 
 
 @final
@@ -73,6 +74,8 @@ class Engine:
         self.era = 0
         self.unit = unit
         self.episodes = episodes
+        self.gate: Gate | None = None
+        self.versions: Versions | None = None
         self.chronicle = self._begin_chronicle(sampler)
         self.stamps = Stamps(storage.capacity, storage.device)
         self.settled = False
@@ -81,7 +84,7 @@ class Engine:
         if len(storage):
             self.stamps.resume(len(storage), storage.cursor)
             writer.resume(len(storage), storage.cursor)
-            self.begin_priorities()
+            self.begin_sampler()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
@@ -91,6 +94,8 @@ class Engine:
         """Take a lock of its own."""
         self.__dict__.update(state)
         self.lock = threading.RLock()
+        if self.gate is not None:
+            self.gate.attach(self.lock)
 
     @property
     def storage(self) -> Storage:
@@ -110,6 +115,7 @@ class Engine:
         unit = self.unit
         check_single(unit, sampler)
         wanted = merge_episodes([self.episodes, None if unit is None else unit.episodes, sampler.episodes])
+        check_counting(sampler, self.writer, unit, wanted)
         if wanted is None:
             return None
         check_order(self.writer)
@@ -120,23 +126,27 @@ class Engine:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write(self, data: Any, lead: int, *, ranked: bool = True) -> Placement:
+    def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Placement:
         """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing.
 
         `data` is one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); without `ranked` they get the default
-        priority, whatever they bring along.
+        priority, whatever they bring along. `timeout_s` is the longest wait for readers, where there is a gate; None
+        is the limiter's.
         """
         with self.lock:
             storage, sampler = self.storage, self.sampler
             prioritized = sampler.prioritized
             laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
-            given, marks, chronicle = None, Marks(), self.chronicle
+            given, marks, chronicle, versions = None, Marks(), self.chronicle, self.versions
             try:
+                if self.gate is not None and self.gate.hold_write(self, rows, timeout_s):
+                    return self.write(data, lead, ranked=ranked)  # others have written: check the rows anew
                 if prioritized and ranked:
                     given = priorities.from_rows(self, data, rows)
                 if chronicle is not None:
                     marks = chronicle.read(storage, payload, rows)
+                found = None if versions is None else versions.read(storage, payload, rows)
                 placement = self._place(payload, rows)
             except Exception:
                 if not laid_out:
@@ -148,12 +158,16 @@ class Engine:
             storage.set(placement, payload)
             if chronicle is not None:
                 chronicle.note(storage, placement, marks)
+            if versions is not None and found is not None:
+                versions.note(placement, found)
             self.rows_written += rows
             self.rows_since_empty += rows
             if prioritized:
                 as_sampler(sampler).receive(placement, given, self.view())
             else:
                 sampler.hear(placement)
+            if self.gate is not None:
+                self.gate.wrote(rows)
             return placement
 
     def _place(self, payload: Any, rows: int) -> Placement:
@@ -186,55 +200,19 @@ class Engine:
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
         self.settled = True
 
-    def edit(self, index: Any, data: Any, *, swap: bool) -> None:
-        """Replace rows at a user's index."""
-        with self.lock:
-            slots, batch = self._chosen(index, swap=swap)
-            change = self.storage.prepare_edit(slots, data, batch)
-            prioritized = self.sampler.prioritized
-            given = priorities.from_rows(self, data, slots.shape[0]) if prioritized and slots.numel() else None
-            self._change(slots, [change])
-            if prioritized:
-                as_sampler(self.sampler).assign(slots, given, self.view())
-
-    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
-        """Replace stored fields of rows at a user's index; all are checked before the first is written.
-
-        Priorities stay: the rows are the same.
-        """
-        with self.lock:
-            slots, batch = self._chosen(index, swap=swap)
-            changes = [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
-            self._change(slots, changes)
-
-    def _change(self, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
-        """Make edits that were checked; an edit of a boundary lets the episodes be read anew."""
-        chronicle = self.chronicle
-        before = None if chronicle is None else chronicle.at(self.storage, slots)
-        self.saves.before(self.stamps, slots)
-        self.stamps.touch(slots)
-        for change in changes:
-            change()
-        self._rerank(slots)
-        if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(self.storage, slots)):
-            self.begin_priorities()  # other rows may be drawn now
-
-    def _rerank(self, slots: Tensor) -> None:
-        """Tell a writer that ranks rows what their ranks are after an edit."""
-        path = self.writer.rank_path
-        if path is not None and slots.numel():
-            self.writer.rerank(slots, self.storage.scores_at(slots, path))
-
-    def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
-        picked = select(index, self.storage.shape, self.storage.device, swap=swap)
-        if picked.span is None:
-            return picked.slots, picked.batch
-        return torch.arange(len(self.storage), device=self.storage.device)[picked.span].contiguous(), picked.batch
-
-    def begin_priorities(self) -> None:
-        """Let a prioritized sampler take in the rows that are there."""
+    def begin_sampler(self) -> None:
+        """Let a sampler that keeps account of rows take in those that are there."""
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
+        elif self.sampler.counting:
+            as_counting(self.sampler).begin(self.view())
+
+    def _begin_counts(self) -> None:
+        """Let counts and versions begin anew with the rows that are there."""
+        if self.gate is not None:
+            self.gate.begin(self)
+        if self.versions is not None:
+            self.versions.begin(len(self.storage))
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""
@@ -251,29 +229,37 @@ class Engine:
                 self.chronicle.clear()
             self.sampler.clear()
             self.pending.clear()
+            self._begin_counts()
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, *, ahead: bool = False) -> Ticket:
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:
         """Draw slots under the lock; draws that a checkpoint brought along come first.
 
         Args:
             batch_size: rows.
             ahead: the draw is queued and may be dropped: remember where the generator was.
+            ask: how long to wait, where there is a gate, and how old rows may be.
 
         Raises:
             EmptyBufferError: if there are no rows.
+            WaitTimeoutError: if the gate did not open in time.
         """
         with self.lock:
+            if self.gate is not None:
+                self.gate.hold_draw(self, batch_size, ask.timeout_s)
             if self.pending:
                 return self.pending.popleft()
             rng = self.generator.get_state() if ahead and self.generator is not None else None
-            ticket = self.fresh(batch_size, self.generator)
+            ticket = self.fresh(batch_size, self.generator, ask.max_age)
             if rng is not None:
                 ticket = ticket._replace(rng=rng)
-            return expand(self, ticket, self.generator)
+            ticket = expand(self, ticket, self.generator)
+            if self.gate is not None:
+                self.gate.drew(ticket)
+            return ticket
 
-    def fresh(self, batch_size: int, generator: torch.Generator | None) -> Ticket:
+    def fresh(self, batch_size: int, generator: torch.Generator | None, max_age: int | None = None) -> Ticket:
         """Draw slots with the randomness given, whatever draws a checkpoint brought along; not yet expanded.
 
         Raises:
@@ -288,7 +274,10 @@ class Engine:
                 need = view.starts.need
                 msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
                 raise EmptyBufferError(msg)
-            draw = self.sampler.draw(view, batch_size, generator)
+            if max_age is None:
+                draw = self.sampler.draw(view, batch_size, generator)
+            else:
+                draw = draw_recent(self, view, batch_size, generator, max_age)
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
             return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
@@ -297,6 +286,8 @@ class Engine:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
         with self.lock:
             dropped = [*queued, *self.pending]
+            for ticket in dropped if self.gate is not None or self.sampler.counting else ():
+                give_back(self, ticket)
             self.pending.clear()
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
@@ -317,6 +308,8 @@ class Engine:
             if payload is None or bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
+                if self.sampler.counting:
+                    return None  # the rows drawn were counted, not those that have replaced them
                 again = expand_again(self, ticket)
                 if again is None:
                     return None  # a window would not be whole any more
@@ -341,6 +334,8 @@ class Engine:
         """Count the rows of a batch that reached the caller."""
         with self.lock:
             self.rows_drawn += ticket.records.shape[0]
+            if self.gate is not None:
+                self.gate.delivered(self, ticket)
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
@@ -360,7 +355,7 @@ class Engine:
             sampler.clear()  # whatever it remembers is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
-            self.begin_priorities()
+            self.begin_sampler()
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -368,6 +363,8 @@ class Engine:
         check_pair(self.storage, writer)
         if self.chronicle is not None:
             check_order(writer)
+        check_counting(self.sampler, writer, None, None)
+        check_versions(writer, self.versions)
         with self.lock:
             if len(self.storage):
                 writer.resume(len(self.storage), self.storage.cursor)
@@ -396,5 +393,6 @@ class Engine:
             self.settled = False
             if len(storage):
                 self.stamps.resume(len(storage), storage.cursor)
-                self.begin_priorities()
+                self.begin_sampler()
+            self._begin_counts()
             return old

@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.finish import finish
+from ostinato.buffers.gate import Ask, give_back
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.streams import CopyStream
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Feed"]
 
 _Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
+_PLAIN = Ask()
 _FREE_TRIES = 2
 """Batches that writers may spoil before the next one is made with the writers waiting."""
 
@@ -53,34 +55,67 @@ class Feed:
         work = self._make if self._stream is None else self._make_aside
         self.prefetch = Prefetcher(depth, work, engine.lock) if depth else None
 
-    def next(self, size: int, *, within_epoch: bool = False) -> Batch:
-        """Return the next batch of `size` rows; `within_epoch` keeps prefetch from drawing beyond the epoch's end."""
+    def next(self, size: int, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
+        """Return the next batch of `size` rows.
+
+        Args:
+            size: rows.
+            within_epoch: keep prefetch from drawing beyond the epoch's end.
+            ask: how long to wait, where there is a gate, and how old rows may be.
+        """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
-            return eager(self, size, within_epoch=within_epoch)  # type: ignore[no-any-return]
-        engine, prefetch, tries = self._engine, self.prefetch, 0
+            return eager(self, size, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
+        engine, tries = self._engine, 0
         while True:
-            if prefetch is None:
-                made = self._make(engine.draw(size)) if tries < _FREE_TRIES else self._make_alone(size)
+            if self.prefetch is None:
+                made = self._make_now(size, ask) if tries < _FREE_TRIES else self._make_alone(size, ask)
                 tries += 1
             else:
-                _, made = prefetch.next(lambda: engine.draw(size, ahead=True), within_epoch=within_epoch)
-                if self._stream is not None:
-                    made = self._take(*made)
+                made = self._make_ahead(self.prefetch, size, ask, within_epoch=within_epoch)
             if made is None:
                 continue  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
             data, rows, notes = made
             engine.deliver(rows.ticket)
-            if prefetch is not None:
+            if self.prefetch is not None:
                 notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
             return Batch(data, rows.ticket, notes)
 
-    def _make_alone(self, size: int) -> _Made | None:
+    def _make_ahead(self, prefetch: Prefetcher[Ticket], size: int, ask: Ask, *, within_epoch: bool) -> _Made | None:
+        engine, gate = self._engine, self._engine.gate
+        ticket, made = prefetch.next(
+            lambda: engine.draw(size, ahead=True, ask=ask),
+            within_epoch=within_epoch,
+            more=None if gate is None else lambda: gate.may_draw(engine, size),
+            lost=self._lose,
+        )
+        if self._stream is not None:
+            made = self._take(*made)
+        if made is None:
+            self._lose(ticket)
+        return made  # type: ignore[no-any-return]
+
+    def _make_alone(self, size: int, ask: Ask) -> _Made | None:
         with self._engine.lock:
-            return self._make(self._engine.draw(size))
+            return self._make_now(size, ask)
+
+    def _make_now(self, size: int, ask: Ask) -> _Made | None:
+        ticket, made = self._engine.draw(size, ask=ask), None
+        try:
+            made = self.make(ticket, None)
+        finally:
+            if made is None:
+                self._lose(ticket)
+        return made
 
     def _make(self, ticket: Ticket) -> _Made | None:
         return self.make(ticket, None)
+
+    def _lose(self, ticket: Ticket) -> None:
+        """Take note that the batch of a draw will reach nobody."""
+        engine = self._engine
+        if engine.gate is not None or engine.sampler.counting:
+            give_back(engine, ticket)
 
     def make(self, ticket: Ticket, collate: Callable[[Any], Any] | None) -> _Made | None:
         """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""

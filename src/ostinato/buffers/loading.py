@@ -26,11 +26,13 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
     rows = len(storage)
     engine.stamps = Stamps(storage.capacity, storage.device)
     engine.settled = storage.laid_out
+    if engine.versions is not None:
+        engine.versions.begin(rows)
     if engine.chronicle is not None:
         engine.chronicle.load_state_dict(storage, episodes)
     if storage.capacity == capacity:
         engine.stamps.load_state_dict(state)
-        engine.begin_priorities()
+        engine.begin_sampler()
         return
     saved = Stamps(capacity, storage.device)
     saved.load_state_dict(state)
@@ -39,4 +41,4 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
     engine.stamps.load_state_dict({**state, "array": array})
     if engine.writer.cursor < rows:
         engine.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
-    engine.begin_priorities()
+    engine.begin_sampler()

@@ -58,22 +58,38 @@ class Prefetcher(Generic[T]):
         with self._lock:
             return [ticket for ticket, _ in self._queue]
 
-    def next(self, draw: Callable[[], T], *, within_epoch: bool) -> tuple[T, Any]:
+    def next(
+        self,
+        draw: Callable[[], T],
+        *,
+        within_epoch: bool,
+        more: Callable[[], bool] | None = None,
+        lost: Callable[[T], None] | None = None,
+    ) -> tuple[T, Any]:
         """Return the oldest draw and its batch, having queued draws until `depth` follow it.
 
         Args:
             draw: makes the next draw; if it raises, the error is the caller's and the queue stays as it is.
             within_epoch: do not draw beyond the end of the epoch.
+            more: whether a draw could be made without waiting; only the first one in an empty queue may wait.
+            lost: hears of the draw whose batch could not be made, before the error is raised.
         """
         with self._lock:
             self._revive()
             while len(self._queue) <= self.depth and not (within_epoch and self._queue and self._queue[-1][0].last):
+                if self._queue and more is not None and not more():
+                    break
                 ticket = draw()
                 self._queue.append((ticket, self._pool().submit(self._work, ticket)))
             ticket, future = self._queue.popleft()
         if not future.done():
             self.waits += 1
-        return ticket, future.result()
+        try:
+            return ticket, future.result()
+        except BaseException:
+            if lost is not None:
+                lost(ticket)
+            raise
 
     def clear(self) -> list[T]:
         """Drop all queued batches and return their draws."""

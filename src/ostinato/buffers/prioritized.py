@@ -15,6 +15,7 @@ from ostinato.storages import ListStorage, Storage
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.buffers.limits import RateLimiter
     from ostinato.core.boundaries import Episodes
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
@@ -72,6 +73,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         delayed_init: bool = False,
         sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
         episodes: Episodes | None = None,
+        rate_limiter: RateLimiter | None = None,
     ) -> None:
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         own = PrioritizedSampler(made.max_size, alpha, beta, eps, dtype)
@@ -91,6 +93,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             delayed_init=delayed_init,
             sample_unit=sample_unit,
             episodes=episodes,
+            rate_limiter=rate_limiter,
         )
 
 
@@ -146,6 +149,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         delayed_init: bool = False,
         sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
         episodes: Episodes | None = None,
+        rate_limiter: RateLimiter | None = None,
     ) -> None:
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         super().__init__(
@@ -165,4 +169,5 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
             delayed_init=delayed_init,
             sample_unit=sample_unit,
             episodes=episodes,
+            rate_limiter=rate_limiter,
         )

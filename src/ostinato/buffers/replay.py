@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import checkpoint, priorities, saving
+from ostinato.buffers import checkpoint, edits, priorities, saving
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
+from ostinato.buffers.gate import Ask, check_ask, make_gate, renew_gate, replayable
 from ostinato.buffers.options import (
     check_dim,
     check_drop_last,
@@ -33,6 +34,7 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.stats import BufferStats, measure
+from ostinato.buffers.versions import Versions, check_age, check_versions
 from ostinato.core.draw import Placement, Run
 from ostinato.core.select import is_field
 from ostinato.errors import UsageError
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.limits import RateLimiter
     from ostinato.core.boundaries import Episodes
     from ostinato.units import SampleUnit
 
@@ -80,6 +83,10 @@ class ReplayBuffer:
         sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
             change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
+        rate_limiter: when readers and writers wait for each other; None lets nobody wait (a `QueueSampler` brings
+            `RateLimiter()` along).
+        version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
+            `sample(max_age=...)` needs it.
 
     Raises:
         KindError: if a part is not of its base class.
@@ -112,6 +119,8 @@ class ReplayBuffer:
         delayed_init: bool = False,  # noqa: ARG002
         sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
         episodes: Episodes | None = None,
+        rate_limiter: RateLimiter | None = None,
+        version_key: str | tuple[str, ...] | None = None,
     ) -> None:
         refuse_shared(shared=shared)
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
@@ -123,6 +132,12 @@ class ReplayBuffer:
             chain_units(sample_unit),
             check_episodes(episodes),
         )
+        self._rate_limiter = rate_limiter
+        self._engine.gate = make_gate(rate_limiter, self._engine)
+        if version_key is not None:
+            self._engine.versions = Versions(version_key)
+            check_versions(self._engine.writer, self._engine.versions)
+            self._engine.versions.begin(len(made))
         self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._dim_given = dim_extend is not None
@@ -166,6 +181,11 @@ class ReplayBuffer:
         return self._dim_extend
 
     @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """The rules by which readers and writers wait for each other; None where nobody waits."""
+        return None if self._engine.gate is None else self._engine.gate.flow.limiter
+
+    @property
     def transform(self) -> Compose:
         """The chain of transforms."""
         return self._transform
@@ -175,7 +195,10 @@ class ReplayBuffer:
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
         with self._engine.lock:  # no draw of the old one may come in between
             self._feed.drop()
-            return self._engine.set_sampler(sampler)
+            old = self._engine.set_sampler(sampler)
+            if self._rate_limiter is None:  # a queue holds its writers up, others do not
+                renew_gate(self._engine)
+            return old
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Exchange the storage and return the previous one.
@@ -212,30 +235,35 @@ class ReplayBuffer:
         self._transform.insert(index, transform, invert=invert)
         return self
 
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row.
 
         Args:
             data: a row: tensors `[*shape]`, numbers, a tree of them; with `ndim=2` one step `[lanes, *shape]`.
+            timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
 
         Returns:
             Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[lanes, 2]`.
 
         Raises:
             SchemaError: if the row does not match the rows stored; nothing is changed.
+            WaitTimeoutError: if readers did not come in time; nothing is changed.
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
-            return torch.compiler.disable(ReplayBuffer.add)(self, data)  # type: ignore[no-untyped-call]
+            add = torch.compiler.disable(ReplayBuffer.add)  # type: ignore[no-untyped-call]
+            return add(self, data, timeout_s=timeout_s)
+        if timeout_s is not None:
+            check_ask(self._engine.gate, timeout_s)
         data = self._accept(data)
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
-        placement = self._engine.write(data, 0)
+        placement = self._engine.write(data, 0, timeout_s=timeout_s)
         if self.storage.ndim > 1:
             return self._positions(placement)
         slot = placement.start if isinstance(placement, Run) else int(placement.positions()[0])
         return None if slot < 0 else slot
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+    def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows, in order.
 
         Args:
@@ -243,6 +271,7 @@ class ReplayBuffer:
                 a list is a stack of rows. With `ndim=2` the dimension `dim_extend` is time, the other the lanes.
             update_priority: False gives the rows the default priority, though they hold a `priority_key`; of no effect
                 where there are no priorities, or no such key.
+            timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
 
         Returns:
             The slot of each row, int64 `[B]` (-1 where the writer did not keep it); with `ndim=2` int64 `[B, 2]`.
@@ -250,14 +279,20 @@ class ReplayBuffer:
 
         Raises:
             SchemaError: if the rows do not match the rows stored, or there are none; nothing is changed.
+            WaitTimeoutError: if readers did not come in time; nothing is changed.
         """
         if is_dynamo_compiling():
             extend = torch.compiler.disable(ReplayBuffer.extend)  # type: ignore[no-untyped-call]
-            return extend(self, data, update_priority=update_priority)  # type: ignore[no-any-return]
+            return extend(self, data, update_priority=update_priority, timeout_s=timeout_s)  # type: ignore[no-any-return]
+        if timeout_s is not None:
+            check_ask(self._engine.gate, timeout_s)
+        if self._engine.gate is not None:
+            data = replayable(data)
         data = self._accept(data)
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
-        return self._positions(self._engine.write(data, 1, ranked=update_priority is not False))
+        ranked = update_priority is not False
+        return self._positions(self._engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and refuse data that the writer does not take; subclasses refuse more."""
@@ -288,13 +323,24 @@ class ReplayBuffer:
         self._feed.drop()
         self._engine.clear()
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Draw a batch.
 
         Args:
             batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
             return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair);
                 prioritized samplers add `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64 `[B]`.
+            max_age: draw uniformly among the rows whose version (`version_key`) is at least the newest one present less
+                this; None takes all rows. Cost: O(B) while versions do not decrease in the order of writing, else
+                O(B log runs + runs) for runs of equal versions.
+            timeout_s: longest wait for writers, in seconds, where there is a `rate_limiter`; None is its own.
 
         Returns:
             Rows as they were put in, `[B, *shape]`, transformed. Copy.
@@ -302,9 +348,22 @@ class ReplayBuffer:
         Raises:
             UsageError: if there is no batch size.
             EmptyBufferError: if there are no rows.
+            OptionError: if `max_age` is not available with these parts, or no call ever waits.
+            WaitTimeoutError: if writers did not come in time; nothing is drawn.
         """
-        batch = self._feed.next(check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None))
+        size = check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None)
+        if max_age is None and timeout_s is None:
+            batch = self._feed.next(size)
+        else:
+            batch = self._feed.next(size, ask=self._asked(max_age, timeout_s))
         return (batch.data, self._info(batch)) if return_info else batch.data
+
+    def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
+        if timeout_s is not None:
+            check_ask(self._engine.gate, timeout_s)
+        if max_age is None:
+            return Ask(timeout_s)
+        return Ask(timeout_s, check_age(self._engine, max_age, prefetch=self._feed.prefetch is not None))
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
@@ -417,7 +476,7 @@ class ReplayBuffer:
         if is_field(index):
             self.set_(index, data)
         else:
-            self._engine.edit(index, self._accept(data), swap=self._swapped)
+            edits.edit(self._engine, index, self._accept(data), swap=self._swapped)
 
     @property
     def _swapped(self) -> bool:
@@ -434,7 +493,7 @@ class ReplayBuffer:
         """
         require_rows(len(self))
         path = (key,) if isinstance(key, str) else tuple(key)
-        self._engine.edit_fields({path: value}, index, swap=self._swapped)
+        edits.edit_fields(self._engine, {path: value}, index, swap=self._swapped)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> ReplayBuffer:
@@ -444,7 +503,7 @@ class ReplayBuffer:
     def update_(self, data: Any) -> ReplayBuffer:
         """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
         require_rows(len(self))
-        self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
+        edits.edit_fields(self._engine, leaves_by_path(data), slice(None), swap=self._swapped)
         return self
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -480,7 +539,7 @@ class ReplayBuffer:
                 raise UsageError(msg)
             self._feed.drop()
             self._engine.chronicle.forget()
-            self._engine.begin_priorities()
+            self._engine.begin_sampler()
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""

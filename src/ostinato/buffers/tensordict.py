@@ -82,9 +82,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
         include_info: bool | None = None,  # noqa: ARG002, FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
-        return super().sample(batch_size, return_info)
+        return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s)
 
     def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._dress(data, ticket, notes)

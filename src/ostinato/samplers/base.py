@@ -10,6 +10,8 @@ import torch
 from ostinato.errors import SlotError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from ostinato.core.boundaries import Episodes
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
-__all__ = ["PrioritySampler", "Sampler"]
+__all__ = ["CountingSampler", "PrioritySampler", "Sampler"]
 
 
 class Sampler(ABC):
@@ -28,6 +30,8 @@ class Sampler(ABC):
 
     prioritized: bool = False
     """Whether it keeps priorities; only a `PrioritySampler` does, which the buffer tells more."""
+    counting: bool = False
+    """Whether rows are used up by draws; only a `CountingSampler` counts, which the buffer tells more."""
     episodes: Episodes | None = None
     """Where episodes begin and end, for a sampler that wants to know them; its view then has `episodes`."""
     slices: bool = False
@@ -187,6 +191,60 @@ class PrioritySampler(Sampler):
 
     def settle(self) -> None:
         """Raise what a device has found wrong since the last call, where asking it earlier would have meant to wait."""
+
+
+class CountingSampler(Sampler):
+    """Base of samplers that use rows up: a row is good for so many draws; the buffer says which draws reached a reader.
+
+    Draws carry the `stamps` of their rows. A row that was replaced before it was read makes the draw void: it is undone
+    and made again, since what replaced it was not counted.
+    """
+
+    counting = True
+    in_order: bool = False
+    """Whether it needs rows in the order of writing."""
+    bounded: bool = False
+    """Whether writers wait for it (`room`)."""
+
+    @property
+    @abstractmethod
+    def rows_left(self) -> int:
+        """Rows that can be drawn."""
+
+    @property
+    @abstractmethod
+    def draws_left(self) -> int:
+        """Draws that these are good for."""
+
+    @abstractmethod
+    def draws_of(self, capacity: int) -> int:
+        """Return the draws that a full buffer is good for."""
+
+    @abstractmethod
+    def begin(self, view: View) -> None:
+        """Take note of rows that a storage brought along."""
+
+    def room(self, view: View) -> int | None:  # noqa: ARG002
+        """Return how many rows may be written now; None for any number."""
+        return None
+
+    def deliver(self, draw: Draw) -> None:
+        """Take note that the batch of a draw has reached its reader."""
+
+    @abstractmethod
+    def undo(self, draw: Draw, view: View) -> None:
+        """Take a draw back whose batch reached nobody."""
+
+    def resume(self, draws: Sequence[Draw], view: View) -> None:
+        """After a load: take all draws back that were under way, but those given, which are still to be delivered."""
+
+    @abstractmethod
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Refuse a state that is damaged, of other options, or of another number of rows.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
 
 
 def _check_slots(slots: Tensor, rows: int) -> None:

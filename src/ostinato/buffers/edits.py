@@ -1,0 +1,76 @@
+"""Edits of rows in place, at a user's index: checked, stamped, made, and told to all who keep account of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.buffers import priorities
+from ostinato.buffers.priorities import as_sampler
+from ostinato.core.select import select
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from ostinato.buffers.engine import Engine
+
+__all__ = ["edit", "edit_fields"]
+
+
+def edit(engine: Engine, index: Any, data: Any, *, swap: bool) -> None:
+    """Replace rows at a user's index."""
+    with engine.lock:
+        slots, batch = _chosen(engine, index, swap=swap)
+        change = engine.storage.prepare_edit(slots, data, batch)
+        prioritized = engine.sampler.prioritized
+        given = priorities.from_rows(engine, data, slots.shape[0]) if prioritized and slots.numel() else None
+        _change(engine, slots, [change])
+        if engine.versions is not None:
+            engine.versions.touch(None)
+        if prioritized:
+            as_sampler(engine.sampler).assign(slots, given, engine.view())
+
+
+def edit_fields(engine: Engine, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+    """Replace stored fields of rows at a user's index; all are checked before the first is written.
+
+    Priorities stay: the rows are the same.
+    """
+    with engine.lock:
+        slots, batch = _chosen(engine, index, swap=swap)
+        changes = [engine.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]
+        _change(engine, slots, changes)
+        if engine.versions is not None:
+            for path in values:
+                engine.versions.touch(path)
+
+
+def _change(engine: Engine, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
+    """Make edits that were checked; an edit of a boundary lets the episodes be read anew."""
+    chronicle, storage = engine.chronicle, engine.storage
+    before = None if chronicle is None else chronicle.at(storage, slots)
+    engine.saves.before(engine.stamps, slots)
+    engine.stamps.touch(slots)
+    for change in changes:
+        change()
+    _rerank(engine, slots)
+    if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(storage, slots)):
+        engine.begin_sampler()  # other rows may be drawn now
+
+
+def _rerank(engine: Engine, slots: Tensor) -> None:
+    """Tell a writer that ranks rows what their ranks are after an edit."""
+    path = engine.writer.rank_path
+    if path is not None and slots.numel():
+        engine.writer.rerank(slots, engine.storage.scores_at(slots, path))
+
+
+def _chosen(engine: Engine, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
+    storage = engine.storage
+    picked = select(index, storage.shape, storage.device, swap=swap)
+    if picked.span is None:
+        return picked.slots, picked.batch
+    return torch.arange(len(storage), device=storage.device)[picked.span].contiguous(), picked.batch

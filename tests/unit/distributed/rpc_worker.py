@@ -1,0 +1,98 @@
+"""One of the two processes of `test_rpc.py`: rank 0 holds the buffer, rank 1 drives it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch.distributed import rpc
+
+from ostinato import LazyTensorStorage, PrioritizedSampler, QueueSampler
+from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
+
+
+class Node(RemoteTensorDictReplayBuffer):
+    """A buffer as users subclass it: the parts are made where it lives."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(
+            storage=LazyTensorStorage(capacity), sampler=PrioritizedSampler(capacity, 0.7, 0.5), batch_size=8
+        )
+
+
+def check(truth: bool) -> None:
+    """Stop if something is not so, also under `python -O`."""
+    if not truth:
+        msg = "not so"
+        raise RuntimeError(msg)
+
+
+def rows(first: int, count: int) -> TensorDict:
+    """Rows that say which they are."""
+    return TensorDict({"obs": torch.arange(first, first + count), "td_error": torch.ones(count)}, [count])
+
+
+def drive(folder: Path) -> None:
+    """Write, sample, learn, save and load through the reference, in both ways of calling."""
+    rref = rpc.remote("owner", Node, args=(32,))
+    check(rref.rpc_sync().extend(rows(0, 20)).tolist() == list(range(20)))
+    check(rpc.rpc_sync("owner", Node.extend, args=(rref, rows(20, 20))).shape == (20,))
+    check(rref.rpc_sync().__len__() == rpc.rpc_sync("owner", Node.__len__, args=(rref,)) == 32)
+    batch = rref.rpc_sync().sample()
+    check(batch.batch_size == torch.Size([8]))
+    check(bool(((batch["obs"] % 32) == batch["index"]).all()))
+    check(int(batch["obs"].min()) >= 8)
+    batch["td_error"] = torch.zeros(8)
+    rref.rpc_sync().update_tensordict_priority(batch)
+    futures = [rref.rpc_async().sample(batch_size=4) for _ in range(20)]
+    futures += [rref.rpc_async().extend(rows(40 + 4 * i, 4)) for i in range(8)]
+    check(all(future.wait() is not None for future in futures))
+    check(sorted(rref.rpc_sync().__getitem__(slice(None))["obs"].tolist()) == list(range(40, 72)))
+    try:
+        rref.rpc_sync().extend(torch.zeros(3))
+    except TypeError as error:
+        check("KindError" in str(error) and "takes TensorDicts" in str(error))
+    else:
+        check(False)
+    rref.rpc_sync().dumps(str(folder / "saved"))
+    rref.rpc_sync().empty()
+    check(rref.rpc_sync().__len__() == 0)
+    rref.rpc_sync().loads(str(folder / "saved"))
+    check(rref.rpc_sync().__len__() == 32)
+    wait()
+
+
+def wait() -> None:
+    """Let a reader wait on the owner for rows that come, and for rows that do not."""
+    options = {"storage": LazyTensorStorage(16), "sampler": QueueSampler(), "batch_size": 4}
+    rref = rpc.remote("owner", RemoteTensorDictReplayBuffer, kwargs=options)
+    future = rref.rpc_async().sample(timeout_s=30.0)
+    rref.rpc_sync().extend(rows(0, 6))
+    check(future.wait()["obs"].tolist() == [0, 1, 2, 3])
+    try:
+        rref.rpc_sync().sample(timeout_s=0.1)
+    except Exception as error:
+        check("WaitTimeoutError" in str(error) and "4 rows were asked for" in str(error))
+    else:
+        check(False)
+
+
+def main() -> None:
+    """Meet the other process, work, and part."""
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=8, rpc_timeout=60, init_method=os.environ["RENDEZVOUS"]
+    )
+    os.environ |= {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    rpc.init_rpc(("owner", "driver")[rank], rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 1:
+        drive(folder)
+        print("driver is content")
+    rpc.shutdown(graceful=True, timeout=60)
+
+
+if __name__ == "__main__":
+    main()
