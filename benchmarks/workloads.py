@@ -212,6 +212,23 @@ WORKLOADS: tuple[Workload, ...] = (
         )
         for name, times in (("safetensors", 100), ("pt", 20))
     ),
+    *(
+        Workload(
+            f"checkpoint.{name}",
+            title,
+            "write and sync, or read into new memory, as many bytes of one plain file",
+            MILLION,
+            256,
+            min_calls=3,
+            targets=targets,
+        )
+        for name, title, targets in (
+            ("save", "save 1,000,000 rows (165 MB), synced", (WithinLimit(1.25),)),
+            ("load", "load 1,000,000 rows, checksums compared", (WithinLimit(1.25),)),
+            ("patch", "extend by 256 of 1,000,000 rows and save what has changed", ()),
+            ("map", "open 1,000,000 rows by mapping their files", (AtMost(0.05),)),
+        )
+    ),
     Workload(
         "start.import",
         "import of the library, in a process that has imported torch",

@@ -24,6 +24,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "prioritized-threads": "threads are compared for Ostinato alone",
     "priority-update": "sizes are compared for Ostinato alone",
     "trajectories": "no rollouts in files",
+    "checkpoint": "compared with plain writes and reads",
     "amp": "no sampling without replacement",
     "start.import": "does not import torch",
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),

@@ -36,6 +36,7 @@ _OTHERS = (
     "frame-stack",
     "single-copy",
     "trajectories",
+    "checkpoint",
     "start",
 )
 LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")

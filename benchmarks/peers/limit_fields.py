@@ -7,6 +7,7 @@ from benchmarks.peers import _limits
 LACKS = {
     "start": "see the limit in torch",
     "trajectories": "see the limit in torch",
+    "checkpoint": "see the limit in torch",
     "prioritized-threads": "Ostinato alone",
     "priority-update": "Ostinato alone",
     **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),

@@ -10,6 +10,7 @@ LACKS = {
     "images": "wide fields: see the limit by field",
     "amp": "one field: see the limit by field",
     "trajectories": "see the limit in torch",
+    "checkpoint": "see the limit in torch",
     "start": "see the limit in torch",
     **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }

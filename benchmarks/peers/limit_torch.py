@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import data
 from benchmarks.adapter import KINDS
-from benchmarks.peers import _trajectories
+from benchmarks.peers import _checkpoints, _trajectories
 from benchmarks.peers._start import program
 from benchmarks.peers._torch import as_kind
 
@@ -80,6 +80,7 @@ _FAMILIES: dict[str, Callable[[Setup], Call]] = {
 WORKLOADS: dict[str, Callable[[Setup], Call]] = (
     {f"{family}.{kind}": prepare for family, prepare in _FAMILIES.items() for kind in KINDS}
     | _trajectories.LIMITS
+    | _checkpoints.LIMITS
     | {
         "start.first-batch": lambda _setup: program("import torch"),
     }

@@ -11,7 +11,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from benchmarks import data
-from benchmarks.peers import _episodes, _prioritized, _trajectories
+from benchmarks.peers import _checkpoints, _episodes, _prioritized, _trajectories
 from benchmarks.peers._composable import workloads
 from benchmarks.peers._torch import as_kind
 
@@ -41,6 +41,7 @@ _ALL = {
     **_episodes.slices("ostinato"),
     **_episodes.UNITS,
     **_trajectories.WORKLOADS,
+    **_checkpoints.WORKLOADS,
     "amp.dict": amp,
     **{f"prioritized-threads.{count}": _prioritized.threads for count in (1, 2)},
     **{f"priority-update.{some}-of-{all_}": _prioritized.update for some in ("1e3", "1e5") for all_ in ("1e6", "1e7")},

@@ -24,6 +24,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add"), _OWN_KIND) | {
     "prioritized-threads": "no prioritized sampling",
     "priority-update": "no prioritized sampling",
     "trajectories": "no rollouts in files",
+    "checkpoint": "compared with plain writes and reads",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),

@@ -24,6 +24,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "priority-update": "sizes are compared for Ostinato alone",
     "mmap": "no memory-mapped storage",
     "trajectories": "no rollouts in files",
+    "checkpoint": "compared with plain writes and reads",
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),

@@ -13,6 +13,7 @@ LACKS = {
     "priority-update": "sizes are compared for Ostinato alone",
     "slices-rows": "sizes are compared for Ostinato alone",
     "trajectories": "no rollouts in files",
+    "checkpoint": "compared with plain writes and reads",
     **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
 }
 _ALL = {**workloads("torchrl.data"), **_episodes.slices("torchrl.data")}

@@ -77,7 +77,7 @@ def rows_of(runs: Runs) -> np.ndarray:
     """Return all rows of runs one by one, int64."""
     total = int(runs[:, 1].sum()) if len(runs) else 0
     before = np.cumsum(runs[:, 1]) - runs[:, 1]
-    rows: np.ndarray = np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
+    rows: np.ndarray[Any, Any] = np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
     return rows
 
 
