@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from rich import box, console, progress, table
 
     from ostinato.cli.trajectories import Sampled
+    from ostinato.compat.torchrl import ImportReport
     from ostinato.tools import ConvertReport, MoveReport, StoreReport, VerifyReport
 else:
     box, console, progress, table = (require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table"))
 
-__all__ = ["batch", "converted", "moved", "progress_bar", "store", "verified"]
+__all__ = ["batch", "converted", "imported", "moved", "progress_bar", "store", "verified"]
 
 
 @contextmanager
@@ -106,6 +107,17 @@ def converted(report: ConvertReport) -> None:
     out = console.Console(highlight=False)
     sizes = f"{size(report.source_bytes)} read, {size(report.nbytes)} written"
     _line(out, f"{report.trajectories:,} trajectories as {report.trajectory_format} in {report.path} ({sizes})")
+
+
+def imported(report: ImportReport) -> None:
+    """Print what was taken over from another library; what was not in yellow."""
+    out = console.Console(highlight=False)
+    _line(out, f"{report.rows:,} rows of {report.capacity:,} in {report.path}")
+    _line(
+        out, f"{report.storage} (ndim={report.ndim}), {report.sampler}, {report.writer}, batch_size={report.batch_size}"
+    )
+    for note in report.notes:
+        out.print(plain(note, "yellow"), soft_wrap=True)
 
 
 def verified(report: VerifyReport) -> None:

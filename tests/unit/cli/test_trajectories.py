@@ -190,3 +190,24 @@ def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: 
     done = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "t")
     assert done.returncode == 0
     assert f"{tmp_path}/ranks/rank_1 lists trajectories that came later" in done.stdout
+
+
+def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
+    data = Path(__file__).parents[2] / "data" / "torchrl_0_14"
+    report = answer("convert", "--source-path", data / "tree", "--save-path", tmp_path / "ours")
+    assert (report["rows"], report["capacity"], report["storage"]) == (4, 6, "LazyTensorStorage")
+    assert "numbers as keys" in report["notes"][0]
+    assert answer("inspect", tmp_path / "ours")["rows"] == 4
+    done = ostinato("convert", "--source-path", data / "list.pt", "--save-path", tmp_path / "list")
+    assert done.returncode == 0
+    assert "3 rows of 3" in done.stdout
+    for wrong in (
+        ("--source-path", data / "tree", "--format", "pt"),
+        ("--source-path", saved, "--ndim", "1"),
+    ):
+        done = ostinato("convert", *wrong, "--save-path", tmp_path / "wrong")
+        assert done.returncode == 2
+    done = ostinato("convert", "--source-path", data / "ring", "--ndim", "2", "--save-path", tmp_path / "wrong")
+    assert done.returncode == 1
+    assert "ndim=1, got ndim=2" in " ".join(done.stderr.split())
+    assert not (tmp_path / "wrong").exists()
