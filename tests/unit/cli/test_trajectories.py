@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ostinato.cli.main import main
 from ostinato.errors import CheckpointError
 from ostinato.tools import merge
 from tests.unit.trajectories._rollouts import files, rollout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("typer")
 
