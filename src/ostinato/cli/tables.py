@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from rich import box, console, progress, table
 
     from ostinato.cli.trajectories import Sampled
+    from ostinato.compat.torchrl import ImportReport
     from ostinato.tools import CompactReport, ConvertReport, MoveReport, StoreReport, VerifyReport
 else:
     box, console, progress, table = (require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table"))
 
-__all__ = ["batch", "compacted", "converted", "moved", "progress_bar", "store", "verified"]
+__all__ = ["batch", "compacted", "converted", "imported", "moved", "progress_bar", "store", "verified"]
 
 
 @contextmanager
@@ -116,6 +117,17 @@ def compacted(report: CompactReport) -> None:
         return
     sizes = f"{size(report.bytes_before)} before, {size(report.bytes_after)} now"
     _line(out, f"{report.patches:,} patch{'es' * (report.patches > 1)} folded in {report.path}: {sizes}")
+
+
+def imported(report: ImportReport) -> None:
+    """Print what was taken over from another library; what was not in yellow."""
+    out = console.Console(highlight=False)
+    _line(out, f"{report.rows:,} rows of {report.capacity:,} in {report.path}")
+    _line(
+        out, f"{report.storage} (ndim={report.ndim}), {report.sampler}, {report.writer}, batch_size={report.batch_size}"
+    )
+    for note in report.notes:
+        out.print(plain(note, "yellow"), soft_wrap=True)
 
 
 def verified(report: VerifyReport) -> None:

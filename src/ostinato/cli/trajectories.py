@@ -189,22 +189,49 @@ def compact(
 
 def convert(
     *,
-    source_path: Annotated[Path, typer.Option(help="Directory of trajectories, ours or RLinf's.")],
+    source_path: Annotated[
+        Path, typer.Option(help="Directory of trajectories, ours or RLinf's; or a checkpoint that TorchRL wrote.")
+    ],
     save_path: Annotated[Path, typer.Option(help="New directory.")],
-    to: Annotated[str, typer.Option("--format", help="safetensors, pt or pkl.")] = "safetensors",
+    to: Annotated[
+        str | None, typer.Option("--format", help="Of trajectories: safetensors (unless given), pt or pkl.")
+    ] = None,
+    ndim: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Of a TorchRL checkpoint, where its files do not tell.")
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows that fit into the ListStorage of a TorchRL state_dict.")
+    ] = None,
     allow_pickle: Annotated[bool, ALLOW_PICKLE] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Write a directory of trajectories anew in another format; ids, seed and generator stay.
+    """Write a directory of trajectories anew in another format, or a checkpoint of TorchRL as one of ours.
 
+    Of trajectories ids, seed and generator stay. Of a TorchRL checkpoint (a directory that rb.dumps wrote, or the file
+    of torch.save(rb.state_dict(), file) of a ListStorage) what cannot be carried over is named.
     Exit status: 0 fine, 1 refused or damaged, 2 wrong usage.
     """
+    from ostinato.compat import torchrl
     from ostinato.durable.tensorfile import FORMATS
     from ostinato.tools import convert as work
 
-    if to not in FORMATS:
+    if torchrl.is_checkpoint(source_path) or source_path.is_file():
+        if to is not None:
+            msg = f"--format is for directories of trajectories, {source_path} is none"
+            raise typer.BadParameter(msg)
+        found = torchrl.convert_checkpoint(
+            source_path, save_path, ndim=ndim, max_size=max_size, allow_pickle=allow_pickle
+        )
+        output.answer(found, tables.imported, as_json=as_json)
+        return
+    if to is not None and to not in FORMATS:
         msg = f"--format must be one of {', '.join(FORMATS)}, got {to!r}"
         raise typer.BadParameter(msg)
+    if ndim is not None or max_size is not None:
+        msg = f"--ndim and --max-size are for checkpoints of TorchRL, {source_path} is none"
+        raise typer.BadParameter(msg)
     with tables.progress_bar("convert") as on_progress:
-        report: Any = work(source_path, save_path, to, allow_pickle=allow_pickle, on_progress=on_progress)
+        report: Any = work(
+            source_path, save_path, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress
+        )
     output.answer(report, tables.converted, as_json=as_json)

@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ostinato.cli.main import main
 from ostinato.errors import CheckpointError
 from ostinato.tools import merge
 from tests.unit.trajectories._rollouts import files, rollout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("typer")
 
@@ -197,3 +195,24 @@ def test_an_unknown_format_is_wrong_usage(saved: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--format must be one of pt, pkl, safetensors" in done.stderr
     assert not (tmp_path / "t").exists()
+
+
+def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> None:
+    data = Path(__file__).parents[2] / "data" / "torchrl_0_14"
+    report = answer("convert", "--source-path", data / "tree", "--save-path", tmp_path / "ours")
+    assert (report["rows"], report["capacity"], report["storage"]) == (4, 6, "LazyTensorStorage")
+    assert "numbers as keys" in report["notes"][0]
+    assert answer("inspect", tmp_path / "ours")["rows"] == 4
+    done = ostinato("convert", "--source-path", data / "list.pt", "--save-path", tmp_path / "list")
+    assert done.returncode == 0
+    assert "3 rows of 3" in done.stdout
+    for wrong in (
+        ("--source-path", data / "tree", "--format", "pt"),
+        ("--source-path", saved, "--ndim", "1"),
+    ):
+        done = ostinato("convert", *wrong, "--save-path", tmp_path / "wrong")
+        assert done.returncode == 2
+    done = ostinato("convert", "--source-path", data / "ring", "--ndim", "2", "--save-path", tmp_path / "wrong")
+    assert done.returncode == 1
+    assert "ndim=1, got ndim=2" in " ".join(done.stderr.split())
+    assert not (tmp_path / "wrong").exists()

@@ -1,0 +1,431 @@
+"""Checkpoints that TorchRL 0.14.1 wrote (`tests/parity/_write_torchrl.py`) come in whole, or are refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyMemmapStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from ostinato.compat.torchrl import convert_checkpoint, is_checkpoint, load_checkpoint
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
+from ostinato.tools import inspect_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DATA = Path(__file__).parents[2] / "data" / "torchrl_0_14"
+EXPECTED = json.loads((DATA / "expected.json").read_text())
+DIRECTORIES = sorted(name for name in EXPECTED if not name.endswith(".pt"))
+
+
+def lists(rows: Any) -> Any:
+    """Rows as plain values."""
+    if isinstance(rows, TensorDict):
+        rows = rows.exclude("index", "index_generation", "priority_weight").to_dict()
+    if isinstance(rows, dict):
+        return {str(key): lists(value) for key, value in rows.items()}
+    return rows.tolist()
+
+
+def load(name: str | Path, **options: Any) -> ReplayBuffer:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_checkpoint(DATA / name, **options)
+
+
+def copy_of(name: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DATA / name, tmp_path / name))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_rows_cursor_and_draws(name: str, *, mapped: bool, tmp_path: Path) -> None:
+    want = EXPECTED[name]
+    rb = load(name, scratch_dir=tmp_path / "rows" if mapped else None)
+    assert isinstance(rb.storage, LazyMemmapStorage) == mapped
+    assert len(rb) == want["rows_count"]
+    assert lists(rb.storage[:]) == want["rows"]
+    assert rb.writer.cursor == want["cursor"] * rb.storage.lanes
+    for sample in want.get("samples", ()):  # the generator goes on where TorchRL's was
+        assert lists(rb.sample()) == sample
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_converted_and_loaded_is_the_same(name: str, tmp_path: Path) -> None:
+    options = {"dim_extend": 0} if name.startswith("lanes") else {}
+    one = load(name, **options)
+    report = convert_checkpoint(DATA / name, tmp_path / "ours")
+    assert (report.rows, report.capacity, report.ndim) == (len(one), one.storage.capacity, one.storage.ndim)
+    assert inspect_checkpoint(tmp_path / "ours").rows == report.rows
+    two = load(name, **options)
+    two.empty()
+    two.loads(tmp_path / "ours")
+    assert lists(one.storage[:]) == lists(two.storage[:])
+    for _ in range(4):  # and both go on alike
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            a, info = one.sample(3, return_info=True) if one.batch_size is None else one.sample(return_info=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            b, other = two.sample(3, return_info=True) if two.batch_size is None else two.sample(return_info=True)
+        assert lists(a) == lists(b)
+        assert torch.equal(torch.stack([*info["index"]]), torch.stack([*other["index"]]))
+        extra = one.storage[:1]
+        one.extend(extra)
+        two.extend(extra)
+
+
+def test_classes() -> None:
+    assert type(load("ring")) is TensorDictReplayBuffer
+    assert type(load("mapped")) is ReplayBuffer
+    assert load("ring").batch_size == 4
+    lanes = load("lanes")
+    assert (lanes.storage.ndim, lanes.storage.lanes, lanes.storage.shape) == (2, 2, (5, 2))
+    assert load("lanes_part").storage.shape == (2, 2)
+    assert load("tensor").storage[:].dtype is torch.bfloat16
+    assert {type(load(name).sampler) for name in ("prioritized", "uniform")} == {PrioritizedSampler}
+
+
+@pytest.mark.parametrize("name", ["prioritized", "uniform"])
+def test_priorities_are_theirs(name: str) -> None:
+    want, rb = EXPECTED[name], load(name)
+    assert isinstance(rb.sampler, PrioritizedSampler)
+    assert rb.sampler.state_dict()["values"].tolist() == want["values"]
+    _, info = rb.sample(4000, return_info=True)
+    theirs = torch.tensor(want["weights"])[info["index"]]
+    assert torch.allclose(info["priority_weight"], theirs, rtol=1e-5)
+    counts = torch.bincount(info["index"], minlength=8) / 4000
+    values = torch.tensor(want["values"])
+    assert torch.allclose(counts, (values / values.sum()).float(), atol=0.05)
+    slot = rb.writer.cursor
+    rb.extend(rb.storage[:1])
+    assert float(rb.sampler.priorities[slot]) == want["default"]
+    before = rb.sampler.state_dict()["values"]
+    rb.update_priority(torch.tensor([1]), 3.0)
+    after = rb.sampler.state_dict()["values"]
+    assert float(after[1]) == pytest.approx((3.0 + 1e-8) ** rb.sampler.alpha)
+    assert before[2:].tolist() == after[2:].tolist()
+
+
+def test_a_pass_goes_on() -> None:
+    rb = load("epochs")
+    assert isinstance(rb.sampler, SamplerWithoutReplacement)
+    assert rb.sampler.drop_last
+    drawn = [*EXPECTED["epochs"]["drawn"], *rb.sample()["next", "id"].tolist()]
+    assert len(set(drawn)) == 6
+    assert set(drawn) < set(range(8))
+
+
+NOTES = {
+    "tree": ["numbers as keys"],
+    "tensor": ["prefetch.pkl"],
+    "epochs": ["whether SamplerWithoutReplacement shuffles"],
+    "uniform": ["alpha=0"],
+    "flat": ["TED2Flat"],
+}
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_what_is_left_out_is_said(name: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_checkpoint(DATA / name)
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == len(NOTES.get(name, ()))
+    assert all(part in text for part, text in zip(NOTES.get(name, ()), said, strict=True))
+
+
+def test_more_is_said(tmp_path: Path) -> None:
+    home = copy_of("mapped", tmp_path)
+    (home / "transform.t").write_bytes(b"anything")
+    (home / "storage" / "old.memmap").write_bytes(b"anything")
+    edit(home / "buffer_metadata.json", lambda about: about.update(consume_after_n_samples=3))
+    edit(home / "rng_state" / "meta.json", lambda about: about.update(device="cuda:0"))
+    edit(home / "writer" / "metadata.json", lambda about: about.update(generation_shape=[8]))
+    notes = convert_checkpoint(home, tmp_path / "ours").notes
+    for part in ("transform.t", "storage/old.memmap", "consume_after", "cuda:0", "generations"):
+        assert any(part in note for note in notes), part
+
+
+class Bomb:
+    """Shouts when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(Path.cwd() / "executed"),)
+
+
+def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = copy_of("mapped", tmp_path)
+    (home / "prefetch.pkl").write_bytes(pickle.dumps({"queue": [Bomb()]}))
+    (home / "transform.t").write_bytes(pickle.dumps(Bomb()))
+    (home / "storage" / "next" / "other.pickle").write_bytes(pickle.dumps(Bomb()))
+    notes = convert_checkpoint(home, tmp_path / "ours").notes
+    assert any("prefetch.pkl" in note for note in notes)
+    torch.save({"_storage": {"_storage": [Bomb()]}, "_writer": {"_cursor": 1}}, tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="unpickling runs code"):
+        load_checkpoint(tmp_path / "list.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("key", ["../../secret", "/etc/passwd", "..", "a/b", "a\\b", "", ".", "a\0b", "x" * 300])
+@pytest.mark.parametrize("kind", ["TensorDict", "pytree"])
+def test_paths_that_lead_out_are_refused(key: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.memmap").write_bytes(b"\0" * 32)
+    home = copy_of("mapped" if kind == "TensorDict" else "tensor", tmp_path)
+    if kind == "TensorDict":
+        leaf: dict[str, Any] = {"dtype": "torch.float32", "shape": [8], "is_nested": False}
+        for entry in (leaf, {"type": "TensorDict"}):
+            edit(home / "storage" / "meta.json", lambda about: about.update({key: entry}))  # noqa: B023
+            with pytest.raises(DamagedFileError):
+                load_checkpoint(home)
+    else:
+        tree = {key: {"dtype": "torch.float32", "shape": [8]}}
+        edit(home / "storage" / "storage_metadata.json", lambda about: about.update(metadata=tree))
+        with pytest.raises(DamagedFileError):
+            load_checkpoint(home)
+
+
+@pytest.mark.parametrize(
+    "place", ["storage", "storage/next", "storage/obs.memmap", "storage/meta.json", "sampler", "writer"]
+)
+def test_links_are_refused(place: str, tmp_path: Path) -> None:
+    home = copy_of("prioritized", tmp_path)
+    (home / place).rename(tmp_path / "away")
+    (home / place).symlink_to(tmp_path / "away")
+    with pytest.raises(DamagedFileError, match=r"links are not followed|not a regular file"):
+        load_checkpoint(home)
+
+
+@pytest.mark.parametrize("file", ["storage/meta.json", "writer/metadata.json", "sampler/sumtree.memmap"])
+def test_fifos_and_missing_files_are_refused(file: str, tmp_path: Path) -> None:
+    home = copy_of("prioritized", tmp_path)
+    (home / file).unlink()
+    with pytest.raises(DamagedFileError, match="is missing"):
+        load_checkpoint(home)
+    os.mkfifo(home / file)
+    with pytest.raises(DamagedFileError, match="not a regular file"):
+        load_checkpoint(home)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "torch.float32", "shape": [2**50, 2], "is_nested": False},
+        {"dtype": "torch.float32", "shape": [2**62, 2**62], "is_nested": False},
+        {"dtype": "torch.float32", "shape": [-8, -2], "is_nested": False},
+        {"dtype": "torch.float32", "shape": [8, 2.0], "is_nested": False},
+        {"dtype": "torch.float32", "shape": "8", "is_nested": False},
+        {"dtype": "torch.float64", "shape": [8, 2], "is_nested": False},
+        {"dtype": "torch.load", "shape": [8, 2], "is_nested": False},
+        {"dtype": None, "shape": [8, 2], "is_nested": False},
+        {"dtype": "torch.float32", "shape": [8, 2], "is_nested": True},
+        {"dtype": "torch.float32", "shape": [16], "is_nested": False},
+        {"type": "TensorDict"},
+        {"type": "NonTensorData"},
+        {"type": "LazyStackedTensorDict"},
+        "text",
+    ],
+)
+def test_sizes_and_types_are_checked_before_anything_is_allocated(entry: Any, tmp_path: Path) -> None:
+    home = copy_of("ring", tmp_path)
+    edit(home / "storage" / "meta.json", lambda about: about.update(obs=entry))
+    with pytest.raises(DamagedFileError, match=r"storage/(meta\.json|obs)"):
+        load_checkpoint(home)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("storage/storage_metadata.json", {"len": 9}, "contradict each other"),
+        ("storage/storage_metadata.json", {"len": 2**60}, "contradict each other"),
+        ("storage/storage_metadata.json", {"len": -1}, "tell the rows"),
+        ("storage/storage_metadata.json", {"is_pytree": True}, "names no field"),
+        ("storage/storage_metadata.json", {"metadata": []}, "tell the rows"),
+        ("writer/metadata.json", {"cursor": 8}, "contradict each other"),
+        ("writer/metadata.json", {"cursor": -1}, "contradict each other"),
+        ("writer/metadata.json", {"cursor": "3"}, "cursor and count"),
+        ("writer/metadata.json", {"rank_key": "reward"}, "only checkpoints of round-robin writers"),
+        ("storage/meta.json", {"_type": "<class 'builtins.eval'>"}, "only TensorDicts are read"),
+        ("storage/meta.json", {"shape": [7]}, "in a batch of"),
+        ("buffer_metadata.json", {"batch_size": -4}, "batch_size must be positive"),
+        ("sampler/sampler_metadata.json", {"_alpha": -1.0}, "must tell alpha"),
+        ("sampler/sampler_metadata.json", {"_max_capacity": 4.0}, "its capacity is 4"),
+        ("sampler/sampler_metadata.json", {"_max_capacity": 1e15}, "sumtree.memmap"),
+        ("sampler/sampler_metadata.json", {"_max_priority": []}, "must tell alpha"),
+        ("sampler/sampler_metadata.json", {"_alpha": 1e-9}, "too large for alpha"),
+    ],
+)
+def test_contradictions_are_refused(file: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    home = copy_of("prioritized", tmp_path)
+    edit(home / file, lambda about: about.update(change))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(home)
+
+
+def test_bad_priorities_are_refused(tmp_path: Path) -> None:
+    home = copy_of("prioritized", tmp_path)
+    for bad in (float("nan"), -1.0, float("inf")):
+        values = torch.ones(8, dtype=torch.float64)
+        values[3] = bad
+        (home / "sampler" / "sumtree.memmap").write_bytes(values.numpy().tobytes())
+        with pytest.raises(DamagedFileError, match="must be finite"):
+            load_checkpoint(home)
+
+
+def test_other_samplers_and_directories_are_refused(tmp_path: Path) -> None:
+    home = copy_of("ring", tmp_path)
+    (home / "sampler").mkdir()
+    (home / "sampler" / "consuming_sampler.pt").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="RandomSampler, PrioritizedSampler and"):
+        load_checkpoint(home)
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nothing"):
+        assert not is_checkpoint(path)
+        with pytest.raises(CheckpointError, match="no directory that TorchRL"):
+            load_checkpoint(path)
+    (home / "storage" / "data_indices.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="CompressedListStorage"):
+        load_checkpoint(home)
+    with pytest.raises(CheckpointError, match="exists: choose a path that is free"):
+        convert_checkpoint(DATA / "ring", home)
+
+
+def test_options() -> None:
+    with pytest.raises(OptionError, match="holds a storage with ndim=1, got ndim=2"):
+        load_checkpoint(DATA / "ring", ndim=2)
+    assert load("lanes", ndim=2).storage.ndim == 2
+    with pytest.raises(OptionError, match="ndim=2, got ndim=1"):
+        load_checkpoint(DATA / "lanes", ndim=1)
+    with pytest.raises(OptionError, match="for files of list storages"):
+        load_checkpoint(DATA / "ring", max_size=3)
+    with pytest.raises(OptionError, match="for files of list storages"):
+        load_checkpoint(DATA / "ring", allow_pickle=True)
+    with pytest.raises(OptionError, match="leave scratch_dir out"):
+        load_checkpoint(DATA / "list.pt", scratch_dir="x")
+    with pytest.raises(OptionError, match="which has ndim=1"):
+        load_checkpoint(DATA / "list.pt", ndim=2)
+
+
+def test_where_ndim_cannot_be_told(tmp_path: Path) -> None:
+    home = copy_of("lanes", tmp_path)
+    edit(home / "storage" / "storage_metadata.json", lambda about: about.update(len=0))
+    edit(home / "writer" / "metadata.json", lambda about: about.update(cursor=0, write_count=0))
+    with pytest.raises(OptionError, match="ndim=1 or ndim=2"):
+        load_checkpoint(home)
+    assert (load(home, ndim=1).storage.ndim, load(home, ndim=2).storage.ndim) == (1, 2)
+
+
+def test_list_storage(tmp_path: Path) -> None:
+    want = EXPECTED["list.pt"]
+    rb = load("list.pt")
+    assert type(rb) is TensorDictReplayBuffer
+    assert [lists(row) for row in rb.storage[:]] == want["items"]
+    assert (rb.storage.capacity, rb.writer.cursor) == (3, want["cursor"])
+    for sample in want["samples"]:
+        assert lists(rb.sample()) == sample
+    with pytest.raises(OptionError, match="3 rows in a full storage, got max_size=4"):
+        load_checkpoint(DATA / "list.pt", max_size=4)
+    with pytest.warns(UserWarning, match="unbounded, unless max_size says"):
+        plain = load_checkpoint(DATA / "plain.pt")
+    assert plain.storage[0] == "a"
+    assert plain.storage[1]["text"] == "b"
+    assert load("plain.pt", max_size=9).storage.capacity == 9
+    with pytest.raises(OptionError, match="holds 3 rows"):
+        load("plain.pt", max_size=2)
+    convert_checkpoint(DATA / "list.pt", tmp_path / "ours")
+    other = ReplayBuffer(storage=ListStorage(3))
+    with pytest.raises(CheckpointError, match="writer is a TensorDictRoundRobinWriter"):
+        other.loads(tmp_path / "ours")
+    again = TensorDictReplayBuffer(storage=ListStorage(3))
+    again.loads(tmp_path / "ours")
+    assert [lists(row) for row in again.storage[:]] == want["items"]
+
+
+def test_objects_of_a_list_storage_need_consent() -> None:
+    with pytest.raises(CheckpointError, match="pass allow_pickle=True"):
+        load_checkpoint(DATA / "objects.pt")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"_storage": {"_storage": [1]}, "_writer": {"_cursor": 2}},
+        {"_storage": {"_storage": [1]}, "_writer": {}},
+        {"_storage": {"_storage": [1]}, "_writer": {"_cursor": 0}, "_batch_size": "3"},
+        {"_storage": {"_storage": [1]}, "_writer": {"_cursor": 0}, "_sampler": {"_alpha": 1.0}},
+        {"_storage": {"_storage": [1]}, "_writer": {"_cursor": 0}, "_rng": (torch.zeros(3), "cpu")},
+        {"_storage": {"_storage": torch.zeros(3)}, "_writer": {"_cursor": 0}},
+        {
+            "_storage": {"_storage": [OrderedDict({"a.b": torch.ones(1), "a": torch.ones(1)})]},
+            "_writer": {"_cursor": 0},
+        },
+        {
+            "_storage": {"_storage": [OrderedDict({"a": torch.ones(1), "a.b": torch.ones(1)})]},
+            "_writer": {"_cursor": 0},
+        },
+        [1, 2],
+    ],
+)
+def test_bad_list_states_are_refused(state: Any, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match=r"list\.pt"):
+        load_checkpoint(tmp_path / "list.pt")
+    (tmp_path / "list.pt").write_bytes(b"nothing of the sort")
+    with pytest.raises(CheckpointError, match=r"list\.pt"):
+        load_checkpoint(tmp_path / "list.pt")
+
+
+@pytest.mark.parametrize("name", ["prioritized", "lanes", "tree", "epochs", "flat"])
+def test_damaged_bytes_are_refused_or_harmless(name: str, tmp_path: Path) -> None:
+    """Flips, cuts and splices in every file: an error of ours, or a buffer that works."""
+    rng = random.Random(name)
+    home = copy_of(name, tmp_path)
+    files = sorted(path for path in home.rglob("*") if path.is_file())
+    refused = 0
+    for _ in range(60):
+        path = rng.choice(files)
+        whole = path.read_bytes()
+        text = bytearray(whole)
+        at = rng.randrange(len(text))
+        kind = rng.choice(("flip", "cut", "splice"))
+        if kind == "flip":
+            text[at] ^= 1 << rng.randrange(8)
+        elif kind == "cut":
+            del text[at:]
+        else:
+            text[at:at] = text[rng.randrange(len(text)) :][: rng.randrange(1, 9)]
+        path.write_bytes(text)
+        try:
+            rb = load(home)
+        except OstinatoError:
+            refused += 1
+        else:
+            assert len(rb) <= rb.storage.capacity
+            assert len(rb.sample(2) if rb.batch_size is None else rb.sample())
+        path.write_bytes(whole)
+    assert refused > 15
