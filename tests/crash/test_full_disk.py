@@ -1,4 +1,4 @@
-"""A disk that fills, or a limit on files: the checkpoint there stays whole, and the message names the bytes."""
+"""A disk that fills, or a limit on files: the checkpoint that was there stays whole, the message names the bytes."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrio
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
+from ostinato.buffers.travel import send_as_copies
 
 __all__ = [
     "BufferStats",
@@ -16,3 +17,11 @@ __all__ = [
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]
+
+send_as_copies(
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    ReplayBufferEnsemble,
+)

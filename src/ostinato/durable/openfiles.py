@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import importlib.util
 import os
+import sys
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from ostinato.durable.files import open_file
 from ostinato.errors import CapacityError
@@ -18,6 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["OpenFile", "OpenFiles"]
 
 _NO_MORE = {errno.EMFILE, errno.ENFILE}
+# Windows has no such limit for descriptors that are not those of C.
+_resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
+
+
+def _share() -> int:
+    """Return how many files may be held so that the rest of the process can open as many."""
+    if _resource is None:
+        return sys.maxsize
+    most, _ = _resource.getrlimit(_resource.RLIMIT_NOFILE)
+    return sys.maxsize if most == _resource.RLIM_INFINITY else max(1, most // 2)
 
 
 @final
@@ -48,8 +61,8 @@ class OpenFiles:
     """Open files by path. May be used from several threads."""
 
     def __init__(self, limit: int) -> None:
-        """Hold at most `limit` files open, besides those in use right now."""
-        self.limit = limit
+        """Hold at most `limit` files open, and half of those that the process may, besides those in use right now."""
+        self.limit = min(limit, _share())
         self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
         self.lock = threading.Lock()
         """Held while a file is looked up or opened."""

@@ -88,7 +88,7 @@ class TrajectoryReplayBuffer:
             allow_pickle: Consent to read and write `pkl`: reading such a file runs whatever code it brings.
             cache_bytes: Most bytes of the cache.
             save_queue_size: Trajectories that may wait for the saver; adding waits when so many do.
-            max_open_files: Files held open for sampling.
+            max_open_files: Files held open for sampling; never more than half of those that the process may open.
 
         Raises:
             OptionError: An argument is out of its range, `pkl` without consent, or `auto_save_path` holds

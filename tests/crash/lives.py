@@ -1,0 +1,237 @@
+"""Long lives, each in a process of its own: `python -m tests.crash.lives NAME ARGUMENT` ends well or says why not."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    Trajectory,
+    TrajectoryReplayBuffer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CAPACITY = 4000
+END = ("next", "done")
+LIMIT = 256
+"""Files that may be open."""
+
+
+def rows(start: int, episode: int, count: int) -> TensorDict:
+    """Return steps of episodes of `episode` rows."""
+    t = torch.arange(start, start + count)
+    done = t % episode == episode - 1
+    obs = (t[:, None] + torch.arange(32)).float()
+    return TensorDict({"t": t, "obs": obs, "next": TensorDict({"obs": obs + 1, "done": done}, [count])}, [count])
+
+
+def _buffer(storage: Any = None, **options: Any) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(
+        storage=storage or LazyTensorStorage(CAPACITY),
+        batch_size=64,
+        generator=torch.Generator().manual_seed(0),
+        **options,
+    )
+
+
+BUFFERS: dict[str, Callable[[], TensorDictReplayBuffer]] = {
+    "slices": lambda: _buffer(sampler=SliceSampler(slice_len=4, end_key=END)),
+    "prioritized": lambda: _buffer(sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
+    "prioritized slices": lambda: _buffer(
+        sampler=PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=4, end_key=END)
+    ),
+    "single copy": lambda: _buffer(LazyTensorStorage(CAPACITY, single_copy=True), sample_unit=NStep(3, 0.9)),
+    "mapped, ahead": lambda: _buffer(LazyMemmapStorage(CAPACITY), prefetch=2),
+    "list": lambda: _buffer(ListStorage(CAPACITY // 10), sampler=SamplerWithoutReplacement()),
+}
+
+
+def wraps(name: str) -> None:
+    """Fifty times round the ring with ever longer episodes: memory and objects are those of the tenth round."""
+    rb = BUFFERS[name]()
+    capacity, marks, start = rb.storage.capacity, [], 0
+    for wrap in range(60):
+        episode = 5 + 13 * wrap
+        for _ in range(10):
+            count = capacity // 10
+            rb.extend(rows(start, episode, count))
+            start += count
+            if len(rb) >= capacity // 2:
+                batch = rb.sample()
+                if rb.sampler.prioritized:
+                    rb.update_priority(batch, batch["t"].double() % 7 + 1)
+        if wrap in {9, 59}:
+            batch = None
+            gc.collect()
+            marks.append((psutil.Process().memory_info().rss, len(gc.get_objects())))
+    (memory, objects), (memory_now, objects_now) = marks
+    assert memory_now - memory < 4 * 2**20, f"memory grew by {memory_now - memory} bytes in 50 wraps"
+    assert objects_now - objects < 200, f"{objects_now - objects} objects more after 50 wraps"
+    rb.extend(rows(start, 1000, 64 if isinstance(rb.storage, ListStorage) else capacity))
+    rb.sample()
+
+
+def trajectories(count: str) -> None:
+    """So many trajectories on disk, saved, sampled and loaded again while few files may be open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    with tempfile.TemporaryDirectory(dir=os.environ.get("OSTINATO_TEST_PLACE")) as place:
+        path = Path(place) / "store"
+        buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format="safetensors")
+        for number in range(int(count)):
+            reward = torch.full((2, 1, 1), float(number))
+            buffer.add_trajectories([Trajectory(max_episode_length=2, rewards=reward, actions=reward.clone())])
+            if number % 5000 == 4999:
+                buffer.sample(LIMIT)
+        buffer.flush()
+        assert buffer.size == int(count)
+        _sample(buffer)
+        buffer.close()
+        again = TrajectoryReplayBuffer()
+        again.load_checkpoint(path)
+        assert again.size == int(count)
+        _sample(again)
+        again.close()
+
+
+def _sample(buffer: TrajectoryReplayBuffer) -> None:
+    seen = set()
+    for _ in range(5):
+        batch = buffer.sample(4 * LIMIT)
+        assert torch.equal(batch["rewards"], batch["actions"])
+        seen |= set(batch["rewards"].flatten().tolist())
+    assert len(seen) > LIMIT
+    held = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    assert held < LIMIT - 32, f"{held} files are open: none are left for others"
+    with (Path(__file__)).open() as _:  # others may open files too
+        pass
+
+
+def episodes(count: str) -> None:
+    """So many episodes in a mapped buffer, drawn by slices."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    number = int(count)
+    rb = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(3 * number), sampler=SliceSampler(slice_len=3, end_key=END), batch_size=96
+    )
+    for start in range(0, 3 * number, 3 * number // 10):
+        rb.extend(rows(start, 3, 3 * number // 10))
+    with tempfile.TemporaryDirectory(dir=os.environ.get("OSTINATO_TEST_PLACE")) as place:
+        rb.dumps(Path(place) / "a")
+        rb.loads(Path(place) / "a")
+    for _ in range(20):
+        t = rb.sample()["t"].view(-1, 3)
+        assert bool((t[:, 0] % 3 == 0).all())
+        assert bool((t.diff(dim=1) == 1).all())
+
+
+def _work(rb: TensorDictReplayBuffer, answers: Any) -> None:
+    """What a worker does with a buffer: all of it."""
+    rb.sample()
+    rb.extend(rows(10_000, 7, 50))
+    batch = rb.sample()
+    if rb.sampler.prioritized:
+        rb.update_priority(batch, batch["t"].double() % 7 + 1)
+    with tempfile.TemporaryDirectory() as place:
+        rb.dumps(Path(place) / "a")
+        rb.loads(Path(place) / "a")
+    answers.put((len(rb), len(pickle.loads(pickle.dumps(rb)))))
+
+
+def workers(manner: str) -> None:
+    """Workers get a buffer in use, with batches being made ahead; they end, and so do their files."""
+    torch.set_num_threads(1)
+    context: Any = multiprocessing.get_context(manner)
+    sampler = PrioritizedSampler(CAPACITY, 0.7, 0.5)
+    rb = _buffer(LazyMemmapStorage(CAPACITY), sampler=sampler, prefetch=2)
+    rb.extend(rows(0, 7, 1000))
+    rb.sample()
+    answers = context.Queue()
+    for _ in range(3):
+        crowd = [context.Process(target=_work, args=(rb, answers)) for _ in range(2)]
+        for each in crowd:
+            each.start()
+        rb.sample()
+        assert [answers.get(timeout=100) for _ in crowd] == [(1050, 1050)] * 2
+        for each in crowd:
+            each.join(100)
+            assert each.exitcode == 0, f"a worker ended with {each.exitcode}"
+        rb.sample()
+    assert len(rb) == 1000
+
+
+def leave(manner: str) -> None:
+    """Leave the interpreter while a thread makes batches ahead: at the end of the program, or by an error."""
+    rb = _buffer(prefetch=4)
+    rb.extend(rows(0, 7, 1000))
+    rb.append_transform(_slow)
+    rb.sample()
+    if manner == "held":
+        globals()["kept"] = rb
+    elif manner == "cycle":
+        rb.__dict__["itself"] = rb
+    elif manner == "error":
+        raise SystemExit(3)
+
+
+def _slow(batch: Any) -> Any:
+    time.sleep(0.05)
+    return batch
+
+
+def dropped(_: str) -> None:
+    """Buffers that nobody holds take their threads, files and memory with them."""
+
+    def make() -> None:
+        rb = _buffer(LazyMemmapStorage(CAPACITY), prefetch=2)
+        rb.extend(rows(0, 7, 1000))
+        rb.sample()
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        process = psutil.Process()
+        for _ in range(100):
+            if process.num_threads() <= threads:
+                break
+            time.sleep(0.02)
+        return process.num_threads(), process.num_fds(), len(list(Path(tempfile.gettempdir()).iterdir()))
+
+    with tempfile.TemporaryDirectory() as place:
+        tempfile.tempdir = place
+        threads = 0
+        make()
+        threads = psutil.Process().num_threads()
+        time.sleep(0.2)
+        before = held()
+        for _ in range(50):
+            make()
+        after = held()
+    assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+LIVES = {each.__name__: each for each in (wraps, trajectories, episodes, workers, leave, dropped)}
+
+if __name__ == "__main__":
+    LIVES[sys.argv[1]](sys.argv[2])
