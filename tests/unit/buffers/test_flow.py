@@ -264,7 +264,9 @@ def test_both_sides_hear_that_the_band_is_too_narrow() -> None:
         lambda: wait(lambda: rb.extend(torch.arange(12), timeout_s=0.4)),
         lambda: wait(lambda: rb.sample(timeout_s=0.5)),
     )
-    assert any("both sides wait: if the band is too narrow for these calls, make error_buffer 12 or more" in s for s in said)
+    assert any(
+        "both sides wait: if the band is too narrow for these calls, make error_buffer 12 or more" in s for s in said
+    )
 
 
 def test_a_writer_that_dies_leaves_its_reader_to_the_timeout() -> None:
@@ -338,7 +340,7 @@ def test_a_queue_goes_on_without_loss_or_repetition(prefetch: int | None, way: s
         rb.dumps(tmp_path / "saved")
         other.loads(tmp_path / "saved")
     else:
-        other = pickle.loads(pickle.dumps(rb))  # noqa: S301 (made a moment ago)
+        other = pickle.loads(pickle.dumps(rb))
     for _ in range(4):
         rows += other.sample(timeout_s=SOON).tolist()
     assert rows == list(range(12))

@@ -79,9 +79,7 @@ def test_wide_enough_bands_never_stop_both_sides(ratio: float, write: int, draw:
 
 
 @given(limiters(), st.integers(30, 500), st.integers(0, 5000), st.integers(1, 40))
-def test_what_is_said_to_be_missing_is_just_enough(
-    limiter: RateLimiter, written: int, drawn: int, rows: int
-) -> None:
+def test_what_is_said_to_be_missing_is_just_enough(limiter: RateLimiter, written: int, drawn: int, rows: int) -> None:
     flow, stock = Flow(limiter), Stock(60)
     flow.wrote(written)
     flow.drew(drawn)

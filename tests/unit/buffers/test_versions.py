@@ -40,9 +40,7 @@ def rows_of(versions: list[int], first: int = 0) -> dict[str, torch.Tensor]:
 
 def make(capacity: int = 10, **options: Any) -> ReplayBuffer:
     generator = torch.Generator().manual_seed(0)
-    return ReplayBuffer(
-        storage=LazyTensorStorage(capacity), version_key="version", generator=generator, **options
-    )
+    return ReplayBuffer(storage=LazyTensorStorage(capacity), version_key="version", generator=generator, **options)
 
 
 @given(
@@ -140,7 +138,7 @@ def test_versions_survive_loads_copies_and_other_storages(written: int, tmp_path
     assert [again.sample(max_age=1)["id"].tolist() for _ in range(3)] == expected
     larger = make(16, batch_size=200)
     larger.loads(tmp_path / "saved")
-    copied = pickle.loads(pickle.dumps(rb))  # noqa: S301 (made a moment ago)
+    copied = pickle.loads(pickle.dumps(rb))
     over = ReplayBuffer(storage=rb.storage, version_key="version", batch_size=200)
     moved = make(batch_size=200)
     moved.set_storage(rb.storage)

@@ -23,7 +23,7 @@ class Node(RemoteTensorDictReplayBuffer):
         )
 
 
-def check(truth: bool) -> None:  # noqa: FBT001
+def check(truth: bool) -> None:
     """Stop if something is not so, also under `python -O`."""
     if not truth:
         msg = "not so"
@@ -74,7 +74,7 @@ def wait() -> None:
     check(future.wait()["obs"].tolist() == [0, 1, 2, 3])
     try:
         rref.rpc_sync().sample(timeout_s=0.1)
-    except Exception as error:  # noqa: BLE001 (RPC chooses the class)
+    except Exception as error:
         check("WaitTimeoutError" in str(error) and "4 rows were asked for" in str(error))
     else:
         check(False)
