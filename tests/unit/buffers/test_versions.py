@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_runs_know_exactly_the_rows_that_are_young_enough(
         expected = [i for i, version in enumerate(held) if version >= max(held) - max_age]
         assert found.rows == len(expected)
         assert found.pick(np.arange(found.rows)).tolist() == expected
-        assert len(runs) == 1 + sum(a != b for a, b in zip(held, held[1:], strict=False))
+        assert len(runs) == 1 + sum(a != b for a, b in pairwise(held))
         assert runs.ordered == (held == sorted(held))
 
 
