@@ -19,10 +19,12 @@ from ostinato import (
     ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
+    LimitedSampler,
     ListStorage,
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    QueueSampler,
     RandomSampler,
     ReservoirWriter,
     RoundRobinWriter,
@@ -60,6 +62,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(
         CAPACITY, 0.7, 0.5, slice_len=3, end_key=("next", "done")
     ),
+    "LimitedSampler": lambda: LimitedSampler(2),
+    "QueueSampler": QueueSampler,
 }
 UNITS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -94,13 +98,16 @@ _LAWS = {
     "SliceSampler": "episode, then start, uniform",
     "SliceSamplerWithoutReplacement": "each episode once a pass",
     "PrioritizedSliceSampler": "start by priority",
+    "LimitedSampler": "uniform, n times at most",
+    "QueueSampler": "once, in order",
 }
 REASONS = {
-    "order": "episodes need rows in the order of time, which this writer does not keep",
+    "order": "episodes and queues need rows in the order of time, which this writer does not keep",
     "fields": "a list of objects has no fields to tell episodes by",
     "slices": "slices are windows already",
     "lanes": "single rows cannot be placed in lanes",
     "ranks": "rows that the storage brings along have no ranks",
+    "counts": "rows that are used up are drawn one by one",
     "ring": "next observations are found in the row that follows, so rows must stay in ring order",
 }
 
@@ -123,6 +130,10 @@ class Cell:
     def refusal(self) -> str | None:
         """Why it is refused; None if it works."""
         ranked = self.writer in {"TensorDictMaxValueWriter", "ReservoirWriter"}
+        if self.sampler in {"LimitedSampler", "QueueSampler"} and self.windows:
+            return "counts"
+        if ranked and self.sampler == "QueueSampler":
+            return "order"
         if "Slice" in self.sampler and self.unit.startswith("Sequence"):
             return "slices"
         if ranked and self.windows:
@@ -187,6 +198,8 @@ def build(cell: Cell) -> TensorDictReplayBuffer:
         generator=torch.Generator().manual_seed(0),
     )
     for start in range(0, 40, 8):
+        if isinstance(buffer.sampler, QueueSampler) and buffer.sampler.rows_left + 8 * lanes > CAPACITY:
+            buffer.sample(buffer.sampler.rows_left + 8 * lanes - CAPACITY)
         buffer.extend(rows(8, start, lanes))
     if fixed:
         buffer.set_writer(WRITERS[cell.writer]())

@@ -282,7 +282,9 @@ def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> 
         )
         raise OptionError(msg)
     if as_counting(sampler).in_order and not writer.in_order:
-        msg = f"{sampler!r} needs rows in the order of writing, use RoundRobinWriter, not {type(writer).__name__}"
+        msg = (
+            f"{sampler!r} needs rows in the order in which they came: use RoundRobinWriter, not {type(writer).__name__}"
+        )
         raise OptionError(msg)
 
 

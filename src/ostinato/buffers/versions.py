@@ -75,18 +75,20 @@ class Runs:
 
     def note(self, versions: NDArray[np.int64]) -> None:
         """Take note of rows just written. Cost: O(n)."""
-        cuts = np.flatnonzero(np.diff(versions)) + 1
-        values = versions[np.r_[0, cuts]]
-        ends = self.written + np.r_[cuts, versions.size]
+        first, before = int(versions[0]), self.written
         self.written += versions.size
-        if len(self) and self._values[-1] == values[0]:
+        values, ends = [first], [self.written]
+        if not bool((versions == first).all()):
+            cuts = np.flatnonzero(np.diff(versions)) + 1
+            values, ends = versions[np.r_[0, cuts]].tolist(), [*(cuts + before).tolist(), self.written]
+            self._falls += sum(b < a for a, b in pairwise(values))
+        if len(self) and self._values[-1] == first:
             self._values.pop()
             self._ends.pop()
         elif len(self):
-            self._falls += bool(values[0] < self._values[-1])
-        self._falls += int((np.diff(values) < 0).sum())
-        self._values += values.tolist()
-        self._ends += ends.tolist()
+            self._falls += first < self._values[-1]
+        self._values += values
+        self._ends += ends
 
     def forget(self, rows: int) -> None:
         """Drop the runs that lie before the newest `rows` rows. Cost: O(1) for each, over time."""

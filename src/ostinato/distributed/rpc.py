@@ -23,9 +23,8 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     both ways that TorchRL's class has: `rref.rpc_sync().extend(rows)`, or
     `rpc.rpc_sync(owner, RemoteTensorDictReplayBuffer.extend, args=(rref, rows))`. A call runs on the owner, in one of
     its RPC threads; those that write and those that sample may meet, as threads of one process do. Rows travel
-    by RPC's own serialization, as dense tensors; errors arrive as RPC gives them, as a built-in one with the name and the
-    text of ours. A subclass of `TensorDictReplayBuffer` because
-    TorchRL's is, and its users subclass it in turn.
+    by RPC's own serialization, as dense tensors; errors arrive as RPC gives them, as a built-in one with the name and
+    the text of ours. A subclass of `TensorDictReplayBuffer` because TorchRL's is, and its users subclass it in turn.
 
     A call that waits (`rate_limiter`) occupies an RPC thread of the owner: give the backend more threads than there are
     callers, and keep `timeout_s` below the timeout of RPC, which else ends the call without saying who waited for what.
@@ -95,7 +94,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     def __getitem__(self, index: Any) -> Any:
         """Read rows; see `ReplayBuffer.__getitem__`. Always a copy: a view of the storage does not travel."""
         here = _here(self)
-        with here._engine.lock:  # no writer may change rows while they are copied
+        with here._engine.lock:  # noqa: SLF001 (its own; no writer may change rows while they are copied)
             return own(TensorDictReplayBuffer.__getitem__(here, index))
 
     def dumps(self, path: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import threading
@@ -315,7 +316,12 @@ def test_rows_of_an_iterator_survive_the_wait() -> None:
     rb = ReplayBuffer(storage=ListStorage(4), sampler=QueueSampler(), batch_size=2, collate_fn=list)
     rb.extend(["a", "b", "c"])
     rows = (letter for letter in "de")
-    together(lambda: rb.extend(rows, timeout_s=LONG), lambda: (time.sleep(SOON), rb.sample(timeout_s=LONG)))
+
+    def read_later() -> None:
+        time.sleep(SOON)
+        rb.sample(timeout_s=LONG)
+
+    together(lambda: rb.extend(rows, timeout_s=LONG), read_later)
     assert rb.sample(3, timeout_s=LONG) == ["c", "d", "e"]
 
 
@@ -386,7 +392,7 @@ def test_queued_draws_of_rows_that_are_gone_are_dropped_at_a_load() -> None:
     other = limited(1, 4, batch_size=2, prefetch=1, rate_limiter=RateLimiter())
     other.load_state_dict(rb.state_dict())
     rest: list[int] = []
-    with pytest.raises(WaitTimeoutError):
+    with contextlib.suppress(WaitTimeoutError):
         while True:
             rest += other.sample(timeout_s=SOON).tolist()
     assert max(Counter(first + rest).values()) == 1
@@ -509,18 +515,17 @@ def test_a_queue_leaves_nobody_waiting_once_it_is_gone() -> None:
 
 
 def test_what_cannot_go_together_is_refused() -> None:
-    store = lambda: LazyTensorStorage(8)  # noqa: E731
     with pytest.raises(KindError, match=r"must be an ostinato.RateLimiter or None, got float"):
         ReplayBuffer(rate_limiter=2.0)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="min_size_to_sample=9 rows are never there: the storage has max_size=8"):
-        ReplayBuffer(storage=store(), rate_limiter=RateLimiter(min_size_to_sample=9))
+        ReplayBuffer(storage=LazyTensorStorage(8), rate_limiter=RateLimiter(min_size_to_sample=9))
     with pytest.raises(OptionError, match="leave out sample_unit"):
-        ReplayBuffer(storage=store(), sampler=QueueSampler(), sample_unit=NStep(2, 0.5))
+        ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), sample_unit=NStep(2, 0.5))
     with pytest.raises(OptionError, match="leave out episodes"):
-        ReplayBuffer(storage=store(), sampler=LimitedSampler(2), episodes=Episodes(end_key="done"))
+        ReplayBuffer(storage=LazyTensorStorage(8), sampler=LimitedSampler(2), episodes=Episodes(end_key="done"))
     with pytest.raises(OptionError, match="use RoundRobinWriter, not ReservoirWriter"):
-        ReplayBuffer(storage=store(), sampler=QueueSampler(), writer=ReservoirWriter())
-    plain = ReplayBuffer(storage=store(), batch_size=2)
+        ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), writer=ReservoirWriter())
+    plain = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     with pytest.raises(OptionError, match="no call waits in a buffer without rate_limiter"):
         plain.extend(torch.arange(2), timeout_s=1.0)
     plain.extend(torch.arange(2))
@@ -533,6 +538,6 @@ def test_what_cannot_go_together_is_refused() -> None:
         rb.extend(torch.arange(9))
     with pytest.raises(OptionError, match="a full buffer is good for 8 draws"):
         rb.sample(9)
-    for bad in (rb, ReplayBuffer(storage=store(), rate_limiter=RateLimiter()), limited(2)):
+    for bad in (rb, ReplayBuffer(storage=LazyTensorStorage(8), rate_limiter=RateLimiter()), limited(2)):
         with pytest.raises(OptionError, match="an ensemble does not know of"):
             ReplayBufferEnsemble(bad, plain)

@@ -202,5 +202,5 @@ def test_states_of_other_rows_or_options_are_refused() -> None:
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(OptionError, match="at least 1, got 0"):
         LimitedSampler(0)
-    with pytest.raises(KindError, match="must be an integer, got 1.5"):
+    with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
         LimitedSampler(1.5)  # type: ignore[arg-type]
