@@ -55,6 +55,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.rb = TrajectoryReplayBuffer(trajectory_format=form, **self.options)
         self.model: dict[int, tuple[int, int]] = {}
         self.listed: dict[int, tuple[int, int]] = {}  # what the own directory lists, with auto_save
+        self.at_home: set[int] = set()  # of the ids in the model those whose files lie there
         self.saved: dict[Path, dict[int, tuple[int, int]]] = {}
         self.highest = -1  # of all ids ever seen in this buffer or directory
         self.number = 0
@@ -86,6 +87,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         if future is not None:
             assert future.result(20) == fresh
             self.listed |= rows
+            self.at_home |= set(rows)
 
     @rule(count=st.integers(1, 60), replace=st.booleans())
     def sample(self, count: int, replace: bool) -> None:
@@ -122,9 +124,9 @@ class TrajectoryMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        self.listed = {number: rows for number, rows in self.listed.items() if number not in self.model}
+        self.listed = {number: rows for number, rows in self.listed.items() if number not in self.at_home}
         self.rb.clear()
-        self.model = {}
+        self.model, self.at_home = {}, set()
 
     @rule(verb=st.sampled_from(["close", "flush", "clear_cache"]))
     def settle(self, verb: str) -> None:
@@ -153,7 +155,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
         self.rb.load_checkpoint(path, is_distributed=True, local_rank=rank, world_size=ranks)
         ids = list(self.saved[path])
         share = ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]
-        self.model = {number: self.saved[path][number] for number in share}
+        self.model, self.at_home = {number: self.saved[path][number] for number in share}, set()
 
     @precondition(lambda self: self.auto_save and (self.root / "own").exists())
     @rule(crash=st.booleans())
@@ -171,7 +173,7 @@ class TrajectoryMachine(RuleBasedStateMachine):
             self.rb.close()
         self.rb = TrajectoryReplayBuffer(trajectory_format=self.form, **self.options)
         self.rb.load_checkpoint(self.root / "own")
-        self.model = dict(self.listed)
+        self.model, self.at_home = dict(self.listed), set(self.listed)
 
     @invariant()
     def counts(self) -> None:

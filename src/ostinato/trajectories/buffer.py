@@ -328,10 +328,10 @@ class TrajectoryReplayBuffer:
     def _fold_own(self, target: Path) -> None:
         self._shelf.prepare()
         self._shelf.flush()
-        if not self._shelf.fold_if_same(target, set(self.trajectory_ids)):
+        if not self._shelf.fold_if_same(lambda: self._members.entries):
             msg = (
                 f"{target} is where this buffer saves to, and it does not list the same trajectories (others were "
-                "loaded, or lay there before): save the checkpoint to another path"
+                "loaded from elsewhere, or lay there before): save the checkpoint to another path"
             )
             raise CheckpointError(msg)
 
@@ -464,6 +464,9 @@ def _rank(is_distributed: bool, local_rank: int, world_size: int) -> tuple[int, 
 def _directory(path: str | os.PathLike[str] | None, format_name: str, *, auto_save: bool) -> Path | None:
     if path is not None and os.fspath(path):
         directory = Path(path).absolute()
+        if directory.exists() and not directory.is_dir():
+            msg = f"auto_save_path must be a directory, or a path where one can be made, got {directory}: it is a file"
+            raise OptionError(msg)
         if auto_save:
             try:
                 _check_same_format(directory, format_name)

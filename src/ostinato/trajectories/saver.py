@@ -121,7 +121,9 @@ class Saver:
         raise CheckpointError(msg) from error
 
     def flush(self) -> None:
-        """Wait until all that was queued or has failed is saved or has failed again. `check` tells which.
+        """Wait until all that is queued or has failed now is saved or has failed again. `check` tells which.
+
+        What others queue meanwhile is not waited for.
 
         Raises:
             UsageError: This is the saver's own thread, which would wait for itself.
@@ -131,7 +133,8 @@ class Saver:
         with self._changed:
             if self._waiting:
                 self._start()
-            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+            mine = {id(job.entry) for job in (*self._waiting, *self._busy)}
+            self._changed.wait_for(lambda: not any(id(job.entry) in mine for job in (*self._waiting, *self._busy)))
 
     def cancel(self, entries: Sequence[Entry]) -> None:
         """Forget those of `entries` that wait or have failed; what is being saved right now is waited for."""

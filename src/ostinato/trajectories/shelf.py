@@ -22,7 +22,7 @@ from ostinato.trajectories.saver import Promise, Saver
 from ostinato.trajectories.store import Store, highest_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.trajectories.entries import Entry, Place
     from ostinato.trajectories.listing import Head
@@ -238,13 +238,18 @@ class Shelf:
                         entry.held = None
         return results
 
-    def fold_if_same(self, directory: Path, ids: set[int]) -> bool:
-        """Fold the journal where `directory` is the one saved to and lists exactly `ids`; False elsewhere."""
+    def fold_if_same(self, members: Callable[[], list[Entry]]) -> bool:
+        """Fold the journal where the directory saved to lists what `members` returns and nothing else; False elsewhere.
+
+        Trajectories that others add meanwhile are listed as soon as they are saved.
+        """
         with self._store_lock:
-            store = self._store
-            if not self.options.auto_save or store is None or not store.is_open or store.directory != directory:
-                return False
-            if store.ids() != ids:
+            store = self._open_store()
+            with self.lock:
+                listed, entries = store.ids(), members()
+                waiting = {entry.id for entry in entries if entry.place is None}
+                here = {entry.id for entry in entries if entry.place and entry.place.directory == store.directory}
+            if len(here) + len(waiting) < len(entries) or not here <= listed <= here | waiting:
                 return False
             store.fold(self._head())
             return True

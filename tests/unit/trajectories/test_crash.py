@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),  # some hundred forks, minutes on a busy machine
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
 
 
 def kills(work: Callable[[Callable[[bytes], None]], None], prepare: Callable[[], None]) -> Iterator[tuple[bool, bytes]]:

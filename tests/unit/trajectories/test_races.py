@@ -61,8 +61,8 @@ class Background:
 def test_a_reader_finds_all_that_was_saved_before_it_began_while_the_journal_is_folded(
     tmp_path: Path, fold: str
 ) -> None:
-    buffer = saving(tmp_path / "a", save_queue_size=500)
-    future = buffer.add_trajectories([small()] * 400)  # reading the index takes a while
+    buffer = saving(tmp_path / "a", save_queue_size=200)
+    future = buffer.add_trajectories([small()] * 150)  # reading the index takes a while
     assert future is not None
     saved = len(future.result(60))
 
@@ -99,6 +99,18 @@ def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) ->
         while time.monotonic() < end:
             assert all(found == {"n": 1} for found in read_lines(tmp_path / "j", whole=False))
     os.close(fd)
+
+
+def test_the_own_directory_can_be_folded_while_another_thread_adds(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a", save_queue_size=4)
+    numbers: Iterator[int] = iter(range(10**6))
+    with Background(lambda: buffer.add_trajectories([rollout(next(numbers), 2)])):
+        for _ in range(8):  # each waits for what was added before it, not for ever
+            buffer.save_checkpoint(tmp_path / "a")
+    buffer.close()
+    again = TrajectoryReplayBuffer()
+    again.load_checkpoint(tmp_path / "a")
+    assert again.trajectory_ids == buffer.trajectory_ids
 
 
 @pytest.mark.parametrize("again", ["clear", "load_checkpoint"])

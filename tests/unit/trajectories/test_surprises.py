@@ -16,7 +16,7 @@ from tests.unit.trajectories._kills import run_and_kill
 from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
-from ostinato.errors import CheckpointError, StorageMemoryError
+from ostinato.errors import CheckpointError, OptionError, StorageMemoryError
 from ostinato.tools import convert, merge, split, verify
 
 if TYPE_CHECKING:
@@ -200,3 +200,26 @@ def test_ranks_of_a_directory_are_named_where_one_of_them_is_meant(tmp_path: Pat
             pass
     with pytest.raises(CheckpointError, match=r"no trajectories at .*, but in rank_0, rank_1: take one of these"):
         loaded(tmp_path)
+
+
+def test_the_own_directory_is_no_checkpoint_of_what_was_loaded_from_elsewhere(tmp_path: Path) -> None:
+    """Both list the ids 0 to 2, of other trajectories."""
+    with saving(tmp_path / "own", count=3):
+        pass
+    with saving(tmp_path / "elsewhere") as other:
+        other.add_trajectories([rollout(number) for number in range(10, 13)])
+    with saving(tmp_path / "own") as buffer:
+        buffer.load_checkpoint(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match="does not list the same trajectories"):
+            buffer.save_checkpoint(tmp_path / "own")
+        buffer.save_checkpoint(tmp_path / "new")
+        buffer.load_checkpoint(tmp_path / "own")
+        buffer.save_checkpoint(tmp_path / "own")
+    assert {serial // 1000 for serial in check_batch(loaded(tmp_path / "new").sample(100))} == {10, 11, 12}
+
+
+def test_an_auto_save_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for auto_save in (False, True):
+        with pytest.raises(OptionError, match=r"auto_save_path must be a directory.* it is a file"):
+            TrajectoryReplayBuffer(auto_save=auto_save, auto_save_path=tmp_path / "file")
