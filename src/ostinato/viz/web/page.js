@@ -200,7 +200,7 @@ function caption(figure, traces, ends) {
 
 // A number in few letters: 12.3M, -0.0846, 1.2e-7.
 function brief(value) {
-  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e15)) return value.toExponential(1);
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e15)) return value.toExponential(1).replace("+", "");
   return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
