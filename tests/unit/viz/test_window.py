@@ -60,11 +60,11 @@ class Keys:
 
     def type(self, text: str, end: str = "enter") -> None:
         """Click into the box and press keys, as a person does."""
-        from matplotlib.backend_bases import MouseEvent
+        from matplotlib.backend_bases import MouseButton, MouseEvent
 
         x, y = self.window._box.ax.transAxes.transform((0.5, 0.5))
         for name in ("button_press_event", "button_release_event"):
-            self.canvas.callbacks.process(name, MouseEvent(name, self.canvas, x, y, 1))
+            self.canvas.callbacks.process(name, MouseEvent(name, self.canvas, x, y, MouseButton.LEFT))
         self.press(*text, end)
 
 
