@@ -80,27 +80,26 @@ class SavedBuffer:
         """Priority of each row, float `[rows]`; None where the sampler has none."""
         self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
         self._roles = _roles(self.columns, prioritized=self.priorities is not None)
-        table = _table(state, storage, self.columns, self.rows)
-        self.unit = "block" if table is None else "episode"
-        if table is None:
-            order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
-            self._slots = torch.split(order, _BLOCK)
-            self.ids = tuple(range(len(self._slots)))
-        else:
-            spans = table.episodes()
-            self._slots = tuple(
-                table.shift(first.expand(int(count)), torch.arange(int(count)))
-                for first, count in zip(spans.first, spans.rows, strict=True)
-            )
-            self.ids = tuple(spans.serial.tolist())
+        self.unit, self._slots, self.ids = self._parts(_table(state, storage, self.columns, self.rows))
         self._places = {number: index for index, number in enumerate(self.ids)}
         what = self.unit if len(self.ids) == 1 else plural(self.unit)
         self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
-        each = number(self.rows_drawn / max(self.rows_written, 1))
-        counted = f"{self.rows_drawn:,} rows drawn so far, {each} for each row written (counted in all, not row by row)"
-        self.history = counted if self.rows_drawn else "no row drawn so far"
+        self.history = _history(self.rows_drawn, self.rows_written)
         self._words = (("not shown", f"{', '.join(self._late)} (only some rows have it)"),) if self._late else ()
         self._open: tuple[int, Reel] | None = None
+
+    def _parts(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
+        """Return what a part is called, the slots of each and its id: episodes, or blocks where there are none."""
+        if table is None:
+            order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
+            blocks = torch.split(order, _BLOCK)
+            return "block", blocks, tuple(range(len(blocks)))
+        spans = table.episodes()
+        slots = tuple(
+            table.shift(first.expand(int(count)), torch.arange(int(count)))
+            for first, count in zip(spans.first, spans.rows, strict=True)
+        )
+        return "episode", slots, tuple(spans.serial.tolist())
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the position of an episode's number in `ids`; None where there is none."""
@@ -184,6 +183,13 @@ class _Column:
         aside = self._apart[slots]
         found[aside] = self._nexts[self._rank[slots[aside]]]
         return found
+
+
+def _history(drawn: int, written: int) -> str:
+    if not drawn:
+        return "no row drawn so far"
+    each = number(drawn / max(written, 1))
+    return f"{drawn:,} rows drawn so far, {each} for each row written (counted in all, not row by row)"
 
 
 def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath, _Column]:

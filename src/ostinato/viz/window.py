@@ -66,6 +66,7 @@ class Window:
         self._box = widgets.TextBox(
             figure.add_axes((0.2, 0.018, 0.12, 0.04)), f"jump to {reels.unit} id ", textalignment="center"
         )
+        self._box.label.set_fontsize(9)
         self._box.on_submit(self._submit)
         self._note = figure.text(0.34, 0.038, "", fontsize=8, va="center", color="#52606D")
         manager = figure.canvas.manager
@@ -83,7 +84,10 @@ class Window:
             save(self.figure, self._output)
 
     def _pressed(self, event: Any) -> None:
-        if self._box.capturekeystrokes or event.key is None:
+        if self._box.capturekeystrokes:
+            if event.key == "escape":
+                self._box.set_val("")
+                self._box.stop_typing()
             return
         if event.key in KEYS:
             moved = getattr(self._walk, KEYS[event.key])()
@@ -103,9 +107,13 @@ class Window:
             self.refresh(f"not saved: {error}"[:120])
 
     def _submit(self, text: str) -> None:
+        if self._box.capturekeystrokes:  # else the box would swallow every key after Enter, q and Esc among them
+            self._box.stop_typing()  # calls this once more
+            return
         text = text.strip()
         if not text:
             return
+        self._box.set_val("")
         number = number_in(text)
         found = number is not None and self._walk.jump(number)
         self.refresh("" if found else f"there is no {self._reels.unit} {text[:20]}: {span(self._reels)}")

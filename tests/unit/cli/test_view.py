@@ -138,7 +138,8 @@ def test_a_directory_of_ranks_names_them(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_window_takes_an_output_for_its_pictures(path: Path, tmp_path: Path) -> None:
-    done = ostinato("view", path, "--output", tmp_path / "x.png", env={"MPLBACKEND": "agg"})
+    pytest.importorskip("matplotlib").use("agg")
+    done = ostinato("view", path, "--output", tmp_path / "x.png")
     assert done.returncode == 1
     assert "no window can be opened here" in done.stderr  # and not that --output has no effect
 
@@ -153,3 +154,15 @@ def test_a_directory_is_named_where_a_dot_was_given(path: Path, monkeypatch: pyt
     rb.dumps(path / "ck")
     monkeypatch.chdir(path / "ck")
     assert SavedBuffer(".").title == "ck, 1 of 10 rows, 1 block"
+
+
+def test_a_taken_port_is_said_with_what_to_do(path: Path) -> None:
+    import socket
+
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = ostinato("view", path, "--web", "--port", port)
+    assert done.returncode == 1
+    assert f"port {port} cannot be opened" in done.stderr
+    assert "give another --port" in done.stderr

@@ -65,3 +65,18 @@ def test_one_camera_and_refusals(tmp_path: Path) -> None:
     with pytest.raises(DamagedFileError, match="missing"):
         export(reels, 0, tmp_path / "broken.rrd")
     assert not (tmp_path / "broken.rrd").exists()
+
+
+def test_a_trajectory_that_breaks_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    from ostinato.viz.recording import export
+
+    source = store(tmp_path / "a")
+    reels = TrajectoryFolder(source)
+    target = tmp_path / "out.rrd"
+    target.write_bytes(b"before")
+    reels.open(2)
+    file_of(source, 2).unlink()  # its header is in the cache, its pictures are not
+    with pytest.raises(DamagedFileError, match="missing"):
+        export(reels, 2, target)
+    assert target.read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.rrd"]

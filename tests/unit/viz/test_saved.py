@@ -92,7 +92,9 @@ def test_priorities_are_shown_where_there_are_some(tmp_path: Path) -> None:
     rb.dumps(tmp_path / "a")
     reels = SavedBuffer(tmp_path / "a")
     assert [dict(moment(reels, Spot(1, step)).facts)["priority"] for step in range(5)] == list("45678")
-    assert "4 rows drawn so far" in reels.title
+    assert reels.history == "4 rows drawn so far, 0.5 for each row written (counted in all, not row by row)"
+    assert reels.history in report(reels).subtitle
+    assert SavedBuffer(tmp_path / "plain").history == "no row drawn so far"
 
 
 def test_pictures_single_tensors_and_lanes(tmp_path: Path) -> None:
@@ -185,3 +187,67 @@ def test_the_report_of_trajectories(tmp_path: Path) -> None:
     assert "Priorities" not in found
     assert np.isclose(sum(found["Age of rows"].stacks[0].counts), 3 * 2 + 2 + 4 * 2)
     assert found["Bytes by field"].names[0] == "curr_obs.extra_view_images"
+
+
+def test_fields_that_only_some_rows_have_are_named_and_counted(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"obs": torch.rand(8, 2)})
+    rb.write_all({"obs": torch.rand(8, 2), "late": torch.rand(8)})
+    rb.extend({"obs": torch.rand(1, 2)})
+    rb.dumps(tmp_path / "a")
+    reels = SavedBuffer(tmp_path / "a")
+    assert dict(moment(reels, Spot()).facts)["not shown"] == "late (only some rows have it)"
+    assert reels.field_bytes() == {"obs": 72, "late": 36}
+
+
+def test_slots_and_whole_actions_are_written_out(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(13_000))
+    action = torch.arange(12_500) + 1_000_000
+    rb.extend({"obs": torch.zeros(12_500, 1), "action": action, "reward": action / 10})
+    rb.dumps(tmp_path / "a")
+    facts = dict(moment(SavedBuffer(tmp_path / "a"), Spot(12, 345)).facts)
+    assert (facts["slot"], facts["rows since"], facts["action"]) == ("12345", "154", "1012345")
+    assert facts["reward"] == "101234.5"
+
+
+def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: Path) -> None:
+    rows = 100_000
+    reward = torch.zeros(rows)
+    reward[[5, 77_777]] = torch.tensor([-3.0, 9.0])
+    rb = ReplayBuffer(storage=LazyTensorStorage(rows))
+    rb.extend({"obs": torch.arange(float(rows))[:, None], "reward": reward, "done": torch.arange(rows) % 2 == 2})
+    rb.dumps(tmp_path / "a")
+    reels = SavedBuffer(tmp_path / "a")
+    shown = moment(reels, Spot(0, 50_000))
+    assert shown.strip is not None
+    assert shown.strip.reward is not None
+    found = shown.strip.reward
+    assert len(found.steps) == len(found.values) <= 2_000
+    assert (found.values.min(), found.values.max()) == (-3, 9)
+    assert abs(found.steps[found.values[:, 0].argmax()] - 77_777) <= 100
+    assert moment(reels, Spot(0, 50_001)).strip is shown.strip  # read once, not at every step
+    assert len(shown.current.traces[0].steps) <= 2_000
+
+
+def test_returns_that_are_no_number_are_said_to_be_so(tmp_path: Path) -> None:
+    rb = saved(tmp_path / "a", [3, 5, 2])
+    rb.storage[:]["next"]["reward"][1] = torch.nan
+    rb.dumps(tmp_path / "a")
+    scene = report(SavedBuffer(tmp_path / "a"))
+    assert "mean return 8 \u00b7 1 without readable rewards" in scene.subtitle
+    found = panels(scene)["Return of each episode"]
+    assert found.lines[0].y == (10.0, 6.0)
+
+
+@pytest.mark.parametrize("rows", [1, 29, 100, 2_500])
+def test_bars_over_whole_numbers_are_equally_wide_and_even(rows: int, tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(rows))
+    rb.extend({"obs": torch.zeros(rows, 1)})
+    rb.dumps(tmp_path / "a")
+    bars = panels(report(SavedBuffer(tmp_path / "a")))["Age of rows"]  # each age once
+    counts = bars.stacks[0].counts
+    assert sum(counts) == rows
+    assert len(counts) <= 31
+    assert len(set(counts[: rows // int(max(counts))])) == 1
+    assert bars.edges[0] >= -0.5
+    assert f"most {rows - 1:,}" in bars.stacks[0].label

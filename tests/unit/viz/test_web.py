@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from ostinato.viz import Spot, TrajectoryFolder
 from tests.unit.viz.places import file_of, store
@@ -177,6 +178,71 @@ def test_scrubbing_ends_where_it_ends(browser: Any, tmp_path: Path) -> None:
         assert at(page, 0, 37) == colours(0, 37)
 
 
+def test_the_list_as_filtered_is_walked(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a", [(3, 2), (2, 2), (4, 2), (9, 2)])) as url, opened(browser, url) as page:
+        at(page, 0, 0)
+        page.locator("#length-low").fill("3")
+        page.keyboard.press("ArrowRight")  # of the field, not of the page
+        page.keyboard.press("Escape")
+        page.keyboard.press("ArrowUp")
+        assert at(page, 2, 0) == colours(2, 0)
+        page.keyboard.press("ArrowLeft")
+        at(page, 0, 2)
+        page.locator("#env").select_option("1")
+        at(page, 0, 2, 1)
+        page.keyboard.press("ArrowRight")  # the choice gives the keys back
+        at(page, 2, 0, 1)
+        page.locator("#back").click()
+        at(page, 0, 2, 1)
+        page.locator("#on").click()
+        at(page, 2, 0, 1)
+
+
+def test_a_phone_shows_all_and_scrolls_one_way(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a", [(3, 1)] * 40)) as url, opened(browser, url) as page:
+        at(page, 0, 0)
+        page.set_viewport_size({"width": 375, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") == 375
+        widths = [picture.bounding_box()["width"] for picture in page.locator(".views img").all()]
+        assert min(widths) > 120
+        page.locator("#rows .row").nth(3).click()
+        at(page, 3, 0)
+        page.locator("#on").click()
+        at(page, 3, 1)
+
+
+def test_the_dark_is_dark(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a")) as url, opened(browser, url) as page:
+        at(page, 0, 0)
+        paper = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(paper) == "rgb(255, 255, 255)"
+        page.emulate_media(color_scheme="dark")
+        assert page.evaluate(paper) == "rgb(20, 25, 31)"
+
+
+def test_numbers_beside_the_lines_fit_with_their_signs(browser: Any, tmp_path: Path) -> None:
+    with served(store(tmp_path / "a")) as url, opened(browser, url) as page:
+        at(page, 0, 0)
+        values = [-0.0846, -32_412_345.0, 1.234e-7, 0, -1.5e20]
+        words = page.evaluate("values => values.map(brief)", values)
+        assert words == ["-0.0846", "-32.4M", "1.2e-7", "0", "-1.5e20"]
+        widths = page.evaluate(
+            """words => { const pen = $('reward').querySelector('canvas').getContext('2d');
+            return words.map(word => pen.measureText(word).width); }""",
+            words,
+        )
+        assert max(widths) <= page.evaluate("LEFT - 6")
+
+
+def test_returns_that_nobody_knows_are_no_damage(browser: Any, tmp_path: Path) -> None:
+    path = store(tmp_path / "a", [(3, 1)], rewards=None, prev_logprobs=torch.zeros(3, 1, 1))
+    with served(path) as url, opened(browser, url) as page:
+        at(page, 0, 0)
+        page.locator("#rows .row", has_text="\u2013").wait_for()
+        page.locator("#action").wait_for()
+        assert page.locator("#reward").is_hidden()
+
+
 def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
     import http.client
 
@@ -195,7 +261,12 @@ def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
         assert ask("/api/moment?reel=-1")[0] == 400
         assert ask("/api/moment?reel=x")[0] == 400
         assert ask("/api/moment?reel=99&step=99&env=99")[0] == 200
-        assert ask("/../server.py")[0] == 404
+        assert ask("/api/moment?real=1")[0] == 400
+        assert ask("/api/moment?reel=99999999999999999999")[0] == 400
+        for path in ("/../server.py", "/..%2fserver.py", "/%2e%2e/server.py", "//etc/passwd", "/page.js/../server.py"):
+            assert ask(path)[0] == 404
+        for name in ("127.0.0.1.evil.example", "0.0.0.0", "[::1]", "www.127.0.0.1", ""):
+            assert ask("/api/place", Host=name)[0] == 400
 
 
 def test_the_command_serves_and_ends(tmp_path: Path) -> None:

@@ -58,11 +58,14 @@ class Keys:
     def texts(self) -> str:
         return "\n".join(text.get_text() for text in self.window.figure.texts)
 
-    def type(self, text: str) -> None:
-        self.window._box.begin_typing()
-        self.window._box.set_val(text)
-        self.press("enter")
-        self.window._box.stop_typing()
+    def type(self, text: str, end: str = "enter") -> None:
+        """Click into the box and press keys, as a person does."""
+        from matplotlib.backend_bases import MouseButton, MouseEvent
+
+        x, y = self.window._box.ax.transAxes.transform((0.5, 0.5))
+        for name in ("button_press_event", "button_release_event"):
+            self.canvas.callbacks.process(name, MouseEvent(name, self.canvas, x, y, MouseButton.LEFT))
+        self.press(*text, end)
 
 
 def test_keys_move_as_the_document_says(path: Path) -> None:
@@ -103,10 +106,33 @@ def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None
     keys.type("-1")
     keys.type("q")
     assert keys.left() == (2, 0, 0)
-    keys.window._box.begin_typing()
-    assert keys.press("p", "q", "left") == (2, 0, 0)
+    keys.type("pq1", "left")
+    assert keys.left() == (2, 0, 0)
     assert not keys.window.closed
-    keys.window._box.stop_typing()
+
+
+def test_after_enter_or_escape_in_the_box_keys_move_again(path: Path) -> None:
+    keys = Keys(path)
+    keys.type("2")
+    assert keys.press("right") == (2, 1, 0)
+    keys.type("1", "escape")
+    assert keys.left() == (2, 1, 0), "Esc leaves the box without a jump"
+    assert not keys.window.closed
+    assert keys.press("down") == (1, 0, 0)
+    keys.press("q")
+    assert keys.window.closed
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "1 2", "n"])
+def test_what_is_no_number_is_no_id(text: str, path: Path, tmp_path: Path) -> None:
+    from ostinato.viz.prompt import converse
+
+    keys = Keys(path)
+    keys.window._submit(text)
+    assert "there is no trajectory" in keys.texts()
+    said: list[str] = []
+    converse(keys.reels, keys.walk, tmp_path / "x.png", [f"j {text}"], said.append)
+    assert "there is no trajectory" in said[-1] or "no command" in said[-1]
 
 
 def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
@@ -150,6 +176,30 @@ def test_states_are_drawn_as_lines(tmp_path: Path) -> None:
     board.show(moment(TrajectoryFolder(store(tmp_path / "a", images=False)), Spot(2)))
     lines = [line for axes in board.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"]
     assert [list(line.get_ydata()) for line in lines[:3]] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
+
+
+def test_one_step_alone_is_seen(tmp_path: Path) -> None:
+    from ostinato.viz.board import Board
+
+    board = Board.headless()
+    board.show(moment(TrajectoryFolder(store(tmp_path / "a", [(1, 1)], images=False)), Spot()))
+    lines = [line for axes in board.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert len(lines) == 3 + 3 + 4 + 1  # states of both sides, action, reward
+    assert all(line.get_marker() == "o" for line in lines)
+
+
+def test_facts_without_room_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    from ostinato.viz.board import _packed
+
+    assert _packed((("a", "1"), ("b", "2"))) == ["a: 1     b: 2"]
+    assert _packed(tuple(("word", "x" * 100) for _ in range(5)))[-1].endswith("     ...")
+
+
+@pytest.mark.parametrize(("count", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
+def test_pictures_are_as_large_as_the_place_allows(count: int, across: int) -> None:
+    from ostinato.viz.board import _across
+
+    assert _across([(64, 64, 3)] * count, 4.4, 2.8) == across
 
 
 def test_boards_do_not_grow(path: Path) -> None:

@@ -87,6 +87,7 @@ function neighbour(reel, by) {
 }
 
 let shown = { steps: 1, envs: 1 };
+const pending = [];
 
 async function show(seen) {
   const fresh = [...fill($("current"), seen.sides[0], seen), ...fill($("following"), seen.sides[1], seen)];
@@ -123,8 +124,6 @@ async function show(seen) {
   lines();
 }
 
-const pending = [];
-
 // New pictures are decoded before they take the place of the old ones, so that nothing flickers.
 function fill(section, side, seen) {
   const images = [];
@@ -146,9 +145,7 @@ function fill(section, side, seen) {
     area.style.setProperty("--count", side.vectors.length);
     area.style.setProperty("--across", views.length > 3 ? Math.ceil(Math.sqrt(views.length)) : Math.max(views.length, 1));
     if (side.note) {
-      const box = text("p", side.note);
-      box.className = seen.problem ? "note problem" : "note";
-      area.replaceChildren(box);
+      area.replaceChildren(Object.assign(text("p", side.note), { className: seen.problem ? "note problem" : "note" }));
     } else area.replaceChildren(...views, ...side.vectors.map(lined));
   });
   return images;
@@ -190,17 +187,14 @@ function caption(figure, traces, ends) {
     return key;
   }));
   if (traces.components > traces.lines.length) words.push(text("span", `of ${traces.components}`));
-  if (ends.length) {
-    words.push(text("em", "| done"));
-    words[words.length - 1].className = "done";
-  }
+  if (ends.length) words.push(Object.assign(text("em", "| done"), { className: "done" }));
   if (traces.lines.length && !traces.lines.flat().some((value) => value !== null)) words.push(text("span", "no finite number"));
   figure.querySelector("figcaption").replaceChildren(...words);
 }
 
 // A number in few letters: 12.3M, -0.0846, 1.2e-7.
 function brief(value) {
-  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e15)) return value.toExponential(1);
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e15)) return value.toExponential(1).replace("+", "");
   return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
@@ -296,8 +290,7 @@ function rows() {
   const last = Math.min(chosen.length, first + Math.ceil(list.clientHeight / ROW) + 10);
   $("rows").style.transform = `translateY(${first * ROW}px)`;
   $("rows").replaceChildren(...chosen.slice(first, last).map((reel) => {
-    const row = document.createElement("div");
-    const value = returns[reel];
+    const row = document.createElement("div"), value = returns[reel];
     const words = [place.ids[reel], place.steps[reel].toLocaleString("en"), place.envs[reel], typeof value === "number" ? Number(value.toPrecision(5)) : value === null ? "–" : ""];
     row.className = reel === here.reel ? "row here" : "row";
     row.dataset.reel = reel;

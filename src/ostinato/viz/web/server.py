@@ -224,11 +224,16 @@ def serve(reels: Reels, start: Spot, port: int, say: Callable[[str], None]) -> N
         say: Called with the address.
 
     Raises:
-        OSError: The port is taken.
+        OptionError: The port cannot be opened.
     """
     uvicorn = require("uvicorn", "web")
     app = make_app(reels, start)
-    with socket.create_server((_HOST, port)) as listener:
+    try:
+        listener = socket.create_server((_HOST, port))
+    except OSError as error:
+        msg = f"port {port} cannot be opened ({error.strerror}): give another --port, or none to take a free one"
+        raise OptionError(msg) from error
+    with listener:
         say(f"http://{_HOST}:{listener.getsockname()[1]}/ (end it with Ctrl-C)")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         try:
