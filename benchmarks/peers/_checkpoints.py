@@ -63,7 +63,7 @@ def open_mapped(setup: Setup) -> Call:
 
 def write(setup: Setup) -> Call:
     """Write as many bytes to a new file, which takes the place of the one before, and wait for the disk."""
-    content = memoryview(torch.randint(0, 256, (_bytes(setup),), dtype=torch.uint8).numpy())
+    content = torch.randint(0, 256, (_bytes(setup),), dtype=torch.uint8).numpy().data
     path, fresh = setup.directory / "plain", setup.directory / "fresh"
 
     def call() -> None:
@@ -83,7 +83,7 @@ def read(setup: Setup) -> Call:
     write(setup)()
 
     def call() -> None:
-        target = memoryview(torch.empty(nbytes, dtype=torch.uint8).numpy())
+        target = torch.empty(nbytes, dtype=torch.uint8).numpy().data
         fd = os.open(path, os.O_RDONLY)
         for start in range(0, nbytes, _STEP_BYTES):
             os.readv(fd, [target[start : start + _STEP_BYTES]])

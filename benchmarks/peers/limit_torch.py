@@ -32,7 +32,11 @@ _IN_C = (
     "prioritized-threads",
     "priority-update",
 )
-LACKS = dict.fromkeys(_IN_C, "see the limits in C") | {"start.import": "it adds nothing to torch"}
+LACKS = dict.fromkeys(_IN_C, "see the limits in C") | {
+    "start.import": "it adds nothing to torch",
+    "checkpoint.patch": "no plain way to compare with",
+    "checkpoint.map": "no plain way to compare with",
+}
 
 
 def version() -> str:

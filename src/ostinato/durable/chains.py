@@ -15,7 +15,7 @@ from ostinato.durable.runs import check_runs, rows_of
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.durable.records import ArrayRecord, FileRecord
     from ostinato.durable.runs import Places, Runs
 
-__all__ = ["Columns", "Rows", "map_rows", "read_rows", "read_runs"]
+__all__ = ["Columns", "Rows", "map_rows", "mapped_pieces", "read_rows", "read_runs"]
 
 _STAGING_BYTES = 2**20
 
@@ -194,10 +194,28 @@ def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
         DamagedFileError: A file is missing, of another size, or a table does not fit.
         OptionError: This system cannot map files over memory.
     """
+    return _lay_out(root, record, capacity).tensor
+
+
+def mapped_pieces(root: Path, record: ArrayRecord, piece_bytes: int) -> Iterator[Tensor]:
+    """Yield the rows of an array in order, uint8 `[n, row_bytes]` each; memory holds one piece at a time.
+
+    Raises:
+        DamagedFileError: As `map_rows`.
+    """
+    raw, width = _lay_out(root, record, record.shape[0]), record.row_bytes
+    step = max(1, piece_bytes // max(1, width))
+    table = raw.tensor.view(record.shape[0], width)
+    for start in range(0, record.shape[0], step):
+        yield table[start : start + step]
+        raw.forget(start * width, min(start + step, record.shape[0]) * width)
+
+
+def _lay_out(root: Path, record: ArrayRecord, capacity: int) -> Overlay:
     width = record.row_bytes
     raw = Overlay(capacity * width)
     if not capacity * width:
-        return raw.tensor
+        return raw
     with open_checked(root, record.base, verify=False) as reader:
         raw.lay(reader.fd, 0, 0, record.nbytes, root / record.file)
     covered = record.base_rows
@@ -215,4 +233,4 @@ def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
                 table[torch.from_numpy(slots)] = rows
         covered = _cover(root / patch.file, covered, runs)
     _check_cover(root / record.file, covered, record.shape[0])
-    return raw.tensor
+    return raw

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import torch
 
 from ostinato.durable.arrays import verify_array, write_array, write_stream
+from ostinato.durable.chains import mapped_pieces
 from ostinato.durable.dtypes import DTYPES, check_plain, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import check_free, fsync_dir, new_token, sync_file
 from ostinato.durable.locks import DirectoryLock
@@ -18,7 +19,7 @@ from ostinato.durable.manifest import MANIFEST_NAME, canonical, read_manifest, w
 from ostinato.durable.patching import Plan, changed_rows, plan, print_of
 from ostinato.durable.reader import MAX_LINE_BYTES, check_sizes, read_records
 from ostinato.durable.records import ArrayRecord, ColumnRecord
-from ostinato.durable.rowfile import RowFile
+from ostinato.durable.rowfile import PIECE_BYTES, RowFile
 from ostinato.durable.runs import one_run
 from ostinato.durable.targets import check_target, collect_garbage
 from ostinato.durable.values import encode
@@ -244,7 +245,7 @@ class CheckpointWriter:
             record = reader.record(name)
             if isinstance(record, ArrayRecord) and record.patches:
                 verify_array(self._root, record)
-                yield self._write(name, f"{_slug(name)}.{new_token()}.bin", reader.open_mapped(name)).nbytes
+                yield self._fold(name, record)
             else:
                 self._records[name] = record
         self._state, self.save = reader.encoded_state, reader.save or self.save
@@ -291,6 +292,18 @@ class CheckpointWriter:
         record = write_array(self._root, file, tensor, sync=False)
         self._unsynced.append(self._root / file)
         return self._add(name, record)
+
+    def _fold(self, name: str, record: ArrayRecord) -> int:
+        """Write an array that has patches to one file; return its bytes."""
+        rows = RowFile(self._root / f"{_slug(name)}.{new_token()}.bin", record.row_bytes, record.shape[0], None)
+        try:
+            for piece in mapped_pieces(self._root, record, PIECE_BYTES):
+                rows.append(0, raw_view(piece))
+            self._records[name] = record
+            self.end_rows(name, rows)
+        finally:
+            rows.close()
+        return rows.nbytes
 
     def _changed(self, name: str, tensor: Tensor) -> ArrayRecord:
         plain = check_plain(tensor, name)

@@ -50,8 +50,8 @@ class Overlay:
         if nbytes == 0:
             self.tensor = torch.empty(0, dtype=torch.uint8)
             return
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._view = self.tensor.numpy().data
 
     def lay(self, fd: int, offset: int, start: int, nbytes: int, path: Path) -> None:
@@ -64,6 +64,12 @@ class Overlay:
             first = last = start
         read_into(fd, self._view[start:first], offset, path)
         read_into(fd, self._view[last:end], offset + last - start, path)
+
+    def forget(self, start: int, end: int) -> None:
+        """Give whole pages back that are not looked at again."""
+        first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _map(self, fd: int, offset: int, start: int, nbytes: int) -> None:
         address = self.tensor.data_ptr() + start

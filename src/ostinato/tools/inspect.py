@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.checkpoint import FORMAT
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
-from ostinato.durable.chains import read_runs
+from ostinato.durable.chains import column_of, mapped_pieces, read_runs
+from ostinato.durable.records import ColumnRecord
 from ostinato.errors import DamagedFileError
 from ostinato.storages.mirror_state import column_name
 from ostinato.tools.tally import Tally, elements
@@ -290,10 +291,10 @@ def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor
         raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the bytes of the file as they are
         yield from elements(read_stream(root, raw), record.torch_dtype)
         return
-    mapped = reader.open_mapped(name)
-    step = max(1, _PIECE_BYTES // max(1, record.row_bytes))
-    for start in range(0, record.shape[0], step):
-        yield mapped[start : start + step].reshape(-1)
+    whole = reader.whole(record.of) if isinstance(record, ColumnRecord) else record
+    offset = record.offset if isinstance(record, ColumnRecord) else 0
+    for rows in mapped_pieces(root, whole, _PIECE_BYTES):
+        yield column_of(rows, offset, record.torch_dtype, record.shape[1:]).reshape(-1)
 
 
 def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:
