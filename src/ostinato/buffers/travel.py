@@ -1,6 +1,6 @@
 """Buffers that are sent to another process are copied, whoever sends them.
 
-`multiprocessing` pickles tensors in torch's way where torch was imported: their memory would move to where both processes
+`multiprocessing` pickles tensors as torch tells it to: their memory would move to where both processes
 write to it, through a descriptor for each tensor. A buffer in use has tensors that share memory, of which starting a
 process makes "bad value(s) in fds_to_keep".
 """

@@ -198,3 +198,4 @@ def _from_files(target: _Target, layout: Layout, group: _Group, picked: Picked, 
             path = group.entries[files[low + reached]].path()
             msg = f"{path} ends before byte {offsets[low + reached] + sizes[low + reached]}: it was cut"
             raise DamagedFileError(msg)
+        opened.clear()  # before the next ones are opened: the process may have room for as many alone
