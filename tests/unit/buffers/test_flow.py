@@ -182,6 +182,20 @@ def test_a_queue_that_is_emptied_during_a_draw_counts_from_zero() -> None:
     rb.extend(torch.arange(4), timeout_s=SOON)
 
 
+def test_a_batch_drawn_before_the_buffer_was_emptied_does_not_count() -> None:
+    storage = Interrupted(8)
+    rb = ReplayBuffer(storage=storage, batch_size=4, rate_limiter=RateLimiter(1.0, 8.0, 4))
+    rb.extend(torch.arange(8))
+
+    def start_over() -> None:
+        rb.empty()
+        rb.extend(torch.arange(8, 12))
+
+    storage.before_get = start_over
+    assert set(rb.sample().tolist()) <= set(range(8, 12))
+    assert rb.state_dict()["flow"]["drawn"] == rb._engine.gate.flow.drawn <= 4  # type: ignore[union-attr]
+
+
 def test_batches_that_cannot_be_made_go_back() -> None:
     angry = True
 
