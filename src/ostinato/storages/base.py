@@ -260,7 +260,7 @@ def check_ndim(ndim: object) -> int:
     return int(ndim)
 
 
-def check_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+def check_hook(hook: Any) -> Callable[..., Any]:
     """Return a hook that can be called.
 
     Raises:
