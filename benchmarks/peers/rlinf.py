@@ -30,6 +30,7 @@ _OTHERS = (
     "frame-stack",
     "single-copy",
     "amp",
+    "checkpoint",
     "start",
 )
 LACKS = dict.fromkeys(_OTHERS, "rollouts in files only")

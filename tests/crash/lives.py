@@ -225,7 +225,7 @@ def dropped(_: str) -> None:
         threads = psutil.Process().num_threads()
         time.sleep(0.2)
         before = held()
-        for _ in range(50):
+        for _again in range(50):
             make()
         after = held()
     assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)

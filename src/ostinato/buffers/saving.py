@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato.durable.runs import Runs
     from ostinato.storages.rowarrays import RowArray
 
-__all__ = ["Saving", "one_at_a_time", "save"]
+__all__ = ["Saving", "one_at_a_time", "save", "save_state"]
 
 
 class Saving(NamedTuple):
@@ -132,11 +132,36 @@ def _put_rows(
                 writer.add_changed(f"{prefix}{name}", column)
         storage["columns"] = list(columns)
     if items is not None:
-        allow = bool(storage.get("allow_pickle"))
-        writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
-        storage["items"] = len(items)
+        _put_items(writer, storage, prefix)
     begun.cuts.append(Cut(engine.stamps, arrays))
     return {**state, "storage": {**state["storage"], "state": storage}}
+
+
+def _put_items(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
+    """Write the objects of a list storage, and put their number in their place."""
+    items, allow = storage["items"], bool(storage.get("allow_pickle"))
+    writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
+    storage["items"] = len(items)
+
+
+def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> None:
+    """Write a state that is no buffer's, such as another library's, as a checkpoint.
+
+    Raises:
+        CheckpointError: if something cannot be saved, or the path holds other things.
+        StorageMemoryError: if the disk is too small.
+    """
+    storage = dict(state["storage"]["state"])
+    columns = storage.get("columns") or {}
+    needed = sum(column.nbytes for column in columns.values())
+    with CheckpointWriter(path, format_name=format_name, needed_bytes=needed) as writer:
+        for name, column in columns.items():
+            writer.add_array(name, column)
+        if columns:
+            storage["columns"] = list(columns)
+        if "items" in storage:
+            _put_items(writer, storage, "")
+        writer.commit({**state, "storage": {**state["storage"], "state": storage}})
 
 
 def _changed(engine: Engine, lineage: Lineage | None) -> Runs | None:

@@ -97,13 +97,13 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         with here._engine.lock:  # noqa: SLF001 (its own; no writer may change rows while they are copied)
             return own(TensorDictReplayBuffer.__getitem__(here, index))
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save to a directory of the owner; see `ReplayBuffer.dumps`."""
-        TensorDictReplayBuffer.dumps(_here(self), path)
+        TensorDictReplayBuffer.dumps(_here(self), path, incremental=incremental)
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved; see `ReplayBuffer.loads`."""
-        TensorDictReplayBuffer.loads(_here(self), path)
+        TensorDictReplayBuffer.loads(_here(self), path, verify=verify, mmap=mmap)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, by copy; see `ReplayBuffer.state_dict`."""

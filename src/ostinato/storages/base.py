@@ -273,13 +273,13 @@ def check_ndim(ndim: object) -> int:
     return int(ndim)
 
 
-def check_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+def check_hook(hook: object) -> Callable[..., Any]:
     """Return a hook that can be called.
 
     Raises:
         KindError: otherwise.
     """
-    if not callable(hook) or isinstance(hook, type):  # type: ignore[redundant-expr]
-        msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
-        raise KindError(msg)
-    return hook
+    if callable(hook) and not isinstance(hook, type):
+        return hook
+    msg = f"a hook is a callable, got {hook!r}: pass an object such as TED2Flat(), or a function"
+    raise KindError(msg)

@@ -121,8 +121,8 @@ def test_inspect_quick_reads_no_data(saved: Path) -> None:
 
 
 def flip_a_byte(saved: Path) -> Path:
-    """Damage the file of the first field."""
-    file = next(saved.glob("0_obs.*.bin"))
+    """Damage the file of the rows."""
+    file = max(saved.glob("*.bin"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     data[5] ^= 1
     file.write_bytes(data)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer, checkpoint
+from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer, checkpoint, saving
 from ostinato.compat.torchrl.files import Folder, damaged
 from ostinato.compat.torchrl.listed import generator_of, read_listed, ring_of
 from ostinato.compat.torchrl.parts import batch_size, generator_state, note_the_rest, sampler_of
@@ -166,7 +166,7 @@ def convert_checkpoint(
         msg = f"{target} exists: choose a path that is free"
         raise CheckpointError(msg)
     found = _find(source, ndim, max_size, allow_pickle=allow_pickle)
-    checkpoint.save(target, found.state)
+    saving.save_state(target, found.state, checkpoint.FORMAT)
     storage, sampler, writer = (str(found.state[part]["class"]) for part in ("storage", "sampler", "writer"))
     ring = found.ring
     return ImportReport(
