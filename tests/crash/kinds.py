@@ -113,7 +113,7 @@ def _each(rb: Any, start: int, count: int) -> list[tuple[ReplayBuffer, TensorDic
         return [(member, rows(start + 100 * i, count)) for i, member in enumerate(rb.members)]
     if getattr(rb.storage, "ndim", 1) == 2:
         both = [rows(start, count // 2), rows(start + 1000, count // 2)]
-        return [(rb, torch.stack(both, 1))]  # type: ignore[call-overload]
+        return [(rb, torch.stack(both, 1))]
     return [(rb, rows(start, count))]
 
 

@@ -12,10 +12,10 @@ import torch
 
 from ostinato._backend import native
 from ostinato.core.draw import Run
-from ostinato.errors import CheckpointError, PriorityError
+from ostinato.errors import PriorityError
 from ostinato.samplers.compiled_tree import Ranks
 from ostinato.samplers.tree import PriorityTree
-from ostinato.samplers.values import last_of_equal, raise_to, refuse_bad
+from ostinato.samplers.values import MOST_VALUE, last_of_equal, raise_to, refuse_bad
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ostinato.core.draw import View
 
 __all__ = ["Ledger"]
-
-_MOST_VALUE = 2.0**960
-"""Largest value: the sum of 2**36 of them is still finite."""
 
 
 @final
@@ -72,7 +69,7 @@ class Ledger:
 
     def _check_size(self, priority: float) -> None:
         try:
-            small = (priority + self.eps) ** self.alpha <= _MOST_VALUE
+            small = (priority + self.eps) ** self.alpha <= MOST_VALUE
         except OverflowError:
             small = False
         if not small:
@@ -146,7 +143,7 @@ class Ledger:
 
     def _assign_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None) -> None:
         """Do the same without waiting for the device: what is bad has no effect, and `settle` says so."""
-        good = (given >= 0) & ((given + self.eps).pow(self.alpha) <= _MOST_VALUE)
+        good = (given >= 0) & ((given + self.eps).pow(self.alpha) <= MOST_VALUE)
         good &= (slots >= 0) & (slots < self.rows)
         keep = torch.ones_like(good) if keep is None else keep
         bad = (keep & ~good).any()
@@ -305,7 +302,7 @@ class Ledger:
         raw = self._raw[: self.rows]
         if raw.is_cpu and self.rows:
             self._check_size(float(raw.max()))
-        values = raise_to(raw, self.eps, self.alpha).clamp_(max=_MOST_VALUE)
+        values = raise_to(raw, self.eps, self.alpha).clamp_(max=MOST_VALUE)
         tree.load(values if self._hidden is None else values.masked_fill_(self._hidden[: self.rows], 0.0))
         self._tree_alpha = self.alpha
 
@@ -355,30 +352,6 @@ class Ledger:
             "values": values,
         }
 
-    @staticmethod
-    def check_state(state: dict[str, Any], rows: int) -> None:
-        """Refuse a state that is damaged, or of another number of rows.
-
-        Raises:
-            CheckpointError: if so.
-        """
-        numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
-        whole = all(_is_content(state[x], rows) for x in ("priorities", "values"))
-        if not (whole and all(map(_is_number, numbers))):
-            msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
-            raise CheckpointError(msg)
-        alpha, eps, values_alpha, largest = map(float, numbers)
-        try:
-            most = (max(largest, _top(state["priorities"])) + eps) ** max(alpha, values_alpha)
-            fits = max(most, _top(state["values"])) <= _MOST_VALUE
-        except OverflowError:
-            fits = False
-        if not fits:
-            msg = (
-                f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}, eps={eps:g}"
-            )
-            raise CheckpointError(msg)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a checked state over, by copy."""
         Ledger.__init__(self, float(state["alpha"]), float(state["eps"]), within=self.within)
@@ -392,16 +365,3 @@ def _on(number: float | Tensor, device: torch.device) -> Tensor:
     if isinstance(number, float):
         return torch.full((), number, dtype=torch.float64, device=device)
     return number.to(device, torch.float64)
-
-
-def _is_content(x: Any, rows: int) -> bool:
-    right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
-    return right and bool(((x >= 0) & (x < float("inf"))).all())
-
-
-def _top(x: Tensor) -> float:
-    return float(x.max()) if x.numel() else 0.0
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and 0.0 <= x < float("inf")
