@@ -45,7 +45,8 @@ def rows(start: int, episode: int, count: int) -> TensorDict:
     t = torch.arange(start, start + count)
     done = t % episode == episode - 1
     obs = (t[:, None] + torch.arange(32)).float()
-    return TensorDict({"t": t, "obs": obs, "next": TensorDict({"obs": obs + 1, "done": done}, [count])}, [count])
+    following = {"obs": obs + 1, "done": done, "reward": t.float()}
+    return TensorDict({"t": t, "obs": obs, "next": TensorDict(following, [count])}, [count])
 
 
 def _buffer(storage: Any = None, **options: Any) -> TensorDictReplayBuffer:
@@ -220,12 +221,11 @@ def dropped(_: str) -> None:
 
     with tempfile.TemporaryDirectory() as place:
         tempfile.tempdir = place
-        threads = 0
         make()
         threads = psutil.Process().num_threads()
         time.sleep(0.2)
         before = held()
-        for _again in range(50):
+        for _turn in range(50):
             make()
         after = held()
     assert all(now <= then + 1 for now, then in zip(after, before, strict=True)), (before, after)

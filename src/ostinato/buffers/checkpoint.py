@@ -121,7 +121,7 @@ def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any
     Raises:
         CheckpointError: naming the part that differs.
     """
-    with readable("a buffer"):
+    with readable("a replay buffer"):
         checked = [_check_state(t.engine, state, t.batch_size) for t, state in zip(targets, states, strict=True)]
     used = [target.engine.stamps.written > 0 for target in targets]
     _load_parts(targets, states)
@@ -225,16 +225,16 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
     stamps = [begin_load(target.engine) for target in targets]
     try:
         for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
-            with readable("the sampler"):
+            with readable("this sampler"):
                 sampler.load_state_dict(state["sampler"]["state"])
-            with readable("the writer"):
+            with readable("this writer"):
                 writer.load_state_dict(state["writer"]["state"])
-            with readable("the transforms"):
+            with readable("these transforms"):
                 transform.load_state_dict(state["transforms"])
-            with readable("the storage"):
+            with readable("this storage"):
                 target.engine.storage.check_state(state["storage"]["state"])
         for target, state in zip(targets, states, strict=True):
-            with readable("the storage"):
+            with readable("this storage"):
                 target.engine.storage.load_state_dict(state["storage"]["state"])
     except Exception:
         for mine, old in zip(parts, before, strict=True):
@@ -369,7 +369,7 @@ def load(
     if reading.verify and not reading.mmap and (any(map(len, storages)) or len(storages) > 1):
         reader.verify()
     state = reader.state()
-    with readable(f"the rows in {path}"):
+    with readable(f"a replay buffer in {path}"):
         members = state.get("members")
         if members is None:
             state = _get_rows(reader, state, storages[0], "", reading)

@@ -94,7 +94,7 @@ def restore(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None
         queue, generator = _check(mixer, state, batch_size)
     before = checkpoint.own_tensors(mixer.transform.state_dict())
     try:
-        with readable("the transforms"):
+        with readable("these transforms"):
             mixer.transform.load_state_dict(state["transforms"])
         checkpoint.load_engine_states([member.target for member in mixer.members], state["members"])
     except Exception:

@@ -28,7 +28,7 @@ def readable(what: str) -> Iterator[None]:
     except (CheckpointError, StorageMemoryError):
         raise
     except _FOREIGN as error:
-        msg = f"{what} cannot be read from this state ({error!r:.300}): it is damaged, or not that of a replay buffer"
+        msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
         raise CheckpointError(msg) from error
 
 

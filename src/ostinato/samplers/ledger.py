@@ -14,9 +14,8 @@ from ostinato._backend import native
 from ostinato.core.draw import Run
 from ostinato.errors import PriorityError
 from ostinato.samplers.compiled_tree import Ranks
-from ostinato.samplers.ledger_state import MOST_VALUE, check_ledger
 from ostinato.samplers.tree import PriorityTree
-from ostinato.samplers.values import last_of_equal, raise_to, refuse_bad
+from ostinato.samplers.values import MOST_VALUE, last_of_equal, raise_to, refuse_bad
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -352,15 +351,6 @@ class Ledger:
             "priorities": priorities,
             "values": values,
         }
-
-    @staticmethod
-    def check_state(state: dict[str, Any], rows: int) -> None:
-        """Refuse a state that is damaged, or of another number of rows.
-
-        Raises:
-            CheckpointError: if so.
-        """
-        check_ledger(state, rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a checked state over, by copy."""

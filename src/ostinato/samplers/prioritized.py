@@ -11,7 +11,7 @@ from ostinato.core.draw import Draw, Run
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
 from ostinato.samplers.base import PrioritySampler
 from ostinato.samplers.ledger import Ledger
-from ostinato.samplers.values import REDUCTIONS, check_number, weigh
+from ostinato.samplers.values import REDUCTIONS, check_number, check_priorities, weigh
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -296,7 +296,7 @@ class PrioritizedSampler(PrioritySampler):
         except OptionError as error:
             msg = f"the sampler's state is damaged: {error}"
             raise CheckpointError(msg) from None
-        self._ledger.check_state(state, rows)
+        check_priorities(state, rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; alpha, beta and eps become those of the state.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ostinato.errors import OptionError, PriorityError
+from ostinato.errors import CheckpointError, OptionError, PriorityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BAD_VALUE",
+    "MOST_VALUE",
     "REDUCTIONS",
     "check_number",
+    "check_priorities",
     "check_values",
     "last_of_equal",
     "raise_to",
@@ -34,6 +36,8 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """How the priorities `[n, m]` of an item's steps become one; the median of an even number is the lower one."""
 
 _SHOWN = 8
+MOST_VALUE = 2.0**960
+"""Largest value of a row: the sum of 2**36 of them is still finite."""
 BAD_VALUE = "priorities must be finite and at least 0, got {}{}: nothing has been written"
 
 
@@ -51,6 +55,33 @@ def check_number(name: str, value: Any) -> float:
         msg = f"{name} must be a finite number of at least 0, got {value!r}"
         raise OptionError(msg)
     return number
+
+
+def check_priorities(state: dict[str, Any], rows: int) -> None:
+    """Refuse priorities of a checkpoint that are damaged, or of another number of rows.
+
+    Raises:
+        CheckpointError: if so.
+    """
+    numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
+    whole = all(_is_content(state[x], rows) for x in ("priorities", "values"))
+    if not (whole and all(isinstance(x, (int, float)) and 0.0 <= x < float("inf") for x in numbers)):
+        msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
+        raise CheckpointError(msg)
+    alpha, eps, values_alpha, largest = map(float, numbers)
+    top, value = (float(state[x].max()) if rows else 0.0 for x in ("priorities", "values"))
+    try:
+        fits = max((max(largest, top) + eps) ** max(alpha, values_alpha), value) <= MOST_VALUE
+    except OverflowError:
+        fits = False
+    if not fits:
+        msg = f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}"
+        raise CheckpointError(msg)
+
+
+def _is_content(x: Any, rows: int) -> bool:
+    right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
+    return right and bool(((x >= 0) & (x < float("inf"))).all())
 
 
 def refuse_bad(priorities: Tensor) -> None:

@@ -28,6 +28,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "median": lambda x: x.median(-1).values,
 }
 
+_MOST_COUNT = 2**62
 _Entry: TypeAlias = tuple[float, int, int]
 """Rank, negative age and slot of a row: of equal ranks the newer one goes first."""
 
@@ -178,6 +179,9 @@ class TensorDictMaxValueWriter(Writer):
         """
         columns = (state["rank"].tolist(), state["age"].tolist(), state["slot"].tolist())
         count = int(state["count"])
+        if not 0 <= count < _MOST_COUNT or not all(-count < age <= 0 for age in columns[1]):
+            msg = f"the writer's state is damaged: rows are older than the {count} that were offered"
+            raise CheckpointError(msg)
         if len({len(column) for column in columns}) > 1 or sorted(columns[2]) != list(range(len(columns[2]))):
             msg = f"the writer's state is damaged: ranks of the slots {columns[2][:8]} do not follow on each other"
             raise CheckpointError(msg)
