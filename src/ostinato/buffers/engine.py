@@ -213,15 +213,11 @@ class Engine:
         self.stamps.touch(slots)
         for change in changes:
             change()
-        self._rerank(slots)
-        if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(self.storage, slots)):
-            self.begin_priorities()  # other rows may be drawn now
-
-    def _rerank(self, slots: Tensor) -> None:
-        """Tell a writer that ranks rows what their ranks are after an edit."""
         path = self.writer.rank_path
         if path is not None and slots.numel():
             self.writer.rerank(slots, self.storage.scores_at(slots, path))
+        if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(self.storage, slots)):
+            self.begin_priorities()  # other rows may be drawn now
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
         picked = select(index, self.storage.shape, self.storage.device, swap=swap)
@@ -233,6 +229,11 @@ class Engine:
         """Let a prioritized sampler take in the rows that are there."""
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
+
+    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
+        """Give rows the priorities learned for them, but those replaced since; the caller holds the lock."""
+        stale = as_sampler(self.sampler).learn(slots, values, stamps, self.view())
+        self.stale_updates = self.stale_updates + stale
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""

@@ -25,13 +25,13 @@ from ostinato.buffers.options import (
     own,
     part,
     positive,
-    refuse_shared,
     require_collections,
     swap_dims,
     warn_of_batch,
     warn_of_sampler,
 )
 from ostinato.buffers.records import Source, Ticket
+from ostinato.buffers.shared import SharedEngine
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.core.draw import Placement, Run
 from ostinato.core.select import is_field
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.records import AnyEngine
     from ostinato.core.boundaries import Episodes
     from ostinato.units import SampleUnit
 
@@ -74,7 +75,9 @@ class ReplayBuffer:
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: must be False: a buffer serves one process.
+        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the compiled part,
+            a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a process
+            as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
         sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
@@ -113,9 +116,8 @@ class ReplayBuffer:
         sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
         episodes: Episodes | None = None,
     ) -> None:
-        refuse_shared(shared=shared)
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
-        self._engine = Engine(
+        self._engine: AnyEngine = (SharedEngine if shared else Engine)(
             Source(made, made.default_collate if collate_fn is None else collate_fn),
             part("sampler", sampler, Sampler, RandomSampler),
             part("writer", writer, Writer, self._default_writer),
@@ -154,6 +156,11 @@ class ReplayBuffer:
     def batch_size(self) -> int | None:
         """Rows that `sample()` gives; None if the constructor was given none."""
         return self._batch_size
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may have the same rows."""
+        return isinstance(self._engine, SharedEngine)
 
     @property
     def write_count(self) -> int:
@@ -526,10 +533,17 @@ class ReplayBuffer:
             checkpoint.load(path, self.load_state_dict, [self.storage])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""
+        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew.
+
+        A shared buffer travels only to a process that is being started, which then has the same rows, and its own draws.
+
+        Raises:
+            UsageError: for a shared buffer at any other time.
+        """
         with self._engine.lock:
             depth = self._feed.prefetch.depth if self._feed.prefetch else 0
-            return {**self.__dict__, "_feed": (depth, self._feed.tickets)}
+            queued = [] if isinstance(self._engine, SharedEngine) else self._feed.tickets
+            return {**self.__dict__, "_feed": (depth, queued)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
-__all__ = ["PrioritySampler", "Sampler"]
+__all__ = ["PrioritySampler", "Sampler", "check_rows"]
 
 
 class Sampler(ABC):
@@ -163,7 +163,7 @@ class PrioritySampler(Sampler):
         """
         if stamps is None:
             keep = slots >= 0 if slots.is_cpu else slots != -1
-            _check_slots(slots, view.rows)
+            check_rows(slots, view.rows)
         else:
             keep = view.stamps.match(slots, stamps)
         priorities = priorities.to(torch.float64)
@@ -189,7 +189,12 @@ class PrioritySampler(Sampler):
         """Raise what a device has found wrong since the last call, where asking it earlier would have meant to wait."""
 
 
-def _check_slots(slots: Tensor, rows: int) -> None:
+def check_rows(slots: Tensor, rows: int) -> None:
+    """Refuse slots on the CPU beyond the rows; -1 stands for a row that was not kept.
+
+    Raises:
+        SlotError: naming one.
+    """
     if not (slots.is_cpu and slots.numel()):
         return
     low, high = int(slots.min()), int(slots.max())

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BAD_VALUE",
+    "MOST_VALUE",
     "REDUCTIONS",
     "check_number",
+    "check_priorities",
+    "check_size",
     "check_slots",
     "check_values",
+    "is_content",
+    "is_number",
     "last_of_equal",
+    "on_device",
     "raise_to",
     "refuse_bad",
     "weigh",
@@ -34,6 +40,8 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """How the priorities `[n, m]` of an item's steps become one; the median of an even number is the lower one."""
 
+MOST_VALUE = 2.0**960
+"""Largest value: the sum of 2**36 of them is still finite."""
 _SHOWN = 8
 BAD_VALUE = "priorities must be finite and at least 0, got {}{}: nothing has been written"
 
@@ -71,6 +79,49 @@ def refuse_bad(priorities: Tensor) -> None:
     raise PriorityError(msg)
 
 
+def check_priorities(priorities: Tensor, eps: float, alpha: float) -> float:
+    """Return the largest of some priorities on the CPU, float64 `[n]`, `n >= 1`.
+
+    Raises:
+        PriorityError: if some are negative, not finite, or too large.
+    """
+    values = priorities.numpy()
+    low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    if not (low >= 0.0 and high < float("inf")):
+        refuse_bad(priorities)
+    check_size(high, eps, alpha)
+    return high
+
+
+def check_size(priority: float, eps: float, alpha: float) -> None:
+    """Refuse a priority whose value would be too large.
+
+    Raises:
+        PriorityError: if so.
+    """
+    try:
+        small = (priority + eps) ** alpha <= MOST_VALUE
+    except OverflowError:
+        small = False
+    if not small:
+        msg = (
+            f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with alpha={alpha:g}: "
+            "scale them down"
+        )
+        raise PriorityError(msg)
+
+
+def is_content(x: Any, rows: int) -> bool:
+    """Whether this is what a state holds of so many rows: float64 `[rows]`, finite, at least 0."""
+    right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
+    return right and bool(((x >= 0) & (x < float("inf"))).all())
+
+
+def is_number(x: Any) -> bool:
+    """Whether this is a finite number of at least 0."""
+    return isinstance(x, (int, float)) and 0.0 <= x < float("inf")
+
+
 def last_of_equal(slots: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
     """Return `values` with each replaced by that of the last equal slot, so that the order of writing does not matter.
 
@@ -80,6 +131,13 @@ def last_of_equal(slots: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
     ordered, order = torch.sort(key, stable=True)
     last = torch.searchsorted(ordered, slots * 2 + 1, right=True) - 1
     return values[order[last]]
+
+
+def on_device(number: float | Tensor, device: torch.device) -> Tensor:
+    """Return a number as a 0-dim tensor on a device, without waiting for it: a float is filled in there."""
+    if isinstance(number, float):
+        return torch.full((), number, dtype=torch.float64, device=device)
+    return number.to(device, torch.float64)
 
 
 def raise_to(priorities: Tensor, eps: float, alpha: float) -> Tensor:
