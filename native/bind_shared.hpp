@@ -23,8 +23,7 @@ namespace ostinato::shared {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-constexpr std::int64_t kSpell = 50;         // milliseconds between two looks at signals
-constexpr std::int64_t kPatience = 30'000;  // milliseconds until a wait is an error
+constexpr std::int64_t kSpell = 50;  // milliseconds between two looks at signals
 
 [[noreturn]] inline void refuse(const std::string& message) {
     const nb::object error = nb::module_::import_("ostinato.errors").attr("UsageError");
@@ -32,20 +31,22 @@ constexpr std::int64_t kPatience = 30'000;  // milliseconds until a wait is an e
     throw nb::python_error();
 }
 
+inline std::string show_patience(const SharedRing& ring) { return std::to_string(ring.patience / 1000); }
+
 inline void hear_signals() {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
 inline void lock(SharedRing& ring) {
     if (ring.try_lock()) return;
-    for (std::int64_t waited = 0; waited < kPatience; waited += kSpell) {
+    for (std::int64_t waited = 0; waited < ring.patience; waited += kSpell) {
         {
             nb::gil_scoped_release unlocked;
             if (ring.lock_for(kSpell)) return;
         }
         hear_signals();
     }
-    refuse("the lock of this shared buffer was held for " + std::to_string(kPatience / 1000) +
+    refuse("the lock of this shared buffer was held for " + show_patience(ring) +
            " s, last by process " + std::to_string(ring.owner()) + ": let it go on, or end it");
 }
 
@@ -79,7 +80,7 @@ inline nb::tuple reserve(SharedRing& ring, std::int64_t rows, std::int64_t total
             place = ring.reserve(rows, total);
         }
         if (place.has_value()) return nb::make_tuple(place->serial, place->start);
-        if (waited >= kPatience) break;
+        if (waited >= ring.patience) break;
         {
             nb::gil_scoped_release unlocked;
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -87,7 +88,7 @@ inline nb::tuple reserve(SharedRing& ring, std::int64_t rows, std::int64_t total
         hear_signals();
     }
     refuse("no room for " + std::to_string(rows) + " of " + std::to_string(ring.capacity()) + " rows in " +
-           std::to_string(kPatience / 1000) + " s: writers that live, but do not go on, are in the way (at most " +
+           show_patience(ring) + " s: writers that live, but do not go on, are in the way (at most " +
            std::to_string(SharedRing::kSeats) + " write at a time); write smaller batches, or make the buffer larger");
 }
 
@@ -156,6 +157,7 @@ inline void bind(nb::module_& m) {
         .def_prop_ro("stamps", &SharedRing::stamps)
         .def_prop_ro("priorities", &SharedRing::priorities)
         .def_prop_ro("tree", &SharedRing::tree, nb::rv_policy::reference_internal)
+        .def_rw("patience", &SharedRing::patience)
         .def_prop_rw("largest", &SharedRing::largest, &SharedRing::set_largest);
 }
 

@@ -107,7 +107,7 @@ public:
     };
 
     /// Counts that all processes add to.
-    enum Count : std::size_t { kDrawn, kStaleUpdates, kRedone, kProcesses, kLost, kRowsWritten, kSinceEmpty, kCounts };
+    enum Count : std::size_t { kDrawn, kStaleUpdates, kRedone, kProcesses, kLost, kRowsWritten, kSinceEmpty, kRepairs, kCounts };
 
     static std::size_t bytes_for(std::int64_t capacity, bool ranked) {
         const std::size_t words = to_lines(static_cast<std::size_t>(capacity) * sizeof(Word));
@@ -134,6 +134,8 @@ public:
             throw std::invalid_argument("this memory holds no shared ring of that form");
         }
     }
+
+    std::int64_t patience = 30'000;  // milliseconds that this process waits before a wait is an error
 
     std::int64_t capacity() const { return capacity_; }
     std::int64_t owner() const { return control_->owner.load(std::memory_order_relaxed); }
@@ -169,7 +171,7 @@ public:
         if (rows < 1 || rows > capacity_ || total < rows) {
             throw std::invalid_argument("rows must be in [1, capacity], and total no less");
         }
-        const std::optional<std::int64_t> start = find_room(rows);
+        const std::optional<std::int64_t> start = find_room((load(control_->cursor) + total - rows) % capacity_, rows);
         const std::int64_t number = start.has_value() ? take_seat() : kSeats;
         if (number == kSeats) return std::nullopt;
         Seat& seat = control_->seats[number];
@@ -344,14 +346,14 @@ private:
         store(control_->owner, getpid());
         if (taken == Taken::from_the_dead) {
             repair();
+            add(kRepairs, 1);
             control_->lock.heal();
         }
         return true;
     }
 
-    /// Where `rows` slots begin that no living writer is at, the next ones first; the dead are cleared away.
-    std::optional<std::int64_t> find_room(std::int64_t rows) {
-        std::int64_t start = load(control_->cursor);
+    /// Where `rows` slots begin that no living writer is at, from `start` on; the dead are cleared away.
+    std::optional<std::int64_t> find_room(std::int64_t start, std::int64_t rows) {
         for (std::int64_t passed = 0; passed < capacity_;) {
             const Seat* busy = nullptr;
             for (std::int64_t i = 0; i < control_->used && busy == nullptr; ++i) {

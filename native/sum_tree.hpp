@@ -65,7 +65,11 @@ public:
     }
 
     /// Everything above the leaves anew, after somebody died in the middle of an update. Takes no memory.
-    void rebuild() { update_range(0, capacity_); }
+    void rebuild() {
+        auto* above_leaves = reinterpret_cast<unsigned char*>(blocks_[0]);
+        std::fill_n(above_leaves, bytes_ - static_cast<std::size_t>(nodes_.front()) * kLine, 0);
+        update_range(0, capacity_);
+    }
 
     double* leaves() { return leaves_; }
 

@@ -41,10 +41,6 @@ def check_buffers(rbs: Sequence[Any]) -> None:
     if len({id(rb) for rb in rbs}) < len(rbs):
         msg = "a buffer can be a member only once: give it a larger weight p instead"
         raise OptionError(msg)
-    shared = [i for i, rb in enumerate(rbs) if rb.shared]
-    if shared:
-        msg = f"the members of an ensemble belong to one process, got shared buffers at {shared}: make them private"
-        raise OptionError(msg)
     dims = [rb.storage.ndim for rb in rbs]
     if len(set(dims)) > 1:
         msg = f"members must agree in storage.ndim, got {dims}: rows could not be named by one kind of index"

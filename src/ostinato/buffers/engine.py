@@ -332,10 +332,10 @@ class Engine:
         stamps = self.stamps
         return stamps is ticket.stamps and stamps.written == ticket.serial
 
-    def _newer(self, slots: Tensor, serial: int, stamps: Stamps) -> Tensor:
+    def _newer(self, slots: Tensor, serial: int, stamps: object) -> Tensor:
         if stamps is not self.stamps:
             return torch.ones_like(slots, dtype=torch.bool)
-        return stamps.newer(slots, serial)
+        return self.stamps.newer(slots, serial)
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""

@@ -158,11 +158,6 @@ class ReplayBuffer:
         return self._batch_size
 
     @property
-    def shared(self) -> bool:
-        """Whether other processes may have the same rows."""
-        return isinstance(self._engine, SharedEngine)
-
-    @property
     def write_count(self) -> int:
         """Rows written since the buffer was made or emptied."""
         return self._engine.rows_since_empty
@@ -535,7 +530,7 @@ class ReplayBuffer:
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew.
 
-        A shared buffer travels only to a process that is being started, which then has the same rows, and its own draws.
+        A shared buffer travels only to a process that is being started: it has the same rows then, and its own draws.
 
         Raises:
             UsageError: for a shared buffer at any other time.

@@ -48,8 +48,8 @@ class SharedEngine:
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
     processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
-    then stamps are compared, and rows replaced meanwhile are drawn anew. So no batch holds a torn or unfinished row,
-    and whoever dies costs the rows that it was writing.
+    then stamps are compared, and copied again if a row was replaced. So no batch holds a torn or unfinished row, and
+    whoever dies costs the rows that it was writing.
 
     Raises:
         OptionError: for parts that do not go together with sharing.
@@ -271,7 +271,7 @@ class SharedEngine:
                 self.generator.set_state(dropped[0].rng)
 
     def gather(self, ticket: Ticket) -> Rows:
-        """Copy the rows of a ticket; those replaced since the draw are drawn anew, and the batch is copied again."""
+        """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""
         for _ in range(_FREE_TRIES):
             payload = self._storage.get(ticket.draw.slots, pin=self.pin)
             again = self._again(ticket)
@@ -284,7 +284,7 @@ class SharedEngine:
         return Rows(self.source, payload, ticket.serial, ticket.stamps, ticket)
 
     def _again(self, ticket: Ticket) -> Ticket | None:
-        """Draw anew what was replaced since the draw; None if nothing was."""
+        """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn anew."""
         ring, draw = self._ring, ticket.draw
         if ring.untouched(ticket.serial):
             return None
@@ -292,13 +292,18 @@ class SharedEngine:
         changed = ring.changed(draw.slots, ticket.serial)
         if changed is None:
             return None
-        with self.lock:
-            other, _ = self._fresh(int(changed.sum()))
         ring.note_redone()
-        pairs = zip(draw[:2], other[:2], strict=True)
-        slots, weights = (None if a is None else a.masked_scatter(changed, b) for a, b in pairs)
-        stamps = None if draw.stamps is None else draw.stamps.masked_scatter(changed, other.stamps)
-        return ticket._replace(draw=draw._replace(slots=slots, weights=weights, stamps=stamps), serial=written)
+        empty = ring.of(draw.slots) <= 0
+        count = int(empty.sum())
+        if count:
+            with self.lock:
+                other, _ = self._fresh(count)
+            draw = draw._replace(slots=draw.slots.masked_scatter(empty, other.slots))
+            if draw.weights is not None and other.weights is not None:
+                draw = draw._replace(weights=draw.weights.masked_scatter(empty, other.weights))
+        if draw.stamps is not None:
+            draw = draw._replace(stamps=ring.of(draw.slots))
+        return ticket._replace(draw=draw, serial=written)
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""

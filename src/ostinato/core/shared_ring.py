@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedRing"]
 
-_DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY = range(7)
+_DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY, _REPAIRS = range(8)
 
 
 @final
@@ -46,8 +46,8 @@ class SharedRing:
         self._memory = memory
         self.lock: Any = native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
         self._stamps = self._words(self.lock.stamps, torch.int64)
-        self.priorities = self._words(self.lock.priorities, torch.float64) if ranked else None
-        """Priorities of the slots, float64 `[capacity]`; a view, guarded by the lock."""
+        self.priorities = self._words(self.lock.priorities, torch.float64) if ranked else torch.empty(0)
+        """Priorities of the slots, float64 `[capacity]`, empty without priorities; a view, guarded by the lock."""
         self.tree = self.lock.tree
         """The native tree of their values, guarded by the lock."""
 
@@ -120,6 +120,11 @@ class SharedRing:
     def lost(self) -> int:
         """Rows that were never finished, because their writer died, as far as was found out."""
         return int(self.lock.count(_LOST))
+
+    @property
+    def repairs(self) -> int:
+        """How often somebody died with the lock, and the next one brought the ring in order."""
+        return int(self.lock.count(_REPAIRS))
 
     @property
     def rows_written(self) -> int:

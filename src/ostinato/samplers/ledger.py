@@ -58,7 +58,7 @@ class Ledger:
         self._bad: Tensor | None = None
 
     def share(self, ring: SharedRing) -> None:
-        """Keep priorities, values and counts where other processes see them, from now on, under the lock of the ring."""
+        """Keep priorities, values and counts where other processes see them, from now on, under the ring's lock."""
         self.ring, self._raw = ring, ring.priorities
         self._tree = PriorityTree(ring.capacity, ring.device, CompiledTree(ring.tree))
 

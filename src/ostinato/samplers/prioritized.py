@@ -115,7 +115,7 @@ class PrioritizedSampler(PrioritySampler):
         self._ledger.alpha = check_number("alpha", value)
 
     def share(self, ring: SharedRing) -> None:
-        """Keep priorities where other processes see them, from now on; the buffer holds the ring's lock around calls."""
+        """Keep priorities where other processes see them, from now on; the buffer holds the lock of the ring."""
         self._ledger.share(ring)
 
     @property

@@ -85,9 +85,8 @@ class Segment:
 
     def __del__(self) -> None:
         """Give the file back; mappings that are still in use keep the memory."""
-        fd = self.__dict__.pop("_fd", None)
-        if fd is not None:
-            os.close(fd)
+        if "_fd" in self.__dict__:  # not so if memory could not be had
+            os.close(self._fd)
 
     def check(self, nbytes: int) -> None:
         """Compare with the memory that is free.

@@ -228,15 +228,15 @@ class SharedStorage(Storage):
         if self._ring is not None:
             self._ring.clear()
 
-    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
         """Refuse: rows of a shared buffer are written by `add` and `extend` alone."""
         refuse_edit()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> NoReturn:
         """Refuse: the rows alone are no state."""
         refuse_state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:  # noqa: ARG002
         """Refuse: the rows alone are no state."""
         refuse_state()
 
