@@ -224,14 +224,21 @@ public:
         leave(*own);
     }
 
-    void clear() {
+    /// How many living writers are between reserve and commit; the dead are cleared away.
+    std::int64_t writers() {
+        return std::count_if(control_->seats, control_->seats + control_->used,
+                             [this](Seat& seat) { return seat.rows > 0 && !bury(seat); });
+    }
+
+    void clear(std::int64_t cursor) {
+        require_in_range(&cursor, 1, capacity_);
         store(control_->era, load(control_->era) + 1);
         store(control_->written, load(control_->written) + 1);
         for (std::int64_t slot = 0; slot < load(control_->filled); ++slot) store(stamps_[slot], 0);
         store(control_->committed, 0);
         store(control_->filled, 0);
         store(control_->holes, 0);
-        store(control_->cursor, 0);
+        store(control_->cursor, cursor);
         control_->counts[kSinceEmpty].store(0);
         if (tree_ == nullptr) return;
         tree_->clear();

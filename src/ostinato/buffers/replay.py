@@ -32,6 +32,7 @@ from ostinato.buffers.options import (
 )
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.shared import SharedEngine
+from ostinato.buffers.shared_state import load_shared_state, shared_state
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.core.draw import Placement, Run
 from ostinato.core.select import is_field
@@ -497,6 +498,8 @@ class ReplayBuffer:
             return checkpoint.own_copy(self._state())
 
     def _state(self) -> dict[str, Any]:
+        if isinstance(self._engine, SharedEngine):
+            return shared_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
         return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -506,7 +509,10 @@ class ReplayBuffer:
             CheckpointError: if the state does not fit the parts of this buffer; nothing is changed.
         """
         with self._engine.lock:
-            checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
+            if isinstance(self._engine, SharedEngine):
+                load_shared_state(self._engine, state, self._transform)
+            else:
+                checkpoint.load_engine_state(self._engine, state, self._transform, self._batch_size)
             self._feed.forget()
 
     def dumps(self, path: str | Path) -> None:

@@ -88,9 +88,10 @@ class SharedEngine:
         self.pending: deque[Ticket] = deque()
         self._process = os.getpid()
         if self._storage.laid_out:
-            self._share()
+            self.begin_sharing()
 
-    def _share(self) -> None:
+    def begin_sharing(self) -> None:
+        """Let the sampler keep priorities in the memory of all, which is there now."""
         if isinstance(self.sampler, PrioritizedSampler):
             self.sampler.share(self._ring)
 
@@ -118,6 +119,11 @@ class SharedEngine:
     @property
     def storage(self) -> Storage:
         """The storage."""
+        return self._storage
+
+    @property
+    def shared_storage(self) -> SharedStorage:
+        """The same, as what it is."""
         return self._storage
 
     @property
@@ -156,11 +162,6 @@ class SharedEngine:
         """Priorities that came too late, from all processes."""
         return self._ring.stale_updates if self._storage.laid_out else 0
 
-    @property
-    def rows_lost(self) -> int:
-        """Rows whose writer died before they were whole, as far as was found out."""
-        return self._ring.lost if self._storage.laid_out else 0
-
     def view(self) -> View:
         """Return what samplers may see, now: some of the slots may hold no whole row."""
         storage = self._storage
@@ -175,7 +176,7 @@ class SharedEngine:
         with self.lock:  # threads of this process share the form of the last batch, and the first layout
             payload, rows = storage.admit(data, lead)
             if fresh:
-                self._share()
+                self.begin_sharing()
         given = priorities.from_rows(self, data, rows) if sampler.prioritized and ranked else None
         ring = self._ring
         serial, run = ring.reserve(rows)

@@ -181,10 +181,20 @@ class SharedRing:
         """Give slots back empty; does nothing if they were committed."""
         self.lock.abandon(serial)
 
-    def clear(self) -> None:
-        """Forget all rows; those that are being written go with them."""
+    def clear(self, cursor: int = 0) -> None:
+        """Forget all rows, and go on at `cursor`; rows that are being written go with them."""
         with self.lock:
-            self.lock.clear()
+            self.lock.clear(cursor)
+
+    @property
+    def writers(self) -> int:
+        """Living writers between reserve and commit. Under the lock."""
+        return int(self.lock.writers())
+
+    def set_counts(self, written: int, since_empty: int, drawn: int) -> None:
+        """Take over the counts of a checkpoint. Under the lock."""
+        for which, count in ((_ROWS_WRITTEN, written), (_SINCE_EMPTY, since_empty), (_DRAWN, drawn)):
+            self.lock.add(which, count - int(self.lock.count(which)))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def require_sharing() -> None:
     Raises:
         OptionError: without the compiled part, or on another system than Linux.
     """
-    if not hasattr(native, "SharedRing"):
+    if getattr(native, "SharedRing", None) is None:
         missing = "the compiled part of ostinato is missing or switched off" if native is None else _MISSING
         msg = f"shared=True cannot be had here: {missing}. Leave it out, or keep the buffer in one process"
         raise OptionError(msg)

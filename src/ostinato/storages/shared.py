@@ -6,20 +6,23 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
+from torch import Tensor
 
+from ostinato.core.bits import as_bits
+from ostinato.core.draw import Request
 from ostinato.core.select import is_field, select
 from ostinato.core.shared_ring import SharedRing
-from ostinato.errors import OptionError, SlotError, UsageError
+from ostinato.core.state import decode_schema
+from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyTensorStorage
+from ostinato.storages.mirror_state import column_name
 from ostinato.storages.segment import Segment, require_sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-
-    from ostinato.core.draw import Placement, Request
+    from ostinato.core.draw import Placement
     from ostinato.core.rows import Schema
 
 __all__ = ["SharedStorage"]
@@ -222,6 +225,43 @@ class SharedStorage(Storage):
             raise SlotError(msg)
         payload = self.get(slots)
         return payload if bool((self.ring.of(slots) == before).all()) else None
+
+    def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:
+        """Return the state of a `LazyTensorStorage` that holds the rows at `slots`, in this order. Copy.
+
+        The caller holds the ring's lock; the slots hold whole rows.
+        """
+        schema, columns = self.schema, {}
+        if schema is not None:
+            leaves = self._inner.fetch([Request(i, slots) for i in range(len(schema.leaves))])
+            columns = {column_name(leaf.path, i): leaves[i] for i, leaf in enumerate(schema.leaves)}
+        return {
+            **self._inner.state_dict(),
+            "rows": int(slots.shape[0]),
+            "cursor": cursor,
+            "capacity": self.capacity,
+            "columns": columns,
+        }
+
+    def rows_of(self, state: dict[str, Any], order: Tensor) -> Any:
+        """Return the rows of a tensor storage's state, nested, in the order given (int64 `[rows]`); None for no rows.
+
+        Raises:
+            CheckpointError: if they are of another form, or more than fit.
+        """
+        if state["form"] != self.form or state["single_copy"] or state["late"]:
+            msg = "a shared buffer takes the rows of a LazyTensorStorage, without single_copy and fields added later"
+            raise CheckpointError(msg)
+        self._inner.check_state(state)
+        rows = int(state["rows"])
+        if state["schema"] is None or not rows:
+            return None
+        schema, columns = decode_schema(state["schema"]), dict(state["columns"])
+        found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
+        leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
+        data = schema.build(leaves, (rows,), self.device)
+        schema.flatten(data, (rows,), 1)  # says what does not fit
+        return data
 
     def clear(self) -> None:
         """Forget all rows, keep form and memory."""

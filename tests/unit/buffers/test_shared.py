@@ -224,7 +224,7 @@ def test_the_form_of_rows_must_be_known_before_it_travels(monkeypatch: pytest.Mo
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("needs storage=LazyTensorStorage", {"storage": ListStorage(8)}),
-    ("needs storage=LazyTensorStorage", {"storage": TensorStorage(torch.zeros(8))}),
+    ("needs storage=LazyTensorStorage", {"storage": lambda: TensorStorage(torch.zeros(8))}),
     ("needs storage=LazyTensorStorage", {"storage": LazyMemmapStorage(8)}),
     ("needs storage=LazyTensorStorage", {"storage": None}),
     ("got one with ndim=2", {"storage": LazyTensorStorage(8, ndim=2)}),

@@ -100,7 +100,7 @@ def die_in_the_lock(rb: ReplayBuffer, at: str) -> None:
 
 def _leaves(rb: ReplayBuffer) -> int:
     ring = ring_of(rb)
-    return (ring.lock.priorities - ring._memory.data_ptr()) // 8 + 40
+    return (int(ring.lock.priorities) - ring._memory.data_ptr()) // 8 + 40
 
 
 @pytest.mark.parametrize("at", ["nothing", "leaves", "nodes", "commit", "reserve"])
@@ -285,7 +285,7 @@ def create_and_wait(pipe: Any) -> None:
 
 
 def test_nothing_is_left_when_all_are_killed() -> None:
-    before = set(Path("/dev/shm").iterdir())  # noqa: S108
+    before = set(Path("/dev/shm").iterdir())
     mine, other = multiprocessing.get_context("fork").Pipe()
     context: Any = multiprocessing.get_context("fork")
     creator = context.Process(target=create_and_wait, args=(other,))
@@ -300,7 +300,7 @@ def test_nothing_is_left_when_all_are_killed() -> None:
     while _holds_memory(child) and time.monotonic() < until:
         time.sleep(0.01)
     assert not _holds_memory(child)
-    assert {path for path in Path("/dev/shm").iterdir() if "ostinato" in path.name} <= before  # noqa: S108
+    assert {path for path in Path("/dev/shm").iterdir() if "ostinato" in path.name} <= before
 
 
 def _holds_memory(pid: int) -> bool:
