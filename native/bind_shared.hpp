@@ -1,5 +1,5 @@
-// The Python face of the ring that processes share. Waiting is done here: without the interpreter lock, in short spells,
-// so that signals are heard, and never without end.
+// The Python face of the ring that processes share. Waiting is done here: without the interpreter lock, in
+// short spells, so that signals are heard, and never without end.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -46,8 +46,8 @@ inline void lock(SharedRing& ring) {
         }
         hear_signals();
     }
-    refuse("the lock of this shared buffer was held for " + show_patience(ring) +
-           " s, last by process " + std::to_string(ring.owner()) + ": let it go on, or end it");
+    refuse("the lock of this shared buffer was held for " + show_patience(ring) + " s, last by process " +
+           std::to_string(ring.owner()) + ": let it go on, or end it");
 }
 
 /// For as long as one native call takes.
@@ -89,7 +89,8 @@ inline nb::tuple reserve(SharedRing& ring, std::int64_t rows, std::int64_t total
     }
     refuse("no room for " + std::to_string(rows) + " of " + std::to_string(ring.capacity()) + " rows in " +
            show_patience(ring) + " s: writers that live, but do not go on, are in the way (at most " +
-           std::to_string(SharedRing::kSeats) + " write at a time); write smaller batches, or make the buffer larger");
+           std::to_string(SharedRing::kSeats) +
+           " write at a time); write smaller batches, or make the buffer larger");
 }
 
 inline void commit(SharedRing& ring, std::int64_t serial) {
@@ -123,7 +124,8 @@ inline std::int64_t present(const SharedRing& ring, Address out, std::int64_t ro
     return ring.present(at_address<std::int64_t>(out), room);
 }
 
-/// Memory without a name, which goes with the last process that has it; it cannot shrink under anybody's feet.
+/// Memory without a name, which goes with the last process that has it; it cannot shrink under anybody's
+/// feet.
 inline int make_memory() {
     const auto fd = static_cast<int>(syscall(SYS_memfd_create, "ostinato", MFD_CLOEXEC));
     if (fd < 0) {

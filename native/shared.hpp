@@ -1,13 +1,13 @@
-// One ring of slots for the threads of many processes, in memory that all of them map: which slots hold whole rows,
-// who is writing where, and, for prioritized sampling, the tree. No Python here, and no rows: these are copied by
-// others, outside the lock, between `reserve` and `commit`.
+// One ring of slots for the threads of many processes, in memory that all of them map: which slots hold whole
+// rows, who is writing where, and, for prioritized sampling, the tree. No Python here, and no rows: these are
+// copied by others, outside the lock, between `reserve` and `commit`.
 //
-// A writer reserves slots under the lock (their stamps become negative: open), copies its rows, and commits them under
-// the lock (stamps become the positive serial numbers of the rows). Whoever reads looks at the stamps before the copy
-// and after it. For the time of its copy a writer holds a seat, whose lock the kernel gives back when its owner dies:
-// so a dead writer is told from a slow one, its slots are taken over when the ring comes round, and the slots of
-// a slow one are passed over. Whoever finds that the owner of the main lock has died repairs first: everything follows
-// from the stamps, the seats and the leaves.
+// A writer reserves slots under the lock (their stamps become negative: open), copies its rows, and commits
+// them under the lock (stamps become the positive serial numbers of the rows). Whoever reads looks at the
+// stamps before the copy and after it. For the time of its copy a writer holds a seat, whose lock the kernel
+// gives back when its owner dies: so a dead writer is told from a slow one, its slots are taken over when the
+// ring comes round, and the slots of a slow one are passed over. Whoever finds that the owner of the main
+// lock has died repairs first: everything follows from the stamps, the seats and the leaves.
 #pragma once
 
 #if defined(__linux__)
@@ -43,13 +43,13 @@ enum class Taken { yes, from_the_dead, no };
 /// A lock between processes. The kernel gives it back when its owner dies, and tells the next one so.
 class RobustLock {
 public:
-    /// Once, in zeroed memory. A `nesting` one may be taken several times by one thread.
-    void make(bool nesting) {
+    /// Once, in zeroed memory.
+    void make() {
         pthread_mutexattr_t how;
         require(pthread_mutexattr_init(&how));
         require(pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED));
         require(pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST));
-        require(pthread_mutexattr_settype(&how, nesting ? PTHREAD_MUTEX_RECURSIVE : PTHREAD_MUTEX_ERRORCHECK));
+        require(pthread_mutexattr_settype(&how, PTHREAD_MUTEX_ERRORCHECK));
         require(pthread_mutex_init(&mutex_, &how));
         pthread_mutexattr_destroy(&how);
     }
@@ -107,7 +107,17 @@ public:
     };
 
     /// Counts that all processes add to.
-    enum Count : std::size_t { kDrawn, kStaleUpdates, kRedone, kProcesses, kLost, kRowsWritten, kSinceEmpty, kRepairs, kCounts };
+    enum Count : std::size_t {
+        kDrawn,
+        kStaleUpdates,
+        kRedone,
+        kProcesses,
+        kLost,
+        kRowsWritten,
+        kSinceEmpty,
+        kRepairs,
+        kCounts
+    };
 
     static std::size_t bytes_for(std::int64_t capacity, bool ranked) {
         const std::size_t words = to_lines(static_cast<std::size_t>(capacity) * sizeof(Word));
@@ -119,7 +129,8 @@ public:
     SharedRing(Address address, std::int64_t capacity, bool ranked, bool fresh)
         : control_(at_address<Control>(address)), capacity_(capacity) {
         if (capacity < 1 || address == 0 || address % kLine != 0) {
-            throw std::invalid_argument("a shared ring needs a capacity of at least 1 and memory in whole lines");
+            throw std::invalid_argument(
+                "a shared ring needs a capacity of at least 1 and memory in whole lines");
         }
         const std::size_t words = to_lines(static_cast<std::size_t>(capacity) * sizeof(Word));
         const Address stamps = address + to_lines(sizeof(Control));
@@ -130,7 +141,8 @@ public:
         }
         if (fresh) {
             begin(ranked);
-        } else if (control_->magic != kMagic || control_->capacity != capacity || (control_->ranked != 0) != ranked) {
+        } else if (control_->magic != kMagic || control_->capacity != capacity ||
+                   (control_->ranked != 0) != ranked) {
             throw std::invalid_argument("this memory holds no shared ring of that form");
         }
     }
@@ -146,7 +158,9 @@ public:
     void set_largest(double value) { control_->largest.store(value, std::memory_order_relaxed); }
     std::int64_t cursor() const { return control_->cursor.load(std::memory_order_relaxed); }
     std::int64_t count(std::size_t which) const { return control_->counts[checked(which)].load(); }
-    std::int64_t add(std::size_t which, std::int64_t n) { return control_->counts[checked(which)].fetch_add(n); }
+    std::int64_t add(std::size_t which, std::int64_t n) {
+        return control_->counts[checked(which)].fetch_add(n);
+    }
 
     /// The holes are asked for before the rows: see `reserve`.
     Moment now() const {
@@ -156,22 +170,30 @@ public:
         return {written, holes, filled, control_->committed.load(std::memory_order_relaxed)};
     }
 
-    // -- the lock ---------------------------------------------------------------------------------------------
+    // -- the lock
+    // ---------------------------------------------------------------------------------------------
 
-    bool try_lock() { return entered(control_->lock.try_lock()); }
-    bool lock_for(std::int64_t milliseconds) { return entered(control_->lock.lock_for(milliseconds)); }
-    void unlock() { control_->lock.unlock(); }
+    bool try_lock() { return lock_by(0); }
+    bool lock_for(std::int64_t milliseconds) { return lock_by(milliseconds); }
 
-    // -- writing; the caller holds the lock -------------------------------------------------------------------
+    void unlock() {
+        if (--depth_ > 0) return;
+        holder_.store(0, std::memory_order_relaxed);
+        control_->lock.unlock();
+    }
 
-    /// The next `rows` slots, for the last rows of a batch of `total`; nothing while living writers are in the way of
-    /// all places. Readers that saw no hole before these stores, and the same `written` after their copy, met none of
-    /// them: so holes come first and `filled` last.
+    // -- writing; the caller holds the lock
+    // -------------------------------------------------------------------
+
+    /// The next `rows` slots, for the last rows of a batch of `total`; nothing while living writers are in
+    /// the way of all places. Readers that saw no hole before these stores, and the same `written` after
+    /// their copy, met none of them: so holes come first and `filled` last.
     std::optional<Place> reserve(std::int64_t rows, std::int64_t total) {
         if (rows < 1 || rows > capacity_ || total < rows) {
             throw std::invalid_argument("rows must be in [1, capacity], and total no less");
         }
-        const std::optional<std::int64_t> start = find_room((load(control_->cursor) + total - rows) % capacity_, rows);
+        const std::optional<std::int64_t> start =
+            find_room((load(control_->cursor) + total - rows) % capacity_, rows);
         const std::int64_t number = start.has_value() ? take_seat() : kSeats;
         if (number == kSeats) return std::nullopt;
         Seat& seat = control_->seats[number];
@@ -182,13 +204,15 @@ public:
         seat.era = load(control_->era);
         seat.rows = rows;
         std::int64_t gone = 0;
-        for_run(*start, rows, [&](std::int64_t slot, std::int64_t) { gone += load(stamps_[slot]) > 0 ? 1 : 0; });
+        for_run(*start, rows,
+                [&](std::int64_t slot, std::int64_t) { gone += load(stamps_[slot]) > 0 ? 1 : 0; });
         const std::int64_t filled = std::max(load(control_->filled), std::min(*start + rows, capacity_));
         const std::int64_t committed = load(control_->committed) - gone;
         store(control_->committed, committed);
         store(control_->holes, filled - committed);
         store(control_->written, load(control_->written) + total);
-        for_run(*start, rows, [&](std::int64_t slot, std::int64_t i) { store(stamps_[slot], -(serial + i)); });
+        for_run(*start, rows,
+                [&](std::int64_t slot, std::int64_t i) { store(stamps_[slot], -(serial + i)); });
         if (gone > 0 && tree_ != nullptr) {
             tree_->set_run(*start, rows, 0.0);
             for_run(*start, rows, [&](std::int64_t slot, std::int64_t) { priorities_[slot] = 0.0; });
@@ -199,7 +223,8 @@ public:
         return Place{serial, *start};
     }
 
-    /// Whether the rows reserved from this serial number on are still wanted: not so if the ring was emptied since.
+    /// Whether the rows reserved from this serial number on are still wanted: not so if the ring was emptied
+    /// since.
     bool holds(std::int64_t serial) const { return required(serial).era == load(control_->era); }
 
     /// The rows reserved from this serial number on are whole.
@@ -207,7 +232,8 @@ public:
         Seat& own = required(serial);
         if (holds(serial)) {
             std::atomic_thread_fence(std::memory_order_release);
-            for_run(own.start, own.rows, [&](std::int64_t slot, std::int64_t i) { store(stamps_[slot], own.serial + i); });
+            for_run(own.start, own.rows,
+                    [&](std::int64_t slot, std::int64_t i) { store(stamps_[slot], own.serial + i); });
             store(control_->committed, load(control_->committed) + own.rows);
             store(control_->holes, load(control_->filled) - load(control_->committed));
             add(kRowsWritten, own.total);
@@ -246,7 +272,8 @@ public:
         set_largest(0.0);
     }
 
-    // -- reading; no lock needed ------------------------------------------------------------------------------
+    // -- reading; no lock needed
+    // ------------------------------------------------------------------------------
 
     /// Whether no slot was reserved since the write number `written`. To be asked after a copy.
     bool untouched(std::int64_t written) const {
@@ -262,9 +289,10 @@ public:
         }
     }
 
-    /// Marks slots that do not hold a whole row now, or one newer than the write number `written`; how many there are.
-    /// To be asked after a copy of slots that held whole rows before it.
-    std::int64_t changed(const std::int64_t* slots, std::int64_t n, std::int64_t written, unsigned char* out) const {
+    /// Marks slots that do not hold a whole row now, or one newer than the write number `written`; how many
+    /// there are. To be asked after a copy of slots that held whole rows before it.
+    std::int64_t changed(const std::int64_t* slots, std::int64_t n, std::int64_t written,
+                         unsigned char* out) const {
         require_in_range(slots, n, capacity_);
         std::atomic_thread_fence(std::memory_order_acquire);
         std::int64_t found = 0;
@@ -291,12 +319,13 @@ public:
 private:
     static constexpr std::size_t kLine = 64;
     static constexpr std::int64_t kAhead = 32;
+    static constexpr std::int64_t kGate = 10;  // milliseconds
     static constexpr std::uint64_t kMagic = 0x676e697274736f31;
 
     struct Control {
         std::uint64_t magic;
         std::int64_t capacity, ranked;
-        RobustLock lock;
+        RobustLock lock, gate;
         Word owner;         // process that took the lock last
         Word cursor, era;   // era: how often the ring was emptied
         Word committed;     // slots that hold whole rows
@@ -328,7 +357,8 @@ private:
 
     Seat& required(std::int64_t serial) const {
         Seat* found = find(serial);
-        if (found == nullptr) throw std::out_of_range("nothing is reserved from the number " + std::to_string(serial));
+        if (found == nullptr)
+            throw std::out_of_range("nothing is reserved from the number " + std::to_string(serial));
         return *found;
     }
 
@@ -343,20 +373,41 @@ private:
         control_ = new (control_) Control{};
         control_->capacity = capacity_;
         control_->ranked = ranked ? 1 : 0;
-        control_->lock.make(true);
-        for (Seat& seat : control_->seats) seat.lock.make(false);
+        control_->lock.make();
+        control_->gate.make();
+        for (Seat& seat : control_->seats) seat.lock.make();
         control_->magic = kMagic;
     }
 
-    bool entered(Taken taken) {
+    /// Who waits has the gate, and comes next: else a process that takes the lock again and again would get
+    /// it each time. A gate that does not open soon is that of a process that was stopped: then go round it.
+    bool lock_by(std::int64_t milliseconds) {
+        const auto self = static_cast<std::uintptr_t>(pthread_self());
+        if (holder_.load(std::memory_order_relaxed) == self) {
+            ++depth_;
+            return true;
+        }
+        const Taken gate = milliseconds > 0 ? control_->gate.lock_for(std::min(milliseconds, kGate))
+                                            : control_->gate.try_lock();
+        if (gate == Taken::from_the_dead) control_->gate.heal();
+        if (gate == Taken::no && milliseconds == 0) return false;
+        const Taken taken =
+            milliseconds > 0 ? control_->lock.lock_for(milliseconds) : control_->lock.try_lock();
+        if (gate != Taken::no) control_->gate.unlock();
         if (taken == Taken::no) return false;
+        holder_.store(self, std::memory_order_relaxed);
+        depth_ = 1;
+        entered(taken);
+        return true;
+    }
+
+    void entered(Taken taken) {
         store(control_->owner, getpid());
         if (taken == Taken::from_the_dead) {
             repair();
             add(kRepairs, 1);
             control_->lock.heal();
         }
-        return true;
     }
 
     /// Where `rows` slots begin that no living writer is at, from `start` on; the dead are cleared away.
@@ -427,8 +478,8 @@ private:
         return taken != Taken::no;
     }
 
-    /// Brings all in order that somebody who died with the lock may have left half done. It may itself be cut short, and
-    /// is begun anew then. Takes no memory.
+    /// Brings all in order that somebody who died with the lock may have left half done. It may itself be cut
+    /// short, and is begun anew then. Takes no memory.
     void repair() {
         for (std::int64_t i = 0; i < kSeats; ++i) bury(control_->seats[i]);
         std::int64_t committed = 0, filled = 0, newest = load(control_->written);
@@ -458,10 +509,11 @@ private:
 
     /// Whether a living writer has this serial number in its hands.
     bool is_open(std::int64_t serial) const {
-        return std::any_of(control_->seats, control_->seats + control_->used, [serial, this](const Seat& seat) {
-            return seat.rows > 0 && seat.era == load(control_->era) && serial >= seat.serial &&
-                   serial < seat.serial + seat.rows;
-        });
+        return std::any_of(control_->seats, control_->seats + control_->used,
+                           [serial, this](const Seat& seat) {
+                               return seat.rows > 0 && seat.era == load(control_->era) &&
+                                      serial >= seat.serial && serial < seat.serial + seat.rows;
+                           });
     }
 
     Control* control_;
@@ -469,6 +521,8 @@ private:
     Word* stamps_ = nullptr;
     double* priorities_ = nullptr;
     std::unique_ptr<SumTree> tree_;
+    std::atomic<std::uintptr_t> holder_ = 0;  // thread of this process that has the lock
+    std::int64_t depth_ = 0;                  // how often; guarded by the lock
 };
 
 }  // namespace ostinato

@@ -30,8 +30,8 @@ public:
 
     explicit SumTree(std::int64_t capacity) : SumTree(capacity, nullptr) {}
 
-    /// A tree in memory of the caller's, of `bytes_for(capacity)` bytes in whole lines: zeros, or the tree that
-    /// is there. Null takes memory of its own.
+    /// A tree in memory of the caller's, of `bytes_for(capacity)` bytes in whole lines: zeros, or the tree
+    /// that is there. Null takes memory of its own.
     SumTree(std::int64_t capacity, void* memory) : capacity_(capacity) {
         std::size_t blocks = 0;
         std::vector<std::size_t> firsts;

@@ -33,7 +33,7 @@ def shared_state(
     """
     generator = None if engine.generator is None else engine.generator.get_state()
     drawn = [*queued, *engine.pending]
-    state = {
+    state: dict[str, Any] = {
         "generator": generator if not drawn or drawn[0].rng is None else drawn[0].rng,
         "transforms": transform.state_dict(),
         "batch_size": batch_size,

@@ -210,7 +210,7 @@ def test_threads_write_and_sample_it_too() -> None:
 @pytest.mark.parametrize("way", [pickle.dumps, copy.deepcopy])
 def test_it_is_never_copied_by_accident(way: Callable[[Any], Any]) -> None:
     rb = make(8, fill=3)
-    with pytest.raises(UsageError, match="an argument of multiprocessing.Process"):
+    with pytest.raises(UsageError, match="an argument of multiprocessing"):
         way(rb)
 
 
