@@ -173,6 +173,22 @@ WORKLOADS: tuple[Workload, ...] = (
         targets=_UNIT,
     ),
     Workload("single-copy.dict", "256 transitions of rows stored once, 1,000,000", _PLAIN, MILLION, 256, targets=_UNIT),
+    *(
+        Workload(
+            f"shared.{kind}",
+            f"{title}, 1,000,000 rows that processes share",
+            "the same in a buffer of one process",
+            MILLION,
+            256,
+            min_calls=100,
+            targets=_UNIT,
+        )
+        for kind, title in (
+            ("sample", "uniform sample(256)"),
+            ("extend", "extend of 256 rows"),
+            ("prioritized", "prioritized sample + update of 256"),
+        )
+    ),
     Workload(
         "images.dict",
         "sample(32) of 10,000 rows of two 84x84x4 uint8",

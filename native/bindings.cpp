@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind_episodes.hpp"
+#include "bind_shared.hpp"
 #include "bind_steps.hpp"
 #include "fields.hpp"
 #include "gather.hpp"
@@ -384,4 +385,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("total", &ostinato::SumTree::total)
         .def_prop_ro("minimum", &ostinato::SumTree::minimum)
         .def_prop_ro("maximum", &ostinato::SumTree::maximum);
+#if defined(OSTINATO_HAS_SHARED)
+    ostinato::shared::bind(m);
+#endif
 }

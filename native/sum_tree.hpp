@@ -28,13 +28,14 @@ class SumTree {
 public:
     static constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 48;
 
-    explicit SumTree(std::int64_t capacity) : capacity_(capacity) {
-        if (capacity < 1 || capacity > kMaxCapacity) {
-            throw std::invalid_argument("capacity must be in [1, 2**48], got " + std::to_string(capacity));
-        }
+    explicit SumTree(std::int64_t capacity) : SumTree(capacity, nullptr) {}
+
+    /// A tree in memory of the caller's, of `bytes_for(capacity)` bytes in whole lines: zeros, or the tree
+    /// that is there. Null takes memory of its own.
+    SumTree(std::int64_t capacity, void* memory) : capacity_(capacity) {
         std::size_t blocks = 0;
         std::vector<std::size_t> firsts;
-        for (std::int64_t nodes = above(capacity);; nodes = above(nodes)) {
+        for (std::int64_t nodes = above(checked(capacity));; nodes = above(nodes)) {
             nodes_.push_back(nodes);
             firsts.push_back(blocks);
             blocks += static_cast<std::size_t>(above(nodes));
@@ -42,14 +43,35 @@ public:
         }
         const auto leaf_bytes = static_cast<std::size_t>(nodes_.front()) * kLine;
         bytes_ = leaf_bytes + blocks * sizeof(Block);
-        memory_.reset(std::calloc(bytes_ + kLine, 1));  // big blocks of it take no memory until written
-        if (memory_ == nullptr) throw std::bad_alloc();
-        const Address begin = (reinterpret_cast<Address>(memory_.get()) + kLine - 1) / kLine * kLine;
-        if (bytes_ >= kHugeBytes) advise_huge_pages(begin, bytes_);
+        auto begin = reinterpret_cast<Address>(memory);
+        if (memory == nullptr) {
+            memory_.reset(std::calloc(bytes_ + kLine, 1));  // big blocks of it take no memory until written
+            if (memory_ == nullptr) throw std::bad_alloc();
+            begin = (reinterpret_cast<Address>(memory_.get()) + kLine - 1) / kLine * kLine;
+            if (bytes_ >= kHugeBytes) advise_huge_pages(begin, bytes_);
+        }
         leaves_ = reinterpret_cast<double*>(begin);
         auto* block = reinterpret_cast<Block*>(begin + leaf_bytes);
         for (const std::size_t first : firsts) blocks_.push_back(block + first);
     }
+
+    /// Bytes of a tree of this capacity.
+    static std::size_t bytes_for(std::int64_t capacity) {
+        std::size_t bytes = static_cast<std::size_t>(above(checked(capacity))) * kLine;
+        for (std::int64_t nodes = above(capacity);; nodes = above(nodes)) {
+            bytes += static_cast<std::size_t>(above(nodes)) * sizeof(Block);
+            if (nodes == 1) return bytes;
+        }
+    }
+
+    /// Everything above the leaves anew, after somebody died in the middle of an update. Takes no memory.
+    void rebuild() {
+        auto* above_leaves = reinterpret_cast<unsigned char*>(blocks_[0]);
+        std::fill_n(above_leaves, bytes_ - static_cast<std::size_t>(nodes_.front()) * kLine, 0);
+        update_range(0, capacity_);
+    }
+
+    double* leaves() { return leaves_; }
 
     std::int64_t capacity() const { return capacity_; }
     std::size_t nbytes() const {
@@ -190,6 +212,13 @@ private:
     }
 
     static std::int64_t above(std::int64_t nodes) { return (nodes + kFan - 1) / kFan; }
+
+    static std::int64_t checked(std::int64_t capacity) {
+        if (capacity < 1 || capacity > kMaxCapacity) {
+            throw std::invalid_argument("capacity must be in [1, 2**48], got " + std::to_string(capacity));
+        }
+        return capacity;
+    }
 
     static void require_count(std::int64_t n) {
         if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));

@@ -178,6 +178,7 @@ def test_only_kinds_knows_tensordict() -> None:
 NATIVE_WITH_PYTHON = {
     "bindings.cpp": "the Python face of the native part",
     "bind_episodes.hpp": "the Python face of the episode table",
+    "bind_shared.hpp": "the Python face of the ring that processes share",
     "bind_steps.hpp": "the Python face of transitions over several steps",
     "leaves.hpp": "the quick check of a batch reads attributes of Python tensors, as torch has no stable C++ face",
 }

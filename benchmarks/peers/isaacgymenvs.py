@@ -35,6 +35,7 @@ _OTHERS = (
     "n-step",
     "frame-stack",
     "single-copy",
+    "shared",
     "trajectories",
     "checkpoint",
     "start",

@@ -10,7 +10,7 @@ LACKS = {
     "checkpoint": "see the limit in torch",
     "prioritized-threads": "Ostinato alone",
     "priority-update": "Ostinato alone",
-    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
 WORKLOADS = _limits.workloads(packed=False)
 version = _limits.version

@@ -12,7 +12,7 @@ LACKS = {
     "trajectories": "see the limit in torch",
     "checkpoint": "see the limit in torch",
     "start": "see the limit in torch",
-    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
 WORKLOADS = _limits.workloads(packed=True)
 version = _limits.version

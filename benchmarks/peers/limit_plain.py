@@ -1,13 +1,14 @@
-"""Limit of a unit: Ostinato's plain sample of rows that hold the same bytes ready-made."""
+"""Limit of units and of sharing: Ostinato's plain calls, on rows that hold the same bytes ready-made."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from benchmarks.peers._episodes import PLAIN
+from benchmarks.peers import _episodes, _shared
 from benchmarks.workloads import WORKLOADS as WORKLOADS_OF_ALL
 
-LACKS = {load.family: "the limit of units alone" for load in WORKLOADS_OF_ALL if load.name not in PLAIN}
+PLAIN = {**_episodes.PLAIN, **_shared.PLAIN}
+LACKS = {load.family: "the limit of units and of sharing alone" for load in WORKLOADS_OF_ALL if load.name not in PLAIN}
 WORKLOADS = PLAIN
 
 

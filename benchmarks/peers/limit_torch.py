@@ -25,6 +25,7 @@ _IN_C = (
     "n-step",
     "frame-stack",
     "single-copy",
+    "shared",
     "mmap",
     "add",
     "prioritized",

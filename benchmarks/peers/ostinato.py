@@ -11,7 +11,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from benchmarks import data
-from benchmarks.peers import _checkpoints, _episodes, _prioritized, _trajectories
+from benchmarks.peers import _checkpoints, _episodes, _prioritized, _shared, _trajectories
 from benchmarks.peers._composable import workloads
 from benchmarks.peers._torch import as_kind
 
@@ -34,12 +34,13 @@ def amp(setup: Setup) -> Call:
 
 
 _OFF = os.environ.get("OSTINATO_NATIVE") == "0"
-_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows")
+_OWN = ("prioritized-rows", "prioritized-threads", "priority-update", "slices-rows", "shared")
 LACKS = {"start": "imports the same", **dict.fromkeys(_OWN, "see the compiled way")} if _OFF else {}
 _ALL = {
     **workloads("ostinato"),
     **_episodes.slices("ostinato"),
     **_episodes.UNITS,
+    **_shared.WORKLOADS,
     **_trajectories.WORKLOADS,
     **_checkpoints.WORKLOADS,
     "amp.dict": amp,

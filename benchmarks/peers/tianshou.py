@@ -28,7 +28,7 @@ LACKS = dict.fromkeys(("uniform", "extend", "add", "prioritized"), _OWN_KIND) | 
     "amp": "no sampling without replacement",
     "start": "not timed: its import brings a whole training library",
     **dict.fromkeys(("slices", "slices-writing", "slices-rows"), "no slices of episodes"),
-    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
 
 

@@ -14,7 +14,7 @@ LACKS = {
     "slices-rows": "sizes are compared for Ostinato alone",
     "trajectories": "no rollouts in files",
     "checkpoint": "compared with plain writes and reads",
-    **dict.fromkeys(("n-step", "frame-stack", "single-copy"), "compared with Ostinato's plain samples"),
+    **dict.fromkeys(("n-step", "frame-stack", "single-copy", "shared"), "compared with Ostinato's plain samples"),
 }
 _ALL = {**workloads("torchrl.data"), **_episodes.slices("torchrl.data")}
 WORKLOADS = {name: call for name, call in _ALL.items() if name.split(".")[0] not in LACKS}

@@ -674,3 +674,105 @@ def read_pieces(fds: int, offsets: int, widths: int, targets: int, n: int, gap: 
     Raises:
         ValueError: A negative `n` or `gap`.
     """
+
+def make_shared_memory() -> int:
+    """Make memory without a name, empty, and return its file descriptor. Linux only.
+
+    Raises:
+        OSError: The system refuses.
+    """
+
+class SharedRing:
+    """The slots of a ring that processes share, in memory that all of them map; Linux only.
+
+    It is a context manager: the lock between processes, which one thread may take several times. Every wait hears
+    signals, and ends after `patience` milliseconds with `ostinato.errors.UsageError`. Whoever takes the lock after its
+    owner died brings everything in order first.
+    """
+
+    patience: int
+    largest: float
+
+    def __init__(self, address: int, capacity: int, ranked: bool, fresh: bool) -> None:
+        """Begin a ring in memory of zeros (`fresh`), or take part in the one that is there.
+
+        Raises:
+            ValueError: Memory that holds no ring of this form, or does not begin at a multiple of 64.
+        """
+
+    @staticmethod
+    def bytes_for(capacity: int, ranked: bool) -> int:
+        """Return the bytes that a ring takes."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
+    def reserve(self, rows: int, total: int) -> tuple[int, int]:
+        """Open slots for the last `rows` rows of a batch of `total`.
+
+        Returns:
+            The serial number of the first of them, and its slot.
+        """
+
+    def holds(self, serial: int) -> bool:
+        """Whether what was reserved from this number on is still wanted. Under the lock."""
+
+    def commit(self, serial: int) -> None:
+        """Let what was reserved from this number on be read.
+
+        Raises:
+            IndexError: Nothing is.
+        """
+
+    def abandon(self, serial: int) -> None:
+        """Give back what was reserved from this number on, if it was not committed."""
+
+    def clear(self, cursor: int) -> None:
+        """Forget all rows and go on at a slot. Under the lock."""
+
+    def writers(self) -> int:
+        """Count living writers between reserve and commit. Under the lock."""
+
+    def now(self) -> tuple[int, int, int, int]:
+        """Return the last serial number given out, holes, slots ever reserved, and whole rows."""
+
+    def untouched(self, written: int) -> bool:
+        """Whether nothing was reserved since this serial number. To be asked after a copy."""
+
+    def stamps_of(self, slots: int, n: int, out: int) -> None:
+        """Write the stamps of int64 `[n]` at `slots` to int64 `[n]` at `out`.
+
+        Raises:
+            IndexError: A slot out of range.
+        """
+
+    def changed(self, slots: int, n: int, written: int, out: int) -> int:
+        """Mark in bool `[n]` at `out` which slots hold no whole row now, or one newer than `written`; return how many.
+
+        Raises:
+            IndexError: A slot out of range.
+        """
+
+    def present(self, out: int, room: int) -> int:
+        """Write the slots below `room` that hold whole rows to int64 `[room]` at `out`; return how many."""
+
+    def add(self, which: int, n: int) -> int:
+        """Add to a count of all processes, and return what it was."""
+
+    def count(self, which: int) -> int:
+        """Return a count of all processes."""
+
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def cursor(self) -> int: ...
+    @property
+    def stamps(self) -> int:
+        """Address of int64 `[capacity]`."""
+
+    @property
+    def priorities(self) -> int:
+        """Address of float64 `[capacity]`; 0 without priorities."""
+
+    @property
+    def tree(self) -> SumTree | None:
+        """The tree of values; None without priorities."""

@@ -18,6 +18,7 @@ from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
+from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import CheckpointError, OptionError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import AnyEngine
     from ostinato.transforms import Compose
 
 __all__ = [
@@ -346,7 +348,7 @@ class _Saved:
 
 
 def load(
-    path: str | Path, restore: Callable[[dict[str, Any]], None], engines: Sequence[Engine], reading: Reading
+    path: str | Path, restore: Callable[[dict[str, Any]], None], engines: Sequence[AnyEngine], reading: Reading
 ) -> None:
     """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
 
@@ -379,8 +381,9 @@ def load(
             state = {**state, "members": got}
     hooks.restoring(restore, storages)(state)
     for engine in engines:
-        lineage = Lineage(engine.stamps, engine.stamps.written, engine.storage, {})
-        engine.saves.remember(reader.save or "", lineage, None)
+        stamps = engine.stamps
+        if isinstance(stamps, Stamps):  # a shared buffer saves everything in any case
+            engine.saves.remember(reader.save or "", Lineage(stamps, stamps.written, engine.storage, {}), None)
 
 
 def _get_rows(

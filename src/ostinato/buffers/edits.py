@@ -8,7 +8,9 @@ import torch
 
 from ostinato.buffers import priorities
 from ostinato.buffers.priorities import as_sampler
+from ostinato.buffers.shared import SharedEngine
 from ostinato.core.select import select
+from ostinato.storages.shared import refuse_edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import AnyEngine
 
 __all__ = ["edit", "edit_fields"]
 
 
-def edit(engine: Engine, index: Any, data: Any, *, swap: bool) -> None:
+def edit(engine: AnyEngine, index: Any, data: Any, *, swap: bool) -> None:
     """Replace rows at a user's index."""
+    if isinstance(engine, SharedEngine):
+        refuse_edit()
     with engine.lock:
         slots, batch = _chosen(engine, index, swap=swap)
         change = engine.storage.prepare_edit(slots, data, batch)
@@ -34,11 +39,13 @@ def edit(engine: Engine, index: Any, data: Any, *, swap: bool) -> None:
             as_sampler(engine.sampler).assign(slots, given, engine.view())
 
 
-def edit_fields(engine: Engine, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+def edit_fields(engine: AnyEngine, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
     """Replace stored fields of rows at a user's index; all are checked before the first is written.
 
     Priorities stay: the rows are the same.
     """
+    if isinstance(engine, SharedEngine):
+        refuse_edit()
     with engine.lock:
         slots, batch = _chosen(engine, index, swap=swap)
         changes = [engine.storage.prepare_field(path, slots, value, batch) for path, value in values.items()]

@@ -191,10 +191,7 @@ class Engine:
         storage = self.storage
         generator = self.generator
         if generator is not None and generator.device.type != storage.device.type:
-            msg = (
-                f"the generator lives on {generator.device}, the storage on {storage.device}: draws need both "
-                "on one device"
-            )
+            msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
             raise OptionError(msg)
         if (self.stamps.capacity, self.stamps.device) != (storage.capacity, storage.device):
             self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
@@ -213,6 +210,10 @@ class Engine:
             self.gate.begin(self)
         if self.versions is not None:
             self.versions.begin(len(self.storage))
+
+    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
+        """Give rows the priorities learned for them, but those replaced since; the caller holds the lock."""
+        self.stale_updates = self.stale_updates + as_sampler(self.sampler).learn(slots, values, stamps, self.view())
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""
@@ -325,10 +326,10 @@ class Engine:
         stamps = self.stamps
         return stamps is ticket.stamps and stamps.written == ticket.serial
 
-    def _newer(self, slots: Tensor, serial: int, stamps: Stamps) -> Tensor:
+    def _newer(self, slots: Tensor, serial: int, stamps: object) -> Tensor:
         if stamps is not self.stamps:
             return torch.ones_like(slots, dtype=torch.bool)
-        return stamps.newer(slots, serial)
+        return self.stamps.newer(slots, serial)
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""

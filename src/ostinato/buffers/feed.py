@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.engine import Engine
-    from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.records import AnyEngine, Rows, Ticket
 
 __all__ = ["Batch", "Feed"]
 
@@ -47,7 +46,7 @@ class Feed:
         depth: batches to keep ready; 0 is no prefetch.
     """
 
-    def __init__(self, engine: Engine, dress: Callable[[Any, Ticket, dict[Any, Tensor]], Any], depth: int) -> None:
+    def __init__(self, engine: AnyEngine, dress: Callable[[Any, Ticket, dict[Any, Tensor]], Any], depth: int) -> None:
         self._engine = engine
         self._dress = dress
         # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work

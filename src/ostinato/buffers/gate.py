@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.engine import Engine
-    from ostinato.buffers.records import Ticket
+    from ostinato.buffers.records import AnyEngine, Ticket
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
 
@@ -107,7 +107,7 @@ class Gate:
         why = lambda: f"a draw of {rows} row(s) waited {{}} s for writers: {flow.why_no_draw(rows, stock(engine))}"  # noqa: E731
         self._wait(engine, self._readers, rows, timeout_s, done, why)
 
-    def may_draw(self, engine: Engine, rows: int) -> bool:
+    def may_draw(self, engine: AnyEngine, rows: int) -> bool:
         """Whether so many rows may be drawn now."""
         return self.flow.may_draw(rows, stock(engine))
 
@@ -214,7 +214,7 @@ def as_counting(sampler: Sampler) -> CountingSampler:
     return sampler  # type: ignore[return-value]
 
 
-def stock(engine: Engine) -> Stock:
+def stock(engine: AnyEngine) -> Stock:
     """Return what a buffer has for readers and writers now."""
     if not engine.sampler.counting:
         return Stock(len(engine.storage))
@@ -306,7 +306,7 @@ def check_queue(engine: Engine, state: dict[str, Any]) -> None:
     sampler.check_state(state["sampler"]["state"], rows)
 
 
-def give_back(engine: Engine, ticket: Ticket) -> None:
+def give_back(engine: AnyEngine, ticket: Ticket) -> None:
     """Take a draw back whose batch reached nobody, where draws are counted."""
     with engine.lock:
         if ticket.stamps is not engine.stamps or ticket.sampler is not engine.sampler:

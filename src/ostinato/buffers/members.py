@@ -9,6 +9,7 @@ import torch
 
 from ostinato.buffers import priorities
 from ostinato.buffers.checkpoint import Target
+from ostinato.buffers.engine import Engine
 from ostinato.buffers.expansion import expand
 from ostinato.errors import OptionError
 
@@ -35,7 +36,11 @@ class Member:
 
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
         # one room: an ensemble draws from its buffers' engines and hears of their loads
-        self.engine = buffer._engine  # noqa: SLF001
+        engine = buffer._engine  # noqa: SLF001
+        if not isinstance(engine, Engine):
+            msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
+            raise OptionError(msg)
+        self.engine = engine
         self._feed = buffer._feed  # noqa: SLF001
         self._dress = buffer._dress  # noqa: SLF001
         self._slots = buffer._index  # noqa: SLF001

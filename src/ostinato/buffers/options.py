@@ -192,7 +192,7 @@ def refuse_shared(*, shared: bool) -> None:
         OptionError: if it is asked for.
     """
     if shared:
-        msg = "shared=True is not available: a buffer serves the threads of one process, and pickling copies it"
+        msg = "shared=True is not available for an ensemble: it serves the threads of one process"
         raise OptionError(msg)
 
 

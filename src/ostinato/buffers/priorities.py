@@ -11,12 +11,12 @@ from torch import Tensor
 from ostinato._backend import native
 from ostinato.core import kinds
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError
+from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from ostinato.buffers.engine import Engine
-    from ostinato.buffers.records import Ticket
+    from ostinato.buffers.records import AnyEngine, Ticket
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
 
@@ -61,7 +61,7 @@ def as_sampler(sampler: Sampler) -> PrioritySampler:
     return sampler  # type: ignore[return-value]
 
 
-def from_rows(engine: Engine, data: Any, rows: int) -> Tensor | None:
+def from_rows(engine: AnyEngine, data: Any, rows: int) -> Tensor | None:
     """Return the priorities that rows about to be written bring along, float64 `[rows]`, checked; None if they do not.
 
     Raises:
@@ -94,7 +94,7 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
     return sampler.reduce(values.reshape(rows, -1)).contiguous()
 
 
-def ranks(engine: Engine, ticket: Ticket) -> dict[str, Tensor]:
+def ranks(engine: AnyEngine, ticket: Ticket) -> dict[str, Tensor]:
     """Return what samples of prioritized buffers carry beside their index, `[R]` each; nothing for others.
 
     `priority_weight` is that of the row drawn, `index_generation` the stamp of each record; of windows around anchors
@@ -121,13 +121,13 @@ class Change(NamedTuple):
     stamps: Tensor | None
 
 
-def update(engine: Engine, index: Any, priority: Any, given: Any) -> None:
+def update(engine: AnyEngine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
         apply(engine, prepare(engine, index, priority, given))
 
 
-def prepare(engine: Engine, index: Any, priority: Any, given: Any) -> Change:
+def prepare(engine: AnyEngine, index: Any, priority: Any, given: Any) -> Change:
     """Bring indices, priorities and stamps to the form that samplers take; the caller holds the lock.
 
     Raises:
@@ -144,7 +144,7 @@ def prepare(engine: Engine, index: Any, priority: Any, given: Any) -> Change:
     return Change(index, priority, given)
 
 
-def check(engine: Engine, change: Change) -> None:
+def check(engine: AnyEngine, change: Change) -> None:
     """Refuse a change that could not be made, on the CPU: for several buffers that change together.
 
     Raises:
@@ -155,17 +155,14 @@ def check(engine: Engine, change: Change) -> None:
     if not slots.is_cpu or not slots.numel():
         return
     as_sampler(engine.sampler).check(values)
-    low, high, rows = int(slots.min()), int(slots.max()), len(engine.storage)
-    if stamps is None and (low < -1 or high >= rows):
-        msg = f"index {high if high >= rows else low} is out of range for {rows} rows: use an index in [0, {rows})"
-        raise SlotError(msg)
+    if stamps is None:
+        check_rows(slots, len(engine.storage))
 
 
-def apply(engine: Engine, change: Change) -> None:
+def apply(engine: AnyEngine, change: Change) -> None:
     """Write what `prepare` read, but for rows replaced meanwhile; bad numbers are refused before anything changes."""
     if change.slots.shape[0]:
-        stale = as_sampler(engine.sampler).learn(*change, engine.view())
-        engine.stale_updates = engine.stale_updates + stale
+        engine.learn(*change)
 
 
 def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.shared import SharedEngine
     from ostinato.core.draw import Draw
     from ostinato.core.plan import Plan
+    from ostinato.core.shared_ring import SharedRing
     from ostinato.core.stamps import Stamps
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
 
-__all__ = ["Mix", "Rows", "Source", "Ticket"]
+__all__ = ["AnyEngine", "Mix", "Rows", "Source", "Ticket"]
+
+AnyEngine: TypeAlias = "Engine | SharedEngine"
+"""What stands behind a buffer: the engine of one process, or of one among several."""
 
 
 class Ticket(NamedTuple):
@@ -26,7 +32,7 @@ class Ticket(NamedTuple):
     """Number of the last write before the draw."""
     last: bool
     """Whether the draw ended an epoch."""
-    stamps: Stamps
+    stamps: Stamps | SharedRing
     """The stamps that `serial` counts in; a load or another storage brings new ones."""
     sampler: Sampler
     """Who drew; it says what the slices of the batch are marked with."""
@@ -76,7 +82,7 @@ class Rows(NamedTuple):
     source: Source
     payload: Any
     serial: int
-    stamps: Stamps
+    stamps: Stamps | SharedRing
     ticket: Ticket
     """The draw; its stamps and plan are those of the rows gathered."""
 

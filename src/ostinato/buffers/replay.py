@@ -26,15 +26,16 @@ from ostinato.buffers.options import (
     own,
     part,
     positive,
-    refuse_shared,
     require_collections,
     swap_dims,
     warn_of_batch,
     warn_of_sampler,
 )
 from ostinato.buffers.records import Source, Ticket
+from ostinato.buffers.shared import SharedEngine, refuse_limits
+from ostinato.buffers.shared_state import load_shared_state, save_shared, shared_state
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.buffers.versions import Versions, check_age, check_versions
+from ostinato.buffers.versions import begin_versions, check_age
 from ostinato.core.draw import Placement, Run
 from ostinato.core.select import is_field
 from ostinato.errors import UsageError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.limits import RateLimiter
+    from ostinato.buffers.records import AnyEngine
     from ostinato.core.boundaries import Episodes
     from ostinato.units import SampleUnit
 
@@ -77,7 +79,9 @@ class ReplayBuffer:
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: must be False: a buffer serves one process.
+        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the compiled part,
+            a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a process
+            as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
         sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
@@ -122,9 +126,8 @@ class ReplayBuffer:
         rate_limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
     ) -> None:
-        refuse_shared(shared=shared)
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
-        self._engine = Engine(
+        self._engine: AnyEngine = (SharedEngine if shared else Engine)(
             Source(made, made.default_collate if collate_fn is None else collate_fn),
             part("sampler", sampler, Sampler, RandomSampler),
             part("writer", writer, Writer, self._default_writer),
@@ -133,11 +136,11 @@ class ReplayBuffer:
             check_episodes(episodes),
         )
         self._rate_limiter = rate_limiter
-        self._engine.gate = make_gate(rate_limiter, self._engine)
-        if version_key is not None:
-            self._engine.versions = Versions(version_key)
-            check_versions(self._engine.writer, self._engine.versions)
-            self._engine.versions.begin(len(made))
+        if isinstance(self._engine, SharedEngine):
+            refuse_limits(rate_limiter, version_key)
+        else:
+            self._engine.gate = make_gate(rate_limiter, self._engine)
+            self._engine.versions = begin_versions(version_key, self._engine.writer, len(made))
         self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._dim_given = dim_extend is not None
@@ -196,8 +199,8 @@ class ReplayBuffer:
         with self._engine.lock:  # no draw of the old one may come in between
             self._feed.drop()
             old = self._engine.set_sampler(sampler)
-            if self._rate_limiter is None:  # a queue holds its writers up, others do not
-                renew_gate(self._engine)
+            if self._rate_limiter is None and isinstance(self._engine, Engine):
+                renew_gate(self._engine)  # a queue holds its writers up, others do not
             return old
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
@@ -554,6 +557,8 @@ class ReplayBuffer:
             return checkpoint.own_copy(self._state())
 
     def _state(self) -> dict[str, Any]:
+        if isinstance(self._engine, SharedEngine):
+            return shared_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
         return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -564,7 +569,10 @@ class ReplayBuffer:
         """
         engine = self._engine
         with engine.saves.lock, engine.lock:
-            checkpoint.load_engine_state(engine, state, self._transform, self._batch_size)
+            if isinstance(engine, SharedEngine):
+                load_shared_state(engine, state, self._transform)
+            else:
+                checkpoint.load_engine_state(engine, state, self._transform, self._batch_size)
             self._feed.forget()
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
@@ -585,6 +593,9 @@ class ReplayBuffer:
             StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
         """
         engine = self._engine
+        if isinstance(engine, SharedEngine):
+            save_shared(path, self._state(), incremental=incremental)
+            return
         parts = saving.Saving([engine], self._state, lambda: engine.lock, checkpoint.FORMAT)
         saving.save(path, parts, incremental=incremental)
 
@@ -622,10 +633,17 @@ class ReplayBuffer:
             self.storage.register_load_hook(hook)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew."""
+        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew.
+
+        A shared buffer travels only to a process that is being started: it has the same rows then, and its own draws.
+
+        Raises:
+            UsageError: for a shared buffer at any other time.
+        """
         with self._engine.lock:
             depth = self._feed.prefetch.depth if self._feed.prefetch else 0
-            return {**self.__dict__, "_feed": (depth, self._feed.tickets)}
+            queued = [] if isinstance(self._engine, SharedEngine) else self._feed.tickets
+            return {**self.__dict__, "_feed": (depth, queued)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""

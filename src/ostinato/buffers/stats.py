@@ -12,8 +12,8 @@ from ostinato.buffers.priorities import as_sampler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.buffers.engine import Engine
     from ostinato.buffers.prefetch import Prefetcher
+    from ostinato.buffers.records import AnyEngine
 
 __all__ = ["BufferStats", "combine", "measure"]
 
@@ -64,14 +64,15 @@ def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> B
     return BufferStats(**total)
 
 
-def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
+def measure(engine: AnyEngine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:
             as_sampler(engine.sampler).settle()
         storage, stamps = engine.storage, engine.stamps
         rows = len(storage)
-        ages = stamps.written - stamps.of(torch.arange(rows, device=storage.device)) if rows else None
+        known = stamps.of(torch.arange(engine.view().rows, device=storage.device))
+        ages = stamps.written - known[known > 0] if rows else None
         return BufferStats(
             rows=rows,
             capacity=storage.capacity,

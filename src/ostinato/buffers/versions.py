@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import AnyEngine
     from ostinato.core.draw import Placement, View
     from ostinato.storages import Storage
     from ostinato.writers import Writer
@@ -194,7 +195,21 @@ def check_versions(writer: Writer, versions: Versions | None) -> None:
         raise OptionError(msg)
 
 
-def check_age(engine: Engine, max_age: Any, *, prefetch: bool) -> int:
+def begin_versions(key: str | tuple[str, ...] | None, writer: Writer, rows: int) -> Versions | None:
+    """Return the versions of a buffer that has so many rows already; None without a key.
+
+    Raises:
+        OptionError: if its writer does not keep the order of time.
+    """
+    if key is None:
+        return None
+    versions = Versions(key)
+    check_versions(writer, versions)
+    versions.begin(rows)
+    return versions
+
+
+def check_age(engine: AnyEngine, max_age: Any, *, prefetch: bool) -> int:
     """Return a `max_age` that the buffer can keep to.
 
     Raises:

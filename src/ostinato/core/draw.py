@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes import EpisodeTable, Starts
+    from ostinato.core.shared_ring import SharedRing
     from ostinato.core.stamps import Stamps
 
 __all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View", "check_slots", "episodes_of"]
@@ -73,7 +74,7 @@ class View(NamedTuple):
     rows: int
     capacity: int
     cursor: int
-    stamps: Stamps
+    stamps: Stamps | SharedRing
     device: torch.device
     episodes: EpisodeTable | None = None
     """Which rows belong together, if the buffer keeps account of that."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
-__all__ = ["CountingSampler", "PrioritySampler", "Sampler"]
+__all__ = ["CountingSampler", "PrioritySampler", "Sampler", "check_rows"]
 
 
 class Sampler(ABC):
@@ -167,7 +167,7 @@ class PrioritySampler(Sampler):
         """
         if stamps is None:
             keep = slots >= 0 if slots.is_cpu else slots != -1
-            _check_slots(slots, view.rows)
+            check_rows(slots, view.rows)
         else:
             keep = view.stamps.match(slots, stamps)
         priorities = priorities.to(torch.float64)
@@ -247,7 +247,12 @@ class CountingSampler(Sampler):
         """
 
 
-def _check_slots(slots: Tensor, rows: int) -> None:
+def check_rows(slots: Tensor, rows: int) -> None:
+    """Refuse slots on the CPU beyond the rows; -1 stands for a row that was not kept.
+
+    Raises:
+        SlotError: naming one.
+    """
     if not (slots.is_cpu and slots.numel()):
         return
     low, high = int(slots.min()), int(slots.max())

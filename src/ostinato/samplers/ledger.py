@@ -7,20 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
 import torch
 
 from ostinato._backend import native
 from ostinato.core.draw import Run
-from ostinato.errors import PriorityError
-from ostinato.samplers.compiled_tree import Ranks
+from ostinato.errors import PriorityError, UsageError
+from ostinato.samplers.compiled_tree import CompiledTree, Ranks
 from ostinato.samplers.tree import PriorityTree
-from ostinato.samplers.values import MOST_VALUE, last_of_equal, raise_to, refuse_bad
+from ostinato.samplers.values import (
+    MOST_VALUE,
+    check_size,
+    last_of_equal,
+    on_device,
+    raise_to,
+    top_priority,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import View
+    from ostinato.core.shared_ring import SharedRing
 
 __all__ = ["Ledger"]
 
@@ -37,6 +44,7 @@ class Ledger:
         self.alpha = alpha
         self.eps = eps
         self.within = within
+        self.ring: SharedRing | None = None  # where it is shared with other processes
         self.rows = 0
         self._tree: PriorityTree | None = None
         self._raw = torch.empty(0, dtype=torch.float64)
@@ -47,6 +55,37 @@ class Ledger:
         self._dirty = False  # whether the largest one within the buffer has to be looked up again
         self._bad: Tensor | None = None
 
+    def share(self, ring: SharedRing) -> None:
+        """Keep priorities, values and counts where other processes see them, from now on, under the ring's lock."""
+        self.ring, self._raw = ring, ring.priorities
+        self._tree = PriorityTree(ring.capacity, ring.device, CompiledTree(ring.tree))
+
+    @property
+    def rows(self) -> int:
+        """Rows known; slots from here on hold nothing."""
+        return self._rows if self.ring is None else self.ring.rows
+
+    @rows.setter
+    def rows(self, rows: int) -> None:
+        self._rows = rows
+
+    @property
+    def _largest(self) -> float | Tensor:
+        return self._own_largest if self.ring is None else self.ring.largest
+
+    @_largest.setter
+    def _largest(self, value: float | Tensor) -> None:
+        if self.ring is None:
+            self._own_largest = value
+        else:
+            self.ring.largest = float(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is shared stays where it is: a buffer that arrives in another process shares it again."""
+        if self.ring is None:
+            return self.__dict__
+        return Ledger(self.alpha, self.eps, within=self.within).__dict__
+
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def check(self, priorities: Tensor) -> None:
@@ -56,28 +95,7 @@ class Ledger:
             PriorityError: naming their positions.
         """
         if priorities.is_cpu and priorities.numel():
-            self._check(priorities)
-
-    def _check(self, priorities: Tensor) -> float:
-        """Return the largest of some priorities."""
-        values = priorities.numpy()
-        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
-        if not (low >= 0.0 and high < float("inf")):
-            refuse_bad(priorities)
-        self._check_size(high)
-        return high
-
-    def _check_size(self, priority: float) -> None:
-        try:
-            small = (priority + self.eps) ** self.alpha <= MOST_VALUE
-        except OverflowError:
-            small = False
-        if not small:
-            msg = (
-                f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with alpha={self.alpha:g}: "
-                "scale them down"
-            )
-            raise PriorityError(msg)
+            top_priority(priorities, self.eps, self.alpha)
 
     def receive(self, run: Run, view: View) -> None:
         """Give rows just written in ring order the default priority, as it stood before the write."""
@@ -109,7 +127,7 @@ class Ledger:
         if not slots.is_cpu:
             self._assign_on_device(tree, slots, priorities, keep)
             return
-        high = self._check(priorities)
+        high = top_priority(priorities, self.eps, self.alpha)
         before = self._largest_of(self._raw, slots)
         tree.set(slots, self._seen(slots, raise_to(priorities, self.eps, self.alpha)))  # checks the slots first
         # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
@@ -154,7 +172,7 @@ class Ledger:
         tree.set(slots, self._seen(slots, raise_to(values, self.eps, self.alpha)))
         if not self.within:
             high = torch.where(keep, given, 0.0).amax()
-            self._largest = torch.maximum(_on(self._largest, high.device), high)
+            self._largest = torch.maximum(on_device(self._largest, high.device), high)
 
     def settle(self) -> None:
         """Raise if priorities on a device were bad.
@@ -189,7 +207,7 @@ class Ledger:
         """Return the default priority without waiting for a device."""
         if view.device.type == "cpu":
             return self.default
-        value = _on(self._found_largest(), view.device)
+        value = on_device(self._found_largest(), view.device)
         return torch.where(value > 0, value, 1.0)
 
     def _found_largest(self) -> float | Tensor:
@@ -301,7 +319,7 @@ class Ledger:
         """Compute all values anew from the priorities, for another `alpha`."""
         raw = self._raw[: self.rows]
         if raw.is_cpu and self.rows:
-            self._check_size(float(raw.max()))
+            check_size(float(raw.max()), self.eps, self.alpha)
         values = raise_to(raw, self.eps, self.alpha).clamp_(max=MOST_VALUE)
         tree.load(values if self._hidden is None else values.masked_fill_(self._hidden[: self.rows], 0.0))
         self._tree_alpha = self.alpha
@@ -353,15 +371,15 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a checked state over, by copy."""
+        """Take a checked state over, by copy.
+
+        Raises:
+            UsageError: if it is shared.
+        """
+        if self.ring is not None:
+            msg = "the priorities of a shared buffer cannot be replaced through its sampler: load into the buffer"
+            raise UsageError(msg)
         Ledger.__init__(self, float(state["alpha"]), float(state["eps"]), within=self.within)
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
         self._loaded = (state["priorities"].clone(), state["values"].clone())
         self.rows = self._loaded[0].shape[0]
-
-
-def _on(number: float | Tensor, device: torch.device) -> Tensor:
-    """Return a number as a 0-dim tensor on a device, without waiting for it: a float is filled in there."""
-    if isinstance(number, float):
-        return torch.full((), number, dtype=torch.float64, device=device)
-    return number.to(device, torch.float64)

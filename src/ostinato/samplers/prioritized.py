@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.draw import Placement, View
     from ostinato.core.episodes import Starts
+    from ostinato.core.shared_ring import SharedRing
 
 __all__ = ["PrioritizedSampler"]
 
@@ -105,11 +106,21 @@ class PrioritizedSampler(PrioritySampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
+        if self._ledger.ring is not None:
+            msg = (
+                f"alpha of a shared buffer is that of all its processes, and stays {self.alpha:g}, got {value!r}: "
+                "make the buffer with the alpha that it is to have"
+            )
+            raise OptionError(msg)
         self._ledger.alpha = check_number("alpha", value)
+
+    def share(self, ring: SharedRing) -> None:
+        """Keep priorities where other processes see them, from now on; the buffer holds the lock of the ring."""
+        self._ledger.share(ring)
 
     @property
     def beta(self) -> float:
-        """Exponent of weights."""
+        """Exponent of weights; of a shared buffer each process has its own."""
         return self._beta
 
     @beta.setter

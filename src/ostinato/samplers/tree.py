@@ -38,6 +38,7 @@ class PriorityTree:
     Args:
         capacity: number of slots, at least 1.
         device: where slots and values are.
+        compiled: the compiled tree to use, on the CPU; None makes one where it can.
 
     Example:
         >>> import torch
@@ -48,7 +49,7 @@ class PriorityTree:
         [2, 2, 7, 7]
     """
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, device: torch.device, compiled: CompiledTree | None = None) -> None:
         if capacity < 1:
             msg = f"capacity of a priority tree must be at least 1, got {capacity}"
             raise OptionError(msg)
@@ -56,7 +57,9 @@ class PriorityTree:
         self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", which tensors say
         self._on_cpu = self.device.type == "cpu"
         self._check_first = self._on_cpu and native is None  # the compiled part checks by itself
-        self.compiled = CompiledTree(native.SumTree(capacity)) if native is not None and self._on_cpu else None
+        if compiled is None and native is not None and self._on_cpu:
+            compiled = CompiledTree(native.SumTree(capacity))
+        self.compiled = compiled
         """The compiled tree, which can do more in one call; None where the tree is in torch."""
         self._tree: CompiledTree | TorchTree = self.compiled or TorchTree(capacity, self.device)
 

@@ -20,10 +20,12 @@ __all__ = [
     "REDUCTIONS",
     "check_number",
     "check_priorities",
+    "check_size",
     "check_values",
     "last_of_equal",
+    "on_device",
     "raise_to",
-    "refuse_bad",
+    "top_priority",
     "weigh",
 ]
 
@@ -84,7 +86,7 @@ def _is_content(x: Any, rows: int) -> bool:
     return right and bool(((x >= 0) & (x < float("inf"))).all())
 
 
-def refuse_bad(priorities: Tensor) -> None:
+def _refuse_bad(priorities: Tensor) -> None:
     """Raise for priorities of which some are negative or not finite.
 
     Raises:
@@ -101,6 +103,38 @@ def refuse_bad(priorities: Tensor) -> None:
     raise PriorityError(msg)
 
 
+def top_priority(priorities: Tensor, eps: float, alpha: float) -> float:
+    """Return the largest of some priorities on the CPU, float64 `[n]`, `n >= 1`.
+
+    Raises:
+        PriorityError: if some are negative, not finite, or too large.
+    """
+    values = priorities.numpy()
+    low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    if not (low >= 0.0 and high < float("inf")):
+        _refuse_bad(priorities)
+    check_size(high, eps, alpha)
+    return high
+
+
+def check_size(priority: float, eps: float, alpha: float) -> None:
+    """Refuse a priority whose value would be too large.
+
+    Raises:
+        PriorityError: if so.
+    """
+    try:
+        small = (priority + eps) ** alpha <= MOST_VALUE
+    except OverflowError:
+        small = False
+    if not small:
+        msg = (
+            f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with alpha={alpha:g}: "
+            "scale them down"
+        )
+        raise PriorityError(msg)
+
+
 def last_of_equal(slots: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
     """Return `values` with each replaced by that of the last equal slot, so that the order of writing does not matter.
 
@@ -110,6 +144,13 @@ def last_of_equal(slots: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
     ordered, order = torch.sort(key, stable=True)
     last = torch.searchsorted(ordered, slots * 2 + 1, right=True) - 1
     return values[order[last]]
+
+
+def on_device(number: float | Tensor, device: torch.device) -> Tensor:
+    """Return a number as a 0-dim tensor on a device, without waiting for it: a float is filled in there."""
+    if isinstance(number, float):
+        return torch.full((), number, dtype=torch.float64, device=device)
+    return number.to(device, torch.float64)
 
 
 def raise_to(priorities: Tensor, eps: float, alpha: float) -> Tensor:

@@ -74,6 +74,7 @@ class LazyTensorStorage(TensorStorage):
         self._auto = device == "auto"
         self.device = torch.device("cpu") if self._auto else _resolved(torch.device(device))
         self._packed = packed
+        self._given: Memory | None = None
         self._late = LateFields(max_size, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
@@ -129,7 +130,35 @@ class LazyTensorStorage(TensorStorage):
         return {"ndim": self.ndim, "packed": self._packed, "single_copy": self._single_copy, "device": device}
 
     def _memory(self) -> Memory:
-        return HeapMemory(self.device)
+        return HeapMemory(self.device) if self._given is None else self._given
+
+    @property
+    def packed(self) -> bool:
+        """Whether small fields share a row."""
+        return self._packed
+
+    @property
+    def why_private(self) -> str | None:
+        """Why its rows cannot lie in memory that processes share; None if they can."""
+        reasons = {
+            "single_copy": bool(self._single_copy),
+            f"ndim={self.ndim}": self.ndim > 1,
+            "device='auto'": self._auto,
+            f"device={str(self.device)!r}": self.device.type != "cpu",
+            "rows": self.laid_out,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def lay_out_in(self, memory: Memory, schema: Schema | None) -> None:
+        """Keep rows in memory of the caller's: laid out now, if their form is known, else by the first rows.
+
+        Args:
+            memory: gives the blocks; they may hold rows, which count for nothing before they are set.
+            schema: form of a row.
+        """
+        self._given = memory
+        if schema is not None:
+            self._lay_out(schema, (), self.device)
 
 
 def _resolved(device: torch.device) -> torch.device:

@@ -157,10 +157,11 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     """A writer marks rows as lacking late fields before it brings them: a sample that meets this must not raise."""
     rb, storage = interrupted()
     rb.write_all({**rows(range(8)), "late": torch.arange(8) * 10})
+    engine: Any = rb._engine
     has = storage._late.has[("late",)]
 
     def begin_write() -> None:
-        rb._engine.stamps.touch(torch.arange(count))
+        engine.stamps.touch(torch.arange(count))
         has[:count] = False
         storage.before = end_write  # the engine reads again, under the lock, when the writer is done
 
@@ -175,7 +176,7 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
 def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
     """A reader compares stamps after its copy: a stamp that came later would let half-written rows pass."""
     rb, storage = interrupted()
-    engine = rb._engine
+    engine: Any = rb._engine
     ticket = engine.draw(6)
     seen: list[bool] = []
     write = storage.set

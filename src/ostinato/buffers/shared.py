@@ -1,0 +1,377 @@
+"""SharedEngine: the engine of a buffer that several processes write and sample at once, without a server.
+
+What lives here: who waits for whom, and what is drawn, copied and looked at again. What does not: slots and stamps
+(`core/shared_ring.py`), rows (`storages/shared.py`), saving (`shared_state.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import torch
+
+from ostinato.buffers import priorities
+from ostinato.buffers.cut import Saves
+from ostinato.buffers.priorities import as_sampler, check_sampler
+from ostinato.buffers.records import Rows, Source, Ticket
+from ostinato.core.draw import Draw, View
+from ostinato.core.stamps import Stamps
+from ostinato.errors import EmptyBufferError, OptionError, UsageError
+from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
+from ostinato.samplers.base import check_rows
+from ostinato.storages.shared import SharedStorage
+from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.buffers.gate import Ask
+    from ostinato.core.boundaries import Episodes
+    from ostinato.core.draw import Run
+    from ostinato.core.shared_ring import SharedRing
+    from ostinato.storages import Storage
+    from ostinato.units import SampleUnit
+    from ostinato.writers import Writer
+
+__all__ = ["SharedEngine", "refuse_limits"]
+
+_FREE_TRIES = 3
+"""Copies that writers may spoil before the next one makes them wait."""
+_MOST_REDRAWS = 24
+"""Rounds of drawing again where slots were empty; with half of them empty, one draw in 2**24 needs more."""
+
+
+@final
+class SharedEngine:
+    """Owner of the parts of a buffer in one of the processes that share it; serves `ReplayBuffer` as `Engine` does.
+
+    A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
+    processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
+    then stamps are compared, and copied again if a row was replaced. So no batch holds a torn or unfinished row, and
+    whoever dies costs the rows that it was writing.
+
+    Raises:
+        OptionError: for parts that do not go together with sharing.
+    """
+
+    unit = None
+    chronicle = None
+    gate = None
+    versions = None
+    era = 0
+
+    def __init__(
+        self,
+        source: Source,
+        sampler: Sampler,
+        writer: Writer,
+        generator: torch.Generator | None,
+        unit: SampleUnit | None = None,
+        episodes: Episodes | None = None,
+    ) -> None:
+        if unit is not None or episodes is not None:
+            msg = "shared=True keeps no account of episodes: leave out sample_unit and episodes"
+            raise OptionError(msg)
+        _check_parts(sampler, writer)
+        self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
+        check_sampler(self._storage, sampler)
+        self.source = Source(self._storage, source.collate)
+        self.sampler = sampler
+        self._writer = writer
+        self.generator = generator
+        self.pin = False
+        self.priority_path: tuple[str, ...] | None = None
+        self.rows_stale = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lock = threading.RLock()
+        self.saves = Saves()
+        self.pending: deque[Ticket] = deque()
+        self._process = os.getpid()
+        if self._storage.laid_out:
+            self.begin_sharing()
+
+    def begin_sharing(self) -> None:
+        """Let the sampler keep priorities in the memory of all, which is there now."""
+        if isinstance(self.sampler, PrioritizedSampler):
+            self.sampler.share(self._ring)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to a process that is being started; rows and priorities stay where they are, in the memory of all."""
+        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "saves", "pending", "_process"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a part in the memory; draws are this process's own."""
+        self.__dict__.update(state)
+        self._begin()
+        self._draw_apart()
+
+    def _draw_apart(self) -> None:
+        """Give this process a generator of its own seed: two processes must not draw the same batches."""
+        self._process = os.getpid()
+        if self.generator is not None:
+            number = self._storage.number_process()
+            self.generator = torch.Generator().manual_seed(self.generator.initial_seed() + number)
+
+    @property
+    def _ring(self) -> SharedRing:
+        return self._storage.ring
+
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+        return self._storage
+
+    @property
+    def shared_storage(self) -> SharedStorage:
+        """The same, as what it is."""
+        return self._storage
+
+    @property
+    def writer(self) -> Writer:
+        """The writer, as it stands now."""
+        self._writer.resume(len(self._storage), self._storage.cursor)
+        return self._writer
+
+    @property
+    def stamps(self) -> SharedRing | Stamps:
+        """Which write filled each slot."""
+        return self._ring if self._storage.laid_out else Stamps(self._storage.capacity)
+
+    @property
+    def rows_written(self) -> int:
+        """Rows written, by all processes."""
+        return self._ring.rows_written if self._storage.laid_out else 0
+
+    @property
+    def rows_since_empty(self) -> int:
+        """Rows written since the buffer was emptied, by all processes."""
+        return self._ring.rows_since_empty if self._storage.laid_out else 0
+
+    @property
+    def rows_drawn(self) -> int:
+        """Rows delivered, to all processes."""
+        return self._ring.drawn if self._storage.laid_out else 0
+
+    @property
+    def redone(self) -> int:
+        """Batches copied once more, in all processes."""
+        return self._ring.redone if self._storage.laid_out else 0
+
+    @property
+    def stale_updates(self) -> int:
+        """Priorities that came too late, from all processes."""
+        return self._ring.stale_updates if self._storage.laid_out else 0
+
+    def view(self) -> View:
+        """Return what samplers may see, now: some of the slots may hold no whole row."""
+        storage = self._storage
+        return View(storage.shape[0], storage.capacity, storage.cursor, self.stamps, storage.device)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Run:  # noqa: ARG002
+        """Check rows, reserve slots, copy, commit; see `Engine.write`. Writers do not wait for readers."""
+        storage, sampler = self._storage, self.sampler
+        fresh = not storage.laid_out
+        with self.lock:  # threads of this process share the form of the last batch, and the first layout
+            payload, rows = storage.admit(data, lead)
+            if fresh:
+                self.begin_sharing()
+        given = priorities.from_rows(self, data, rows) if sampler.prioritized and ranked else None
+        ring = self._ring
+        serial, run = ring.reserve(rows)
+        try:
+            storage.set(run, payload)
+            if sampler.prioritized:
+                with ring.lock:
+                    if ring.holds(serial):
+                        as_sampler(sampler).receive(run, given, self.view())
+                    ring.commit(serial)
+            else:
+                ring.commit(serial)
+        except BaseException:
+            ring.abandon(serial)
+            raise
+        return run
+
+    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
+        """Give rows the priorities learned for them, but those replaced or unfinished; see `Engine.learn`."""
+        ring, sampler = self._ring, as_sampler(self.sampler)
+        with ring.lock:
+            view = self.view()
+            if stamps is None:
+                slots, values, stamps = self._present(slots, values, view.rows)
+            stale = int(sampler.learn(slots, values, stamps, view)) if slots.numel() else 0
+        ring.note_stale(stale)
+
+    def _present(self, slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Bring an update without stamps to those of the rows there are now: a slot without a row takes none."""
+        check_rows(slots, rows)
+        kept = slots >= 0
+        slots, values = slots[kept], values[kept]
+        stamps = self._ring.of(slots)
+        return slots, values, stamps
+
+    def clear(self) -> None:
+        """Forget all rows, for all processes, and the draws queued in this one."""
+        with self.lock:
+            self._storage.clear()
+            self.pending.clear()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask | None = None) -> Ticket:  # noqa: ARG002
+        """Draw slots that hold whole rows; see `Engine.draw`. Nothing can be asked for besides."""
+        with self.lock:
+            if self._process != os.getpid():
+                self._draw_apart()
+            if self.pending:
+                return self.pending.popleft()
+            rng = self.generator.get_state() if ahead and self.generator is not None else None
+            draw, written = self._fresh(batch_size)
+            return Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
+
+    def _fresh(self, batch_size: int) -> tuple[Draw, int]:
+        """Return a draw, and the number of a write before which all its rows were whole."""
+        if not self._storage.laid_out or self._ring.committed <= 0:
+            msg = "Cannot sample from an empty storage: add rows first"
+            raise EmptyBufferError(msg)
+        ring = self._ring
+        if self.sampler.prioritized:
+            with ring.lock:
+                return self.sampler.draw(self.view(), batch_size, self.generator), ring.written
+        written, holes, rows, _ = ring.now()
+        view = View(rows, ring.capacity, 0, ring, ring.device)
+        draw = self.sampler.draw(view, batch_size, self.generator)
+        return (self._fill(draw, rows) if holes else draw), written
+
+    def _fill(self, draw: Draw, rows: int) -> Draw:
+        """Draw anew where there is no whole row, until there is one: each of these keeps the same probability."""
+        ring, slots = self._ring, draw.slots
+        for _ in range(_MOST_REDRAWS):
+            empty = ring.of(slots) <= 0
+            count = int(empty.sum())
+            if not count:
+                return draw
+            if 2 * ring.committed < rows:
+                break
+            slots[empty] = torch.randint(0, rows, (count,), generator=self.generator)
+        present = ring.present()
+        if not present.numel():
+            msg = "no row is whole: those there were are being replaced at this moment; add rows, or sample later"
+            raise EmptyBufferError(msg)
+        slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator)]
+        return draw
+
+    def undraw(self, queued: list[Ticket]) -> None:
+        """Forget draws that were made ahead; see `Engine.undraw`."""
+        with self.lock:
+            dropped = [*queued, *self.pending]
+            self.pending.clear()
+            if dropped and dropped[0].rng is not None and self.generator is not None:
+                self.generator.set_state(dropped[0].rng)
+
+    def gather(self, ticket: Ticket) -> Rows:
+        """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""
+        for _ in range(_FREE_TRIES):
+            payload = self._storage.get(ticket.draw.slots, pin=self.pin)
+            again = self._again(ticket)
+            if again is None:
+                return Rows(self.source, payload, ticket.serial, ticket.stamps, ticket)
+            ticket = again
+        with self.lock, self._ring.lock:  # now nobody reserves
+            ticket = self._again(ticket) or ticket
+            payload = self._storage.get(ticket.draw.slots, pin=self.pin)
+        return Rows(self.source, payload, ticket.serial, ticket.stamps, ticket)
+
+    def _again(self, ticket: Ticket) -> Ticket | None:
+        """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn anew."""
+        ring, draw = self._ring, ticket.draw
+        if ring.untouched(ticket.serial):
+            return None
+        written = ring.written
+        changed = ring.changed(draw.slots, ticket.serial)
+        if changed is None:
+            return None
+        ring.note_redone()
+        empty = ring.of(draw.slots) <= 0
+        count = int(empty.sum())
+        if count:
+            with self.lock:
+                other, _ = self._fresh(count)
+            draw = draw._replace(slots=draw.slots.masked_scatter(empty, other.slots))
+            if draw.weights is not None and other.weights is not None:
+                draw = draw._replace(weights=draw.weights.masked_scatter(empty, other.weights))
+        if draw.stamps is not None:
+            draw = draw._replace(stamps=ring.of(draw.slots))
+        return ticket._replace(draw=draw, serial=written)
+
+    def deliver(self, ticket: Ticket) -> None:
+        """Count the rows of a batch that reached the caller."""
+        self._ring.note_drawn(ticket.records.shape[0])
+
+    def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
+        """Return bool `[R]`: which rows were replaced since they were gathered."""
+        changed = self._ring.changed(ticket.records, rows.serial)
+        if changed is None:
+            return torch.zeros_like(ticket.records, dtype=torch.bool)
+        self.rows_stale += int(changed.sum())
+        return changed
+
+    # -- what other processes could not follow -------------------------------------------------------------------------
+
+    def begin_sampler(self) -> None:
+        """Do nothing: priorities are there with their rows."""
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Refuse to exchange the sampler."""
+        _refuse_exchange(sampler)
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Refuse to exchange the writer."""
+        _refuse_exchange(writer)
+
+    def set_source(self, source: Source) -> Storage:
+        """Refuse to exchange the storage."""
+        _refuse_exchange(source.storage)
+
+
+def refuse_limits(limiter: Any, version_key: Any) -> None:
+    """Refuse what keeps account of rows in one process.
+
+    Raises:
+        OptionError: if either is given.
+    """
+    if limiter is not None or version_key is not None:
+        msg = "shared=True keeps no account of reads and versions: leave out rate_limiter and version_key"
+        raise OptionError(msg)
+
+
+def _refuse_exchange(part: Any) -> NoReturn:
+    msg = (
+        f"the parts of a shared buffer are those that it was made with, since other processes have them too; got a "
+        f"{type(part).__name__}: make another buffer"
+    )
+    raise UsageError(msg)
+
+
+def _check_parts(sampler: Sampler, writer: Writer) -> None:
+    """Refuse parts that keep in one process what all would have to know.
+
+    Raises:
+        OptionError: naming the part.
+    """
+    if type(sampler) not in {RandomSampler, PrioritizedSampler}:
+        msg = f"shared=True takes the samplers RandomSampler and PrioritizedSampler, got {type(sampler).__name__}"
+        raise OptionError(msg)
+    if isinstance(sampler, PrioritizedSampler) and sampler.max_priority_within_buffer:
+        msg = "shared=True does not go with max_priority_within_buffer=True: leave it out"
+        raise OptionError(msg)
+    if type(writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
+        msg = f"shared=True takes the writer RoundRobinWriter, got {type(writer).__name__}"
+        raise OptionError(msg)

@@ -1,0 +1,317 @@
+"""SharedStorage: the rows of a buffer that several processes write and read at once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from ostinato.core.bits import as_bits
+from ostinato.core.draw import Request
+from ostinato.core.select import is_field, select
+from ostinato.core.shared_ring import SharedRing
+from ostinato.core.state import decode_schema
+from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
+from ostinato.storages.base import Storage
+from ostinato.storages.lazy import LazyTensorStorage
+from ostinato.storages.mirror_state import column_name
+from ostinato.storages.segment import Segment, require_sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.core.draw import Placement
+    from ostinato.core.rows import Schema
+
+__all__ = ["SharedStorage"]
+
+_FREE_TRIES = 3
+"""Reads that writers may spoil before the next one makes them wait."""
+
+
+@final
+class SharedStorage(Storage):
+    """Rows in memory that processes share; what `ReplayBuffer(shared=True)` makes of a `LazyTensorStorage`.
+
+    The first rows show their form, and the memory is taken. From then on the storage can go to other processes: as an
+    argument of a process that is being started, or by fork. It holds the `ring` that says which slots hold rows.
+
+    What is read is always a copy, of rows that are whole.
+
+    Args:
+        inner: says how many rows there may be, and how they are laid out; it must be empty.
+        ranked: whether there are priorities.
+
+    Raises:
+        OptionError: where processes cannot share memory, or for a storage whose rows cannot be shared.
+    """
+
+    form = "tensors"
+    ring_only = True
+
+    def __init__(self, inner: Storage, *, ranked: bool) -> None:
+        require_sharing()
+        self._inner = _checked(inner)
+        self._ranked = ranked
+        self._segment = Segment()
+        self._ring: SharedRing | None = None
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to a process that is being started: the memory is handed on, nothing is copied.
+
+        Raises:
+            UsageError: at any other time, or if no row has shown its form.
+        """
+        segment = self._segment.__getstate__()  # says so if nothing is being started
+        if self._ring is None:
+            msg = (
+                "a shared buffer must know the form of its rows before other processes get it: write a row first (and "
+                "empty() the buffer, if it was only an example)"
+            )
+            raise UsageError(msg)
+        options = (self._inner.max_size, self._inner.packed)
+        return {"segment": segment, "options": options, "ranked": self._ranked, "schema": self._inner.schema}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map the memory."""
+        self._segment = Segment.__new__(Segment)
+        self._segment.__setstate__(state["segment"])
+        max_size, packed = state["options"]
+        self._inner = LazyTensorStorage(max_size, packed=packed)
+        self._inner.lay_out_in(self._segment, state["schema"])
+        self._ranked = state["ranked"]
+        self._ring = self._make_ring(fresh=False)
+        self._process = os.getpid()
+
+    def _make_ring(self, *, fresh: bool) -> SharedRing:
+        nbytes = SharedRing.bytes_for(self.capacity, ranked=self._ranked)
+        return SharedRing(self._segment.block("ring", nbytes), self.capacity, ranked=self._ranked, fresh=fresh)
+
+    @property
+    def ring(self) -> SharedRing:
+        """Which slots hold rows.
+
+        Raises:
+            UsageError: before the first row.
+        """
+        if self._ring is None:
+            msg = "the storage holds no rows yet: write some first"
+            raise UsageError(msg)
+        return self._ring
+
+    def number_process(self) -> int:
+        """Return another number in each process that asks, from 1; 0 before the first row."""
+        return 0 if self._ring is None else self._ring.number_process()
+
+    @property
+    def capacity(self) -> int:
+        """Most rows that fit."""
+        return self._inner.max_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes shared, those of the ring and its priorities included; 0 before the first row."""
+        return self._inner.nbytes + (0 if self._ring is None else self._ring.nbytes)
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row reserved."""
+        return 0 if self._ring is None else self._ring.cursor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(slots,)`: those that an index may name; some may hold no whole row at the moment."""
+        return (0 if self._ring is None else self._ring.rows,)
+
+    @property
+    def default_collate(self) -> Callable[[Any], Any] | None:
+        """None: rows are presented as they were put in."""
+        return self._inner.default_collate
+
+    @property
+    def schema(self) -> Schema | None:
+        """Form of a row; None before the first."""
+        return self._inner.schema
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether rows have shown their form."""
+        return self._ring is not None
+
+    def __len__(self) -> int:
+        """Rows that are whole."""
+        return 0 if self._ring is None else self._ring.committed
+
+    def __repr__(self) -> str:
+        """Fill and form."""
+        fields = "not laid out yet" if self.schema is None else "; ".join(map(str, self.schema.leaves))
+        return f"SharedStorage(rows={len(self)}, capacity={self.capacity}, fields=[{fields}])"
+
+    def admit(self, data: Any, lead: int) -> tuple[Any, int]:
+        """Check rows against the schema; the first ones set it, and the memory is taken.
+
+        Raises:
+            UsageError: if another process was forked before the first row: it could not see it.
+        """
+        if self._ring is not None:
+            return self._inner.admit(data, lead)
+        if os.getpid() != self._process:
+            msg = (
+                "this process was forked before the buffer knew the form of its rows, so that it shares nothing: write "
+                "a row before processes are started (and empty() the buffer, if it was only an example)"
+            )
+            raise UsageError(msg)
+        self._inner.lay_out_in(self._segment, None)
+        admitted = self._inner.admit(data, lead)
+        self._ring = self._make_ring(fresh=True)
+        return admitted
+
+    def set(self, placement: Placement, payload: Any) -> None:
+        """Copy rows to slots that were reserved for them."""
+        self._inner.set(placement, payload)
+
+    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+        """Copy rows as they are; who asks compares stamps."""
+        return self._inner.get(slots, pin=pin)
+
+    def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
+        """Copy rows for each field as they are; who asks compares stamps."""
+        return self._inner.fetch(requests, pin=pin)
+
+    def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
+        """Nest rows as they were put in. No copy."""
+        return self._inner.present(payload, batch)
+
+    def read(self, index: Any, *, swap: bool = False) -> Any:
+        """Return the rows at an index, or a field of all of them by its key. Copy.
+
+        Raises:
+            SlotError: if the index is out of range, or a slot holds no whole row.
+        """
+        if is_field(index):
+            data = self.read(slice(None))
+            for key in (index,) if isinstance(index, str) else index:
+                data = data[key]
+            return data
+        picked = select(index, self.shape, self.device, swap=swap)
+        slots = picked.slots if picked.span is None else torch.arange(self.shape[0])[picked.span]
+        return self.present(self.read_whole(slots.contiguous()), picked.batch)
+
+    def read_whole(self, slots: Tensor) -> Any:
+        """Return the payload of rows that are whole, int64 `[n]`.
+
+        Raises:
+            SlotError: if a slot holds no whole row.
+        """
+        for _ in range(_FREE_TRIES):
+            payload = self._try_whole(slots)
+            if payload is not None:
+                return payload
+        with self.ring.lock:  # now nobody reserves
+            return self._try_whole(slots)
+
+    def _try_whole(self, slots: Tensor) -> Any:
+        """Return rows, or None if one was replaced meanwhile."""
+        before = self.ring.of(slots)
+        if bool((before <= 0).any()):
+            bad = slots[before <= 0][:8].tolist()
+            msg = (
+                f"the slots {bad} hold no whole row: somebody is writing there, or died doing so; read others, or wait "
+                "until the ring has come round"
+            )
+            raise SlotError(msg)
+        payload = self.get(slots)
+        return payload if bool((self.ring.of(slots) == before).all()) else None
+
+    def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:
+        """Return the state of a `LazyTensorStorage` that holds the rows at `slots`, in this order. Copy.
+
+        The caller holds the ring's lock; the slots hold whole rows.
+        """
+        schema, columns = self.schema, {}
+        if schema is not None:
+            leaves = self._inner.fetch([Request(i, slots) for i in range(len(schema.leaves))])
+            columns = {column_name(leaf.path, i): leaves[i] for i, leaf in enumerate(schema.leaves)}
+        return {
+            **self._inner.state_dict(),
+            "rows": int(slots.shape[0]),
+            "cursor": cursor,
+            "capacity": self.capacity,
+            "columns": columns,
+        }
+
+    def rows_of(self, state: dict[str, Any], order: Tensor) -> Any:
+        """Return the rows of a tensor storage's state, nested, in the order given (int64 `[rows]`); None for no rows.
+
+        Raises:
+            CheckpointError: if they are of another form, or more than fit.
+        """
+        if state["form"] != self.form or state["single_copy"] or state["late"]:
+            msg = "a shared buffer takes the rows of a LazyTensorStorage, without single_copy and fields added later"
+            raise CheckpointError(msg)
+        self._inner.check_state(state)
+        rows = int(state["rows"])
+        if state["schema"] is None or not rows:
+            return None
+        schema, columns = decode_schema(state["schema"]), dict(state["columns"])
+        found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
+        leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
+        data = schema.build(leaves, (rows,), self.device)
+        schema.flatten(data, (rows,), 1)  # says what does not fit
+        return data
+
+    def clear(self) -> None:
+        """Forget all rows, keep form and memory."""
+        if self._ring is not None:
+            self._ring.clear()
+
+    def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
+        """Refuse: rows of a shared buffer are written by `add` and `extend` alone."""
+        refuse_edit()
+
+    def state_dict(self) -> NoReturn:
+        """Refuse: the rows alone are no state."""
+        refuse_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> NoReturn:  # noqa: ARG002
+        """Refuse: the rows alone are no state."""
+        refuse_state()
+
+
+def refuse_edit() -> NoReturn:
+    """Refuse to write to rows in place.
+
+    Raises:
+        UsageError: always.
+    """
+    msg = "rows of a shared buffer cannot be edited in place: write them anew with add() or extend()"
+    raise UsageError(msg)
+
+
+def refuse_state() -> NoReturn:
+    """Refuse to save a storage without its buffer.
+
+    Raises:
+        UsageError: always.
+    """
+    msg = "the storage of a shared buffer is saved with the buffer: use the buffer's dumps() or state_dict()"
+    raise UsageError(msg)
+
+
+def _checked(inner: Storage) -> LazyTensorStorage:
+    """Return a storage whose rows can be shared.
+
+    Raises:
+        OptionError: otherwise, saying why.
+    """
+    if type(inner) is not LazyTensorStorage:
+        msg = f"shared=True needs storage=LazyTensorStorage(max_size), got {type(inner).__name__}"
+        raise OptionError(msg)
+    reason = inner.why_private
+    if reason is not None:
+        msg = f"shared=True needs a new LazyTensorStorage(max_size) on the CPU, got one with {reason}"
+        raise OptionError(msg)
+    return inner

@@ -1,0 +1,116 @@
+"""What tests of shared buffers have in common: rows that tell whether they are whole, and children that die on time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
+from ostinato._backend import native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from ostinato.core.shared_ring import SharedRing
+
+__all__ = [
+    "AVAILABLE",
+    "LIMIT_S",
+    "check_ring",
+    "check_rows",
+    "die",
+    "end",
+    "ids_of",
+    "make",
+    "ring_of",
+    "rows",
+    "start",
+]
+
+AVAILABLE = hasattr(native, "SharedRing")
+LIMIT_S = 60
+"""No process is waited for any longer."""
+
+
+def rows(ids: Sequence[int] | Tensor, width: int = 8) -> dict[str, Tensor]:
+    """Rows of which each field follows from the id."""
+    number = torch.as_tensor(ids, dtype=torch.int64)
+    wide = number.to(torch.float64)[:, None] * torch.arange(1, width + 1, dtype=torch.float64)
+    return {"id": number, "wide": wide, "check": wide.sum(1) + number}
+
+
+def check_rows(batch: dict[str, Tensor]) -> None:
+    """Fail unless every row is whole."""
+    wanted = rows(batch["id"], batch["wide"].shape[1])
+    assert torch.equal(batch["wide"], wanted["wide"])
+    assert torch.equal(batch["check"], wanted["check"])
+
+
+def make(capacity: int, *, ranked: bool = False, fill: int = 0, width: int = 8, **options: Any) -> ReplayBuffer:
+    """A shared buffer, its form known."""
+    sampler = PrioritizedSampler(capacity, 0.7, 0.5, 1e-3) if ranked else RandomSampler()
+    options = {"batch_size": 32, **options}
+    rb = ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler, shared=True, **options)
+    rb.extend(rows(range(max(fill, 1)), width))
+    if not fill:
+        rb.empty()
+    return rb
+
+
+def ring_of(rb: ReplayBuffer) -> SharedRing:
+    """The ring behind a shared buffer."""
+    return rb.storage.ring  # type: ignore[attr-defined, no-any-return]
+
+
+def ids_of(rb: ReplayBuffer) -> list[int]:
+    """Ids of the rows that are whole, by slot."""
+    found: list[int] = rb.storage[ring_of(rb).present()]["id"].tolist()
+    return found
+
+
+def check_ring(rb: ReplayBuffer) -> None:
+    """Fail unless counts, stamps and tree agree."""
+    ring = ring_of(rb)
+    with ring.lock:
+        _, holes, filled, committed = ring.now()
+        stamps = ring.of(torch.arange(ring.capacity))
+        assert int((stamps > 0).sum()) == committed == len(rb)
+        assert holes == filled - committed
+        whole = stamps[stamps > 0]
+        assert len(set(whole.tolist())) == whole.numel()
+        if ring.tree is None:
+            return
+        leaves = torch.empty(ring.capacity, dtype=torch.float64)
+        ring.tree.leaves(leaves.data_ptr(), ring.capacity)
+        assert bool((leaves[stamps <= 0] == 0).all())
+        assert bool((leaves[stamps > 0] > 0).all())
+        other = native.SumTree(ring.capacity)  # type: ignore[union-attr]
+        other.load(leaves.data_ptr(), ring.capacity)
+        assert (ring.tree.total, ring.tree.minimum) == (other.total, other.minimum)
+
+
+def start(work: Callable[..., None], *given: Any, method: str = "fork") -> Any:
+    """Start a process."""
+    child = multiprocessing.get_context(method).Process(target=work, args=given, daemon=True)  # type: ignore[attr-defined]
+    child.start()
+    return child
+
+
+def end(child: Any, code: int = 0) -> None:
+    """Wait for a process, which must end so."""
+    child.join(LIMIT_S)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode == code
+
+
+def die() -> None:
+    """End this process, now."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,310 @@
+"""Buffers shared by processes: nothing torn, nothing lost but what a dead writer had in its hands, the law kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato.errors import UsageError
+
+from ...sharing import AVAILABLE, LIMIT_S, check_ring, check_rows, die, end, ids_of, make, ring_of, rows, start
+from ...stats.chi import p_value
+
+if TYPE_CHECKING:
+    from ostinato import ReplayBuffer
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
+
+RANKED = pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])
+LEAST_P = 1e-4
+
+
+def write(rb: ReplayBuffer, first: int, batches: int, size: int) -> None:
+    torch.set_num_threads(1)
+    for i in range(batches):
+        rb.extend(rows(range(first + i * size, first + (i + 1) * size)))
+
+
+@pytest.mark.parametrize(("method", "ranked"), [("fork", False), ("fork", True), ("spawn", True)])
+def test_children_write_into_one_buffer(method: str, ranked: bool) -> None:
+    rb = make(4000, ranked=ranked)
+    batches = 60
+    children = [start(write, rb, 10_000 * (i + 1), batches, 16, method=method) for i in range(2)]
+    while any(child.is_alive() for child in children):
+        if len(rb):
+            check_rows(rb.sample())
+    for child in children:
+        end(child)
+    wanted = [10_000 * (i + 1) + j for i in range(2) for j in range(batches * 16)]
+    assert sorted(ids_of(rb)) == wanted  # each row once
+    assert rb.stats().rows_written - 1 == rb.write_count == len(wanted)  # (the example was emptied away)
+    check_ring(rb)
+
+
+def die_writing(rb: ReplayBuffer, size: int) -> None:
+    """Die between reserve and commit, half of the bytes written."""
+    ring = ring_of(rb)
+    _, run = ring.reserve(size)
+    payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
+    rb.storage.set(run._replace(rows=size // 2), payload)
+    die()
+
+
+@RANKED
+def test_a_writer_that_dies_between_reserve_and_commit_costs_its_own_rows(ranked: bool) -> None:
+    rb = make(40, ranked=ranked, fill=40)
+    end(start(die_writing, rb, 10), -signal.SIGKILL)
+    assert len(rb) == 30
+    counts = torch.zeros(40, dtype=torch.int64)
+    for _ in range(300):
+        batch = rb.sample()
+        check_rows(batch)
+        counts += torch.bincount(batch["id"], minlength=40)
+    assert counts[:10].tolist() == [0] * 10
+    assert p_value(counts[10:].tolist()) > LEAST_P
+    check_ring(rb)
+    with pytest.raises(IndexError, match="hold no whole row"):
+        rb.storage[3]
+    for i in range(5):
+        rb.extend(rows(range(100 + 8 * i, 108 + 8 * i)))  # the ring comes round
+    assert sorted(ids_of(rb)) == list(range(100, 140))
+    assert ring_of(rb).lost == 10
+    check_ring(rb)
+
+
+def die_in_the_lock(rb: ReplayBuffer, at: str) -> None:
+    ring = ring_of(rb)
+    with ring.lock:
+        if at == "leaves":  # priorities and leaves are new, the nodes above them are not
+            ring.priorities[:20] = 100.0
+            ring._memory.view(torch.float64)[_leaves(rb) : _leaves(rb) + 20] = 100.0**0.7
+        elif at == "nodes":
+            ring._memory.view(torch.float64)[_leaves(rb) + 40 :] = 7.0
+        elif at == "commit":
+            serial, run = ring.reserve(10)
+            rb.sampler.receive(run, None, rb._engine.view())  # type: ignore[attr-defined]
+            ring.commit(serial)
+            ring._stamps[:5] = -ring._stamps[:5]  # five of ten are committed
+        elif at == "reserve":
+            ring.reserve(10)
+        die()
+
+
+def _leaves(rb: ReplayBuffer) -> int:
+    ring = ring_of(rb)
+    return (int(ring.lock.priorities) - ring._memory.data_ptr()) // 8 + 40
+
+
+@pytest.mark.parametrize("at", ["nothing", "leaves", "nodes", "commit", "reserve"])
+def test_whoever_comes_after_a_death_in_the_lock_brings_all_in_order(at: str) -> None:
+    rb = make(40, ranked=True, fill=40)
+    rb.update_priority(torch.arange(40), torch.linspace(0.1, 4.0, 40))
+    end(start(die_in_the_lock, rb, at), -signal.SIGKILL)
+    counts = torch.zeros(40, dtype=torch.int64)
+    for _ in range(600):
+        batch = rb.sample()
+        check_rows(batch)
+        counts += torch.bincount(batch["id"], minlength=40)
+    assert ring_of(rb).repairs == 1
+    check_ring(rb)
+    ring = ring_of(rb)
+    whole = ring.of(torch.arange(40)) > 0
+    assert int(whole.sum()) == {"commit": 35, "reserve": 30}.get(at, 40)
+    leaves = torch.empty(40, dtype=torch.float64)
+    ring.tree.leaves(leaves.data_ptr(), 40)
+    # the law is that of the leaves
+    assert counts[~whole].sum() == 0
+    assert p_value(counts[whole].tolist(), leaves[whole].tolist()) > LEAST_P
+    assert rb.sampler.default_priority == (100.0 if at == "leaves" else 4.0)  # type: ignore[attr-defined]
+
+
+def churn(rb: ReplayBuffer, seed: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    number = 1_000_000 * seed
+    while True:
+        rb.extend(rows(range(number, number + 24)))
+        number += 24
+        _, info = rb.sample(return_info=True)
+        rb.update_priority(info["index"], torch.rand(32) + 0.1, info["index_generation"])
+
+
+def test_kills_at_any_moment_leave_all_in_order() -> None:
+    rb = make(300, ranked=True, fill=300)
+    dice = random.Random(0)
+    for seed in range(1, 16):
+        children = [start(churn, rb, 2 * seed + i) for i in range(2)]
+        time.sleep(0.03 + 0.05 * dice.random())
+        for child in children:
+            os.kill(child.pid, signal.SIGKILL)
+        for child in children:
+            end(child, -signal.SIGKILL)
+        for _ in range(5):
+            check_rows(rb.sample())
+        check_ring(rb)
+    stats = rb.stats()
+    assert stats.rows_written > 300
+    for i in range(20):
+        rb.extend(rows(range(i * 24, i * 24 + 24)))
+    assert sorted(ids_of(rb)) == list(range(180, 480))  # no slot is out of use
+
+
+def hold(rb: ReplayBuffer, size: int, pipe: Any) -> None:
+    """Write slowly: reserve, wait for a word, copy, commit."""
+    ring = ring_of(rb)
+    serial, run = ring.reserve(size)
+    pipe.send(run.start)
+    pipe.recv()
+    payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
+    rb.storage.set(run, payload)
+    ring.commit(serial)
+
+
+def test_a_writer_that_is_slow_is_passed_over() -> None:
+    rb = make(40, fill=40)
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    child = start(hold, rb, 10, other)
+    assert mine.recv() == 0
+    os.kill(child.pid, signal.SIGSTOP)
+    for i in range(6):  # 60 rows: more than one round of the ring
+        rb.extend(rows(range(100 + 10 * i, 110 + 10 * i)))
+        assert set(rb.sample()["id"].tolist()).isdisjoint(range(10))
+    assert sorted(ids_of(rb)) == list(range(130, 160))
+    os.kill(child.pid, signal.SIGCONT)
+    mine.send("go on")
+    end(child)
+    assert sorted(ids_of(rb)) == [*range(-10, 0), *range(130, 160)]
+    check_ring(rb)
+
+
+def test_a_wait_ends_and_says_why() -> None:
+    rb = make(16, fill=16)
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    child = start(hold, rb, 8, other)
+    mine.recv()
+    ring_of(rb).lock.patience = 100
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="no room for 12 of 16 rows"):
+        rb.extend(rows(range(12)))
+    assert time.monotonic() - began < 10
+    mine.send("go on")
+    end(child)
+    rb.extend(rows(range(12)))
+    assert sorted(ids_of(rb))[4:] == list(range(12))
+
+
+def keep_the_lock(rb: ReplayBuffer, pipe: Any) -> None:
+    with ring_of(rb).lock:
+        pipe.send(os.getpid())
+        pipe.recv()
+
+
+def test_a_lock_that_is_not_given_back_is_named() -> None:
+    rb = make(16, fill=16, ranked=True)
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    child = start(keep_the_lock, rb, other)
+    pid = mine.recv()
+    ring_of(rb).lock.patience = 100
+    with pytest.raises(UsageError, match=f"by process {pid}: let it go on"):
+        rb.sample()
+    mine.send("go on")
+    end(child)
+    check_rows(rb.sample())
+
+
+def test_rows_written_while_the_buffer_is_emptied_go_with_it() -> None:
+    rb = make(16, fill=16, ranked=True)
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    child = start(hold, rb, 8, other)
+    mine.recv()
+    rb.empty()
+    assert len(rb) == 0
+    rb.extend(rows(range(4)))
+    mine.send("go on")
+    end(child)
+    assert ids_of(rb) == list(range(4))
+    check_rows(rb.sample())
+    check_ring(rb)
+
+
+def draw(rb: ReplayBuffer, batches: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    drawn = torch.cat([rb.sample()["id"] for _ in range(batches)])
+    pipe.send((torch.bincount(drawn, minlength=50).tolist(), drawn[:32].tolist()))
+
+
+@RANKED
+def test_processes_that_sample_draw_apart_and_keep_the_law_together(ranked: bool) -> None:
+    rb = make(50, ranked=ranked, fill=50, generator=torch.Generator().manual_seed(5))
+    shares = torch.linspace(0.2, 3.0, 50)
+    if ranked:
+        rb.update_priority(torch.arange(50), shares)
+    pipes = [multiprocessing.get_context("fork").Pipe() for _ in range(2)]
+    children = [start(draw, rb, 250, other) for _, other in pipes]
+    found = [mine.recv() for mine, _ in pipes]
+    for child in children:
+        end(child)
+    first = rb.sample()["id"].tolist()
+    assert first != found[0][1] != found[1][1] != first
+    counts = torch.tensor([counts for counts, _ in found]).sum(0)
+    weights = (shares + 1e-3) ** 0.7 if ranked else torch.ones(50)
+    assert p_value(counts.tolist(), weights.tolist()) > LEAST_P
+    assert rb.stats().rows_drawn == 2 * 250 * 32 + 32
+
+
+def test_a_process_forked_too_early_is_told_so() -> None:
+    from ostinato import LazyTensorStorage, ReplayBuffer
+
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), shared=True)
+    pipe, other = multiprocessing.get_context("fork").Pipe()
+
+    def work() -> None:
+        try:
+            rb.extend(rows(range(2)))
+        except UsageError as error:
+            other.send(str(error))
+
+    child = start(work)
+    assert "forked before the buffer knew the form of its rows" in pipe.recv()
+    end(child)
+
+
+def create_and_wait(pipe: Any) -> None:
+    rb = make(100, ranked=True, fill=100)
+    child = start(churn, rb, 1)
+    pipe.send(child.pid)
+    time.sleep(LIMIT_S)
+
+
+def test_nothing_is_left_when_all_are_killed() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    context: Any = multiprocessing.get_context("fork")
+    creator = context.Process(target=create_and_wait, args=(other,))
+    creator.start()
+    child = mine.recv()
+    holders = [pid for pid in (creator.pid, child) if _holds_memory(pid)]
+    assert holders == [creator.pid, child]
+    for pid in holders:
+        os.kill(pid, signal.SIGKILL)
+    end(creator, -signal.SIGKILL)
+    until = time.monotonic() + LIMIT_S
+    while _holds_memory(child) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not _holds_memory(child)
+    assert {path for path in Path("/dev/shm").iterdir() if "ostinato" in path.name} <= before
+
+
+def _holds_memory(pid: int) -> bool:
+    try:
+        return "memfd:ostinato" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
