@@ -63,11 +63,11 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
         >>> import torch
         >>> from ostinato import LazyTensorStorage, ReplayBuffer
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
-        >>> for step in range(3):
-        ...     index = rb.extend({"reward": torch.full((40 - 10 * step,), step)})
+        >>> for rows in (80, 10, 10):
+        ...     index = rb.extend({"reward": torch.rand(rows)})
         ...     rb.dumps("chain", incremental=True)
         >>> compact("chain").patches
-        1
+        2
     """
     reader = open_checkpoint(path)
     arrays = reader.arrays.values()
