@@ -160,7 +160,7 @@ def test_no_forbidden_habits(path: Path) -> None:
             heavy = imported & {"torchrl", "matplotlib", "ray", "gymnasium", "starlette", "uvicorn", "rerun", "PIL"}
             assert not heavy or node.col_offset > 0, f"{name}: {heavy} must be imported lazily"
     text = path.read_text()
-    private = "._new_unsafe" in text or "utils._pytree" in text or "._tensordict" in text
+    private = "._new_unsafe" in text or "_pytree" in text or "._tensordict" in text
     assert private == (name in TORCH_PRIVATE), f"{name}: private names of libraries are listed in TORCH_PRIVATE"
 
 

@@ -31,6 +31,7 @@ _OTHERS = (
     "single-copy",
     "amp",
     "checkpoint",
+    "shared",
     "start",
 )
 LACKS = dict.fromkeys(_OTHERS, "rollouts in files only")
