@@ -65,7 +65,7 @@ def read_rows(folder: Folder, ndim: int | None) -> Stored:
     rows, tree = about.get("len"), about.get("is_pytree")
     if type(rows) is not int or rows < 0 or not isinstance(tree, bool) or not isinstance(about.get("metadata"), dict):
         damaged(path, f"it must tell the rows and their kind, got {str(about)[:200]}")
-    data = _tree_of(folder, about["metadata"]) if tree else folder.tensordict("storage")
+    data = _read_tree(folder, about["metadata"]) if tree else folder.tensordict("storage")
     if not tree and data.batch_dims == 0:
         folder.notes.append(
             "the rows were saved through TED2Flat: they were converted back by Flat2TED with its defaults"
@@ -146,7 +146,7 @@ def _without_index(data: Any, ring: Ring, folder: Folder) -> tuple[Any, bool]:
     return data.exclude("index"), True
 
 
-def _tree_of(folder: Folder, entries: dict[str, Any]) -> Any:
+def _read_tree(folder: Folder, entries: dict[str, Any]) -> Any:
     """Read a tree of tensors: nested dicts by the parts of the names, or the tensor alone."""
     if set(entries) == {_SINGLE}:
         return folder.array(entries[_SINGLE], "storage", f"{_SINGLE}.memmap")
