@@ -383,7 +383,9 @@ private:
     /// it each time. A gate that does not open soon is that of a process that was stopped: then go round it.
     bool lock_by(std::int64_t milliseconds) {
         const auto self = static_cast<std::uintptr_t>(pthread_self());
-        if (holder_.load(std::memory_order_relaxed) == self) {
+        // (a process that was forked while another thread had the lock has a copy of `holder_`, but not the
+        // lock)
+        if (holder_.load(std::memory_order_relaxed) == self && owner() == getpid()) {
             ++depth_;
             return true;
         }

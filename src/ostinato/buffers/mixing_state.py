@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ostinato.buffers import checkpoint, saving
+from ostinato.buffers import checkpoint, opening, saving
 from ostinato.buffers.checkpoint import (
     read_generator,
     read_ticket,
@@ -62,7 +62,7 @@ def load(
     """Read a directory and hand its state to `restore`, with all members locked."""
     with quiet(mixer):
         engines = [member.engine for member in mixer.members]
-        checkpoint.load(path, restore, engines, checkpoint.Reading(FORMAT, verify=verify, mmap=mmap))
+        opening.load(path, restore, engines, opening.Reading(FORMAT, verify=verify, mmap=mmap))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import checkpoint, edits, priorities, saving
+from ostinato.buffers import checkpoint, edits, opening, priorities, saving
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
@@ -619,8 +619,8 @@ class ReplayBuffer:
         """
         engine = self._engine
         with engine.saves.lock, engine.lock:
-            reading = checkpoint.Reading(checkpoint.FORMAT, verify=verify, mmap=mmap)
-            checkpoint.load(path, self.load_state_dict, [engine], reading)
+            reading = opening.Reading(checkpoint.FORMAT, verify=verify, mmap=mmap)
+            opening.load(path, self.load_state_dict, [engine], reading)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""

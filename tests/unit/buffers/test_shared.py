@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +72,9 @@ def test_prefetch_keeps_the_sequence(ranked: bool) -> None:
         (mine, _), (other, info) = (rb.sample(return_info=True) for rb in (private, shared))
         assert torch.equal(mine["id"], other["id"])
     assert not info["stale"].any()
+    until = time.monotonic() + 60
+    while shared.stats().prefetch_ready < 2 and time.monotonic() < until:
+        time.sleep(0.001)
     shared.extend(rows(range(100, 150)))
     info = shared.sample(return_info=True)[1]
     assert info["stale"].all()

@@ -41,6 +41,7 @@ def test_children_write_into_one_buffer(method: str, ranked: bool) -> None:
     while any(child.is_alive() for child in children):
         if len(rb):
             check_rows(rb.sample())
+        time.sleep(0.002)
     for child in children:
         end(child)
     wanted = [10_000 * (i + 1) + j for i in range(2) for j in range(batches * 16)]

@@ -98,8 +98,8 @@ def test_writers_are_killed_while_others_sample(seconds: float, ranked: bool) ->
     found, kills, stats = stress(seconds, ranked=ranked)
     assert len(found) == 2
     assert min(batches for batches, _ in found) > 20
-    assert kills > 10
-    assert stats.rows_written > 3 * CAPACITY
+    assert kills > 3
+    assert stats.rows_written > 2 * CAPACITY
 
 
 @pytest.mark.slow

@@ -1,0 +1,128 @@
+"""Opening a checkpoint: the state of a buffer with its rows where their names stand, read or mapped when they are copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ostinato.buffers import hooks
+from ostinato.buffers.cut import Lineage
+from ostinato.buffers.objects import unpack
+from ostinato.buffers.soundness import readable
+from ostinato.core.stamps import Stamps
+from ostinato.durable import CheckpointReader
+from ostinato.durable.records import ColumnRecord
+from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ostinato.buffers.records import AnyEngine
+
+__all__ = ["Reading", "load"]
+
+
+class Reading(NamedTuple):
+    """How a checkpoint is read."""
+
+    format_name: str
+    verify: bool
+    mmap: bool
+
+
+@final
+class _Saved:
+    """A column that is still on the disk; storages read it straight into their memory, or map it."""
+
+    def __init__(self, reader: CheckpointReader, name: str, *, verify: bool) -> None:
+        self._reader = reader
+        self._name = name
+        self._verify = verify
+        record = reader.record(name)
+        self.dtype, self.shape = record.torch_dtype, record.shape
+        self.packed = isinstance(record, ColumnRecord)
+        """Whether it lies in packed rows, beside others."""
+        self.rows = record.of if isinstance(record, ColumnRecord) else name
+        """The array that has the files: packed rows, or the column itself."""
+        self.offset = record.offset if isinstance(record, ColumnRecord) else 0
+        """Where the column begins in each of its rows, in bytes."""
+        whole = reader.whole(self.rows)
+        self.row_bytes = whole.row_bytes if whole.shape else 0
+        """Bytes of each of its rows."""
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read and check the bytes."""
+        self._reader.read_into(self._name, dest, verify=self._verify)
+
+    def read_rows_into(self, dest: Tensor) -> None:
+        """Read the packed rows that it lies in, uint8 `[rows, row_bytes]`."""
+        self._reader.read_into(self.rows, dest, verify=self._verify)
+
+    def read_with(self, others: Sequence[tuple[_Saved, Tensor]]) -> None:
+        """Read columns of the same packed rows, each into its tensor, in one pass."""
+        columns = [(other._name, dest) for other, dest in others]  # noqa: SLF001 (its own kind)
+        self._reader.read_columns(self.rows, columns, verify=self._verify)
+
+    def read(self) -> Tensor:
+        """Read and check the bytes into a new tensor."""
+        return self._reader.read(self._name)
+
+    def map_rows(self, capacity: int) -> Tensor:
+        """Map the rows that it lies in, copy-on-write, with room for so many: uint8 `[capacity * row_bytes]`."""
+        return self._reader.map_rows(self.rows, capacity)
+
+
+def load(
+    path: str | Path, restore: Callable[[dict[str, Any]], None], engines: Sequence[AnyEngine], reading: Reading
+) -> None:
+    """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
+
+    A storage that holds rows already, and several storages, are only touched once every checksum was compared.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or it does not fit.
+        DamagedFileError: naming the damaged file.
+        OptionError: if rows of a storage cannot be mapped.
+    """
+    storages = [engine.storage for engine in engines]
+    for storage in storages if reading.mmap else ():
+        if not storage.mappable or storage.load_hooks:
+            msg = (
+                "mmap=True needs a LazyTensorStorage on the CPU without single_copy and loading hooks, got "
+                f"{storage!r} with {len(storage.load_hooks)} hooks: load without it"
+            )
+            raise OptionError(msg)
+    reader = CheckpointReader(path, format_name=reading.format_name)
+    if reading.verify and not reading.mmap and (any(map(len, storages)) or len(storages) > 1):
+        reader.verify()
+    state = reader.state()
+    with readable(f"a replay buffer in {path}"):
+        members = state.get("members")
+        if members is None:
+            state = _get_rows(reader, state, storages[0], "", reading)
+        elif len(members) == len(storages):
+            pairs = enumerate(zip(members, storages, strict=True))
+            got = [_get_rows(reader, mine, storage, f"{i}:", reading) for i, (mine, storage) in pairs]
+            state = {**state, "members": got}
+    hooks.restoring(restore, storages)(state)
+    for engine in engines:
+        stamps = engine.stamps
+        if isinstance(stamps, Stamps):  # a shared buffer saves everything in any case
+            engine.saves.remember(reader.save or "", Lineage(stamps, stamps.written, engine.storage, {}), None)
+
+
+def _get_rows(
+    reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str, reading: Reading
+) -> dict[str, Any]:
+    """Return the state of one buffer with its rows where their names stand; columns are read when they are copied."""
+    saved = dict(state["storage"]["state"])
+    if "columns" in saved:
+        names = saved["columns"]
+        saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
+        saved["mapped"] = reading.mmap
+    if "items" in saved:
+        allow = bool(getattr(storage, "allow_pickle", False))
+        saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
+    return {**state, "storage": {**state["storage"], "state": saved}}
