@@ -1,4 +1,4 @@
-"""Opening a checkpoint: the state of a buffer with its rows where their names stand, read or mapped when they are copied."""
+"""Opening a checkpoint: the state of a buffer with its rows in their places, read or mapped when they are copied."""
 
 from __future__ import annotations
 
