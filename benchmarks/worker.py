@@ -110,6 +110,9 @@ def private_stdout() -> TextIO:
 def main() -> None:
     """Answer orders until the input ends."""
     pipe = private_stdout()
+    if sys.argv[1].endswith(".torchrl"):
+        # its compiled trees were built beside an older torch: they load where symbols are looked up late and anywhere
+        sys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)
     worker = Worker(sys.argv[1])
     for line in sys.stdin:
         pipe.write(json.dumps(worker.answer(json.loads(line))) + "\n")
