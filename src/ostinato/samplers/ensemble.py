@@ -152,7 +152,7 @@ class SamplerEnsemble(Group[Sampler]):
         try:
             if state["p"] is not None and state["p"] != _SAMPLEABLE:
                 shares = _shares(state["p"], len(self.members))
-                if not torch.allclose(shares, torch.as_tensor(state["p"], dtype=torch.float64), rtol=0, atol=1e-9):
+                if not torch.allclose(shares, torch.as_tensor(state["p"], dtype=torch.float64), rtol=0, atol=1e-6):
                     msg = f"the checkpoint's mixing weights {state['p']} are no shares of 1: it is damaged"
                     raise CheckpointError(msg)
         except (OptionError, KindError) as error:
