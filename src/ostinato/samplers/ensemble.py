@@ -151,7 +151,10 @@ class SamplerEnsemble(Group[Sampler]):
                 raise CheckpointError(msg)
         try:
             if state["p"] is not None and state["p"] != _SAMPLEABLE:
-                _shares(state["p"], len(self.members))
+                shares = _shares(state["p"], len(self.members))
+                if not torch.allclose(shares, torch.as_tensor(state["p"], dtype=torch.float64), rtol=0, atol=1e-6):
+                    msg = f"the checkpoint's mixing weights {state['p']} are no shares of 1: it is damaged"
+                    raise CheckpointError(msg)
         except (OptionError, KindError) as error:
             msg = f"the checkpoint's mixing weights do not fit this ensemble: {error}"
             raise CheckpointError(msg) from None

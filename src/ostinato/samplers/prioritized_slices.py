@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.core.draw import episodes_of
+from ostinato.errors import CheckpointError
 from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.slicing import SliceOptions, Slicing, check_ignored, slice_episodes
 
@@ -143,5 +144,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; see `PrioritizedSampler`."""
         self._slicing.check_form(state)
+        length = state["length"]
+        if length is not None and (type(length) is not int or length < 1):
+            msg = f"the sampler's state is damaged: it was drawn for slices of {length!r} rows"
+            raise CheckpointError(msg)
         super().load_state_dict(state)
-        self._length = state["length"]
+        self._length = length
