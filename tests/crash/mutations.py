@@ -120,7 +120,7 @@ def edit(files: Files, format_name: str, rng: random.Random) -> Damage:
     """Return an edit of the manifest's body, or of a file, with checksums that fit."""
     body = json.loads(files[MANIFEST])["body"]
     if rng.random() < 0.15:
-        name = rng.choice([key for key, node in body["arrays"].items() if node["nbytes"]])
+        name = rng.choice([key for key, node in body["arrays"].items() if node.get("nbytes")])
         record = body["arrays"][name]
         data = _changed(rng.choice(("flip", "zeros", "splice")), files[record["file"]], b"\xff" * 64, rng)
         record["checksums"] = [xxhash.xxh3_64_hexdigest(data)]  # small files are one block
