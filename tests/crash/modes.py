@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-SAVES: dict[str, dict[str, Any]] = {"whole": {}}
+SAVES: dict[str, dict[str, Any]] = {"whole": {}, "incremental": {"incremental": True}}
 """Options of `dumps`."""
 LOADS: dict[str, dict[str, Any]] = {"read": {}}
 """Options of `loads`."""

@@ -53,7 +53,9 @@ def differences(said: dict[str, Any]) -> list[str]:
     return [key for key, value in said["found"].items() if said[key] != value]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+@pytest.fixture(
+    scope="module", params=[WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])], ids="-".join
+)
 def resumed(request: pytest.FixtureRequest, quick_path: Path) -> dict[int, dict[str, Any]]:
     folder = quick_path / "-".join(request.param)
     folder.mkdir()
