@@ -10,6 +10,8 @@ from ostinato.buffers import (
 )
 from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
+from ostinato.distributed.ray_buffer import RayReplayBuffer
+from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -51,6 +53,7 @@ __all__ = [
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RandomSampler",
+    "RayReplayBuffer",
     "Rename",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
@@ -63,6 +66,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "Select",
     "Sequence",
+    "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "Storage",

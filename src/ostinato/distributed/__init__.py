@@ -1,0 +1,1 @@
+"""Buffers beyond one process: in an actor of Ray, or sharded over many machines."""
