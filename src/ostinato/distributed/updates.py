@@ -151,7 +151,7 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
 
 
 def _check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
-    bad = (owners >= shards) | (owners < -1)
+    bad = (owners >= shards) | (index < -1)
     if bool(bad.any()):
         first = int(index[bad].reshape(-1)[0])
         msg = f"index {first} is of no shard: there are {shards}, and an index is what extend() or sample() gave"
