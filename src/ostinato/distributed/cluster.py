@@ -12,7 +12,7 @@ from ostinato.errors import LostBufferError, OptionError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GROUPS", "answer", "lost", "ray", "spawn", "start"]
+__all__ = ["GROUPS", "answer", "brief", "first_answer", "lost", "ray", "spawn", "start"]
 
 GROUPS = {"write": 32, "read": 32}
 """Threads of an actor for each kind of call: readers that wait for rows never keep writers out, nor writers readers."""
@@ -85,12 +85,14 @@ def answer(reference: Any, what: str, timeout_s: float | None = None) -> Any:
         msg = f"{what} did not answer within {timeout_s:g} s; free in the cluster: {free}"
         raise UsageError(msg) from error
     except (module.exceptions.RayActorError, module.exceptions.ObjectLostError) as error:
-        said = str(error).strip().splitlines()
-        msg = (
-            f"{what} is gone, and its rows with it ({said[0] if said else type(error).__name__}): make a new one and "
-            "load a checkpoint into it"
-        )
+        msg = f"{what} is gone, and its rows with it ({brief(error)}): make a new one and load a checkpoint into it"
         raise LostBufferError(msg) from error
+
+
+def brief(error: BaseException) -> str:
+    """Say in a line what Ray says in many: the first and the last of them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ... ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or type(error).__name__
 
 
 def first_answer(actor: Any, what: str) -> dict[str, Any]:

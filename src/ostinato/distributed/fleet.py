@@ -7,7 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, final
 
-from ostinato.distributed.cluster import answer, lost, ray
+from ostinato.distributed.cluster import answer, brief, lost, ray
 from ostinato.errors import LostBufferError
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class Fleet:
         with self._lock:
             if shard in self.missing:
                 return
-            said = str(error).strip().splitlines()
-            self.missing[shard] = said[0] if said else type(error).__name__
+            self.missing[shard] = brief(error)
             self._probes[shard] = (time.monotonic(), None)
             left = [i for i in range(len(self)) if i not in self.missing]
         warnings.warn(

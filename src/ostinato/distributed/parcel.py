@@ -86,6 +86,8 @@ def _lay_tensor(tensor: Tensor) -> Any:
 
 def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Make a tensor of bytes: a copy of few, a view of many."""
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
     flat = np.frombuffer(data, dtype=np.uint8)
     memory = flat.copy() if flat.nbytes < _VIEW_BYTES else np.asarray(_Memory(flat))
     return torch.from_numpy(memory).view(dtype).reshape(shape)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,6 +22,10 @@ from ostinato import (
 )
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
 from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def made(rows: int, sampler: Sampler | None = None, **options: Any) -> ReplayBuffer:
