@@ -11,6 +11,8 @@ from ostinato.buffers import (
 )
 from ostinato.collect import VectorSteps
 from ostinato.core.boundaries import Episodes
+from ostinato.distributed.ray_buffer import RayReplayBuffer
+from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
     LimitedSampler,
@@ -59,6 +61,7 @@ __all__ = [
     "QueueSampler",
     "RandomSampler",
     "RateLimiter",
+    "RayReplayBuffer",
     "Rename",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
@@ -71,6 +74,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "Select",
     "Sequence",
+    "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "Storage",

@@ -10,6 +10,7 @@ __all__ = [
     "EpochEndError",
     "KeyMissingError",
     "KindError",
+    "LostBufferError",
     "MissingExtraError",
     "OptionError",
     "OstinatoError",
@@ -84,6 +85,10 @@ class CheckpointError(OstinatoError, ValueError):
 
 class DamagedFileError(CheckpointError):
     """A file of a checkpoint is damaged, truncated or not ours."""
+
+
+class LostBufferError(OstinatoError, RuntimeError):
+    """The process that held a buffer is gone, and its rows with it."""
 
 
 class MissingExtraError(OstinatoError, ImportError):

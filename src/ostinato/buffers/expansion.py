@@ -44,8 +44,11 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
     return ticket._replace(plan=plan, dice=dice)
 
 
-def expand_again(engine: Engine, ticket: Ticket) -> Ticket | None:
-    """Expand a draw once more, as the buffer is now; None if its rows have not got so many rows behind them now."""
+def expand_again(engine: Engine, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
+    """Expand a draw as the buffer is now; None if its rows have not got so many rows behind them any more.
+
+    Chance is that of the first time; `generator` is for draws that have not been expanded yet.
+    """
     draw, each = ticket.draw, ticket.draw.rows_each
     if engine.unit is None and each is None:
         return ticket
@@ -56,7 +59,7 @@ def expand_again(engine: Engine, ticket: Ticket) -> Ticket | None:
     need = 1 if view.starts is None else view.starts.need
     if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
         return None
-    return expand(engine, ticket, None)
+    return expand(engine, ticket, generator)
 
 
 def copy(storage: Storage, ticket: Ticket, *, pin: bool) -> Any:

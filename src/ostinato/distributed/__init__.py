@@ -1,1 +1,1 @@
-"""Buffers that serve other processes; each module needs what its name says, and is imported by its own name."""
+"""Buffers that serve other processes: in an actor of Ray, sharded over many of them, or behind torch's RPC."""

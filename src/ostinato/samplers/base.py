@@ -69,6 +69,20 @@ class Sampler(ABC):
         """Bytes held for the rows of the buffer; 0 where nothing is kept for each."""
         return 0
 
+    def mass(self, view: View) -> tuple[float, float, float] | None:  # noqa: ARG002
+        """Return what the rows weigh together, where each draw takes row `i` with probability `v_i / sum v`.
+
+        Buffers of such samplers can be drawn from as one, whatever machine each is on.
+
+        Args:
+            view: the buffer.
+
+        Returns:
+            The sum of the values of all rows that can be drawn, the smallest above zero, and the exponent of weights;
+            None where draws depend on each other, or are not of single rows.
+        """
+        return None
+
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:  # noqa: ARG002
         """Return fields that the slices drawn add to their batch, `[R]` by path; may run in another thread.
 

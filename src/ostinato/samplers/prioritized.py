@@ -154,6 +154,13 @@ class PrioritizedSampler(PrioritySampler):
             f"eps={self.eps:g}, reduction={self.reduction!r}, stratified={self.stratified}, rows={self._ledger.rows})"
         )
 
+    def mass(self, view: View) -> tuple[float, float, float] | None:
+        """Return the sum of all values, the smallest above zero, and beta; None for stratified draws."""
+        if self.stratified:
+            return None
+        tree = self._ledger.tree(view)
+        return float(tree.total), float(tree.minimum), self._beta
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` rows with their weights and stamps.
 

@@ -114,6 +114,10 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         need = 1 if self._length is None else self._slicing.least(self._length)
         return None if need == 1 and not table.masked else table.starts(need)
 
+    def mass(self, view: View) -> None:  # noqa: ARG002
+        """Return None: it draws slices, not single rows."""
+        return
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw slices: their first rows with weights and stamps, and their lengths.
 

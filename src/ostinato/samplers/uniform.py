@@ -56,6 +56,10 @@ class RandomSampler(Sampler):
         """Class alone: there is no state."""
         return "RandomSampler()"
 
+    def mass(self, view: View) -> tuple[float, float, float] | None:
+        """Return the number of rows that may be drawn: each has the value 1."""
+        return float(view.rows if view.starts is None else view.starts.rows), 1.0, 0.0
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
         if view.starts is not None:
@@ -138,6 +142,10 @@ class SamplerWithoutReplacement(RandomSampler):
     def ran_out(self) -> bool:
         """Whether the last draw ended a pass."""
         return self._ran_out
+
+    def mass(self, view: View) -> None:  # noqa: ARG002
+        """Return None: what a pass has drawn already, it does not draw again."""
+        return
 
     def restart(self) -> None:
         """Begin a new pass with the next draw, from the order of slots: what was drawn before leaves no trace in it."""

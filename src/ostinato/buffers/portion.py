@@ -1,0 +1,154 @@
+"""A buffer as a portion of a larger one, whose other portions may be on other machines.
+
+What lives here: draws that are offered, with what the rows weigh at that moment, and made into batches as far as they
+are asked for. What does not: who asks, and how.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import torch
+
+from ostinato.buffers.expansion import expand_again
+from ostinato.buffers.feed import Batch
+from ostinato.buffers.members import Member
+from ostinato.buffers.options import own
+from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from ostinato.buffers.records import Ticket
+    from ostinato.buffers.replay import ReplayBuffer
+
+__all__ = ["Offer", "Portion", "begin_era", "read_own", "reseed", "save_counted"]
+
+_MOST_OFFERS = 256
+"""Offers kept for those who may still ask for them; older ones are forgotten: who asked may be dead."""
+_ERAS = 1 << 18
+
+
+class Offer(NamedTuple):
+    """A draw that was made but not gathered, and what the buffer weighed when it was made."""
+
+    number: int
+    """Its name; -1 where there is nothing to draw."""
+    rows: int
+    """Rows present."""
+    mass: float
+    """Sum of the values of the rows that can be drawn."""
+    least: float
+    """Smallest value above zero."""
+    beta: float
+    """Exponent of the importance weights."""
+
+
+@final
+class Portion:
+    """Draws rows of a buffer in two steps. Thread-safe.
+
+    `offer` draws as many rows as a whole batch has and says what the buffer weighs, under one lock. Once it is known
+    how many rows of the batch are this buffer's, `take` makes these of the first ones drawn: draws are independent, so
+    the first `n` of them are `n` draws by the buffer's law at the moment of the weighing, whatever was written since.
+
+    Args:
+        buffer: the buffer.
+
+    Raises:
+        OptionError: if its draws are not independent draws of single rows, or its index is not one number.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+        self._member = Member(buffer, None)
+        self._offers: OrderedDict[int, Ticket] = OrderedDict()
+        self._numbers = itertools.count()
+        self._check()
+
+    def _check(self) -> None:
+        engine = self._member.engine
+        if engine.storage.ndim > 1:
+            msg = f"a shard's storage must have ndim=1, got ndim={engine.storage.ndim}: write environments one by one"
+            raise OptionError(msg)
+        with engine.lock:
+            if engine.sampler.mass(engine.view()) is None:
+                msg = (
+                    f"shards are drawn from as one buffer by RandomSampler() or PrioritizedSampler(...), got "
+                    f"{engine.sampler!r}: its draws depend on each other, or are not of single rows"
+                )
+                raise OptionError(msg)
+
+    def offer(self, rows: int) -> Offer:
+        """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy."""
+        engine = self._member.engine
+        with engine.lock:
+            view = engine.view()
+            found = engine.sampler.mass(view)
+            if found is None:
+                self._check()
+            mass, least, beta = found or (0.0, 1.0, 0.0)
+            if not mass > 0:
+                return Offer(-1, view.rows, 0.0, 1.0, beta)
+            number = next(self._numbers)
+            self._offers[number] = engine.fresh(rows, engine.generator)
+            if len(self._offers) > _MOST_OFFERS:
+                self._offers.popitem(last=False)
+            return Offer(number, view.rows, mass, least, beta)
+
+    def take(self, number: int, rows: int) -> tuple[Any, dict[str, Any]] | None:
+        """Return the first `rows` rows of an offer and the info of them; None if they are not to be had any more.
+
+        Rows that were replaced since are read as they are now, with their stamps; weights are those of the draw.
+        """
+        member, engine = self._member, self._member.engine
+        with engine.lock:
+            ticket = self._offers.pop(number, None)
+            if ticket is None:
+                return None
+            drawn = ticket.draw
+            weights = None if drawn.weights is None else drawn.weights[:rows]
+            stamps = None if drawn.stamps is None else drawn.stamps[:rows]
+            first = drawn._replace(slots=drawn.slots[:rows], weights=weights, stamps=stamps)
+            cut = expand_again(engine, ticket._replace(draw=first), engine.generator)
+        made = None if cut is None else member.make(cut)
+        if made is None:
+            return None  # emptied, or windows cut short, in between
+        data, source, notes = made
+        engine.deliver(source.ticket)
+        return data, self._buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (one room)
+
+
+def reseed(buffer: ReplayBuffer, seed: int) -> None:
+    """Give a buffer a generator of its own: torch begins every process with the same seed."""
+    engine = buffer._engine  # noqa: SLF001 (one room)
+    with engine.lock:
+        engine.generator = torch.Generator(engine.storage.device).manual_seed(seed)
+
+
+def begin_era(buffer: ReplayBuffer, era: int) -> None:
+    """Let no stamp fit that was given in another era.
+
+    For a buffer that begins anew in the place of one that is lost: stamps are serial numbers, and those of rows that
+    were lost come again.
+
+    Args:
+        buffer: the buffer.
+        era: any integer; buffers that follow each other in one place must not share it.
+    """
+    engine = buffer._engine  # noqa: SLF001 (one room)
+    with engine.lock:
+        engine.era = 1 + era % _ERAS
+
+
+def read_own(buffer: ReplayBuffer, index: Any) -> Any:
+    """Return `buffer[index]` as a copy, whole as of one moment."""
+    with buffer._engine.lock:  # noqa: SLF001 (one room)
+        return own(buffer[index])
+
+
+def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
+    """Save a buffer; return the rows in the checkpoint, and the rows written before it."""
+    with buffer._engine.lock:  # noqa: SLF001 (one room)
+        buffer.dumps(path)
+        return len(buffer), buffer.write_count

@@ -1,0 +1,155 @@
+"""The shards as one client sees them: asked together, left out while they are gone, taken back when they return."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, final
+
+from ostinato.distributed.cluster import answer, brief, lost, ray
+from ostinato.errors import LostBufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Fleet"]
+
+_PATIENCE = -1.0
+_PROBE_S = 0.25
+"""How often a shard that is gone is asked whether it is back."""
+
+
+@final
+class Fleet:
+    """Calls to all shards at once. Thread-safe.
+
+    A shard whose actor died, or that does not answer in time, is *missing*: a warning says so, once, and calls go on
+    without it. Every so often it is asked whether it is back, without waiting for the answer.
+
+    Args:
+        actors: the shards.
+        patience_s: how long to wait for an answer, and for the first shard to come back where all are missing.
+    """
+
+    def __init__(self, actors: Sequence[Any], patience_s: float) -> None:
+        self.actors = list(actors)
+        self.patience_s = patience_s
+        self.missing: dict[int, str] = {}
+        self._known = [0] * len(self.actors)
+        self._probes: dict[int, tuple[float, Any]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Shards, missing ones included."""
+        return len(self.actors)
+
+    def name(self, shard: int) -> str:
+        """Name a shard in messages."""
+        return f"shard {shard} of {len(self)}"
+
+    def present(self) -> list[int]:
+        """Return the shards that answer, having looked for those that came back.
+
+        Raises:
+            LostBufferError: if none does, within the time that there is patience for.
+        """
+        end = time.monotonic() + self.patience_s
+        while True:
+            self._look_for_missing()
+            found = [i for i in range(len(self)) if i not in self.missing]
+            if found:
+                return found
+            if time.monotonic() > end:
+                why = "; ".join(f"{self.name(i)}: {said}" for i, said in self.missing.items())
+                msg = f"none of the {len(self)} shards answered within {self.patience_s:g} s ({why})"
+                raise LostBufferError(msg)
+            time.sleep(_PROBE_S)
+
+    def ask(
+        self,
+        method: str,
+        calls: Mapping[int, tuple[Any, ...]],
+        group: str | None = None,
+        timeout_s: float | None = _PATIENCE,
+    ) -> dict[int, Any]:
+        """Call a method of several shards at once and return what those answered that are there.
+
+        Args:
+            method: of `ShardHost`.
+            calls: its arguments for each shard.
+            group: the kind of threads that run it; None is for short calls.
+            timeout_s: how long to wait for all of them; None has no end, by default it is `patience_s`.
+
+        Raises:
+            OstinatoError: what a shard itself raised.
+        """
+        references = {}
+        for i, arguments in calls.items():
+            call = getattr(self.actors[i], method)
+            references[i] = (call if group is None else call.options(concurrency_group=group)).remote(*arguments)
+        limit = self.patience_s if timeout_s == _PATIENCE else timeout_s
+        end = None if limit is None else time.monotonic() + limit
+        answers = {}
+        for i, reference in references.items():
+            found = self.wait(i, reference, None if end is None else max(0.0, end - time.monotonic()))
+            if found is not None:
+                answers[i] = found[0]
+        return answers
+
+    def wait(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
+        """Return what a shard answered; None if it is missing."""
+        try:
+            return (ray().get(reference, timeout=timeout_s),)
+        except ray().exceptions.RayTaskError:
+            return (answer(reference, self.name(shard)),)  # raises what the shard raised
+        except Exception as error:
+            if not lost(error):
+                raise
+            self._lose(shard, error)
+            return None
+
+    def note(self, shard: int, rows: int) -> None:
+        """Remember how many rows a shard has, to say what is missing when it is."""
+        self._known[shard] = rows
+
+    def _lose(self, shard: int, error: Exception) -> None:
+        with self._lock:
+            if shard in self.missing:
+                return
+            self.missing[shard] = brief(error)
+            self._probes[shard] = (time.monotonic(), None)
+            left = [i for i in range(len(self)) if i not in self.missing]
+        warnings.warn(
+            f"{self.name(shard)} does not answer ({self.missing[shard]}): sampling goes on from {len(left)} shards "
+            f"with about {sum(self._known[i] for i in left):,} rows; about {self._known[shard]:,} rows are missing "
+            "until it is back, and then those written after its last checkpoint",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _look_for_missing(self) -> None:
+        for shard in list(self.missing):
+            asked, probe = self._probes.get(shard, (0.0, None))
+            if probe is None:
+                if time.monotonic() - asked >= _PROBE_S:
+                    self._probes[shard] = (time.monotonic(), self.actors[shard].about.remote())
+                continue
+            if not ray().wait([probe], timeout=0)[0]:
+                continue
+            self._probes[shard] = (time.monotonic(), None)
+            try:
+                about = answer(probe, self.name(shard))
+            except LostBufferError:
+                continue
+            self._take_back(shard, int(about["rows"]))
+
+    def _take_back(self, shard: int, rows: int) -> None:
+        with self._lock:
+            self.missing.pop(shard, None)
+        before, self._known[shard] = self._known[shard], rows
+        warnings.warn(
+            f"{self.name(shard)} is back with {rows:,} rows (about {before:,} when it was last seen)",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,262 @@
+"""What runs inside an actor: a buffer, and the few calls that reach it from other processes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ostinato._optional import require
+from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
+from ostinato.distributed.parcel import Parcel
+from ostinato.durable.manifest import MANIFEST_NAME
+from ostinato.errors import OptionError, OstinatoError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.buffers import ReplayBuffer
+
+__all__ = ["Host", "Line", "Recipe", "ShardHost", "ShardRecipe"]
+
+_END = object()
+
+
+class Recipe(NamedTuple):
+    """How to make a buffer."""
+
+    cls: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    seed: int | None
+    """Of the generator that the buffer gets; None leaves it the one in `kwargs`."""
+
+    def make(self) -> ReplayBuffer:
+        """Make it."""
+        buffer: ReplayBuffer = self.cls(*self.args, **self.kwargs)
+        if self.seed is not None:
+            reseed(buffer, self.seed)
+        return buffer
+
+
+class ShardRecipe(NamedTuple):
+    """How to make a shard, and where its checkpoints are."""
+
+    recipe: Recipe
+    path: str | None
+    every_s: float | None
+    resume: bool
+
+
+@final
+class Line:
+    """Gives batches to one reader in the order of its calls, though these come in many threads.
+
+    Args:
+        make: makes the next batch.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._turn = 0
+        self._gate = threading.Condition()
+
+    def take(self, number: int) -> Any:
+        """Return batch `number`, once those before it are given."""
+        with self._gate:
+            self._gate.wait_for(lambda: self._turn == number)
+            try:
+                return self._make()
+            finally:
+                self._turn += 1
+                self._gate.notify_all()
+
+
+@final
+class Host:
+    """The actor behind a `RayReplayBuffer`. Its methods run in several threads at once, as those of the buffer may.
+
+    What goes wrong while it is made is raised by every call: Ray shows errors of constructors as text alone.
+
+    Args:
+        recipe: how to make the buffer.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._lines: dict[str, Line] = {}
+        self._made = _attempt(recipe.make)
+
+    @property
+    def _buffer(self) -> ReplayBuffer:
+        found: ReplayBuffer = _held(self._made)
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """Return what handles remember."""
+        return _describe(self._buffer)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
+        return _call(self._buffer, name, args, kwargs)
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
+        """Call a function with the buffer."""
+        return Parcel(function(self._buffer, *args))
+
+    def enter(self, line: str, *, epoch: bool) -> None:
+        """Begin a line of batches: those of one iteration, or of `sample(return_info=True)`."""
+        buffer = self._buffer
+        batches = iter(buffer)
+        self._lines[line] = Line((lambda: next(batches, _END)) if epoch else lambda: buffer.sample(return_info=True))
+
+    def advance(self, line: str, number: int) -> Parcel | None:
+        """Return batch `number` of a line; None after the last one."""
+        found = self._lines.get(line)
+        batch = _END if found is None else found.take(number)
+        return None if batch is _END else Parcel((batch,))
+
+    def leave(self, line: str) -> None:
+        """End a line."""
+        self._lines.pop(line, None)
+
+
+@final
+class ShardHost:
+    """The actor behind one shard of a `ShardedReplayBuffer`.
+
+    An actor that Ray restarts finds its last checkpoint where the first one left it. Its draws then come from another
+    seed, and its stamps are of another era: none fits a row that is lost.
+
+    Args:
+        plan: how to make it.
+    """
+
+    def __init__(self, plan: ShardRecipe) -> None:
+        self._plan = plan
+        self._saving = threading.Lock()
+        self._seats = itertools.count()
+        self._saved: dict[str, Any] = {"saved_rows": 0, "saved_write_count": 0, "save_error": None}
+        self._made = _attempt(self._build)
+        if plan.path is not None and plan.every_s is not None and not isinstance(self._made, Exception):
+            threading.Thread(target=self._keep_saving, args=(plan.every_s,), daemon=True).start()
+
+    def _build(self) -> tuple[ReplayBuffer, Portion]:
+        plan, era = self._plan, int(time.time())
+        buffer = plan.recipe.make()
+        again = _restarted()
+        there = plan.path is not None and (Path(plan.path) / MANIFEST_NAME).exists()
+        if there and not (again or plan.resume):
+            msg = (
+                f"{plan.path} holds a checkpoint already: resume=True begins with it; else take another checkpoint_dir"
+            )
+            raise OptionError(msg)
+        if there:
+            buffer.loads(str(plan.path))
+            self._saved |= {"saved_rows": len(buffer), "saved_write_count": buffer.write_count}
+        begin_era(buffer, era)
+        if again:
+            reseed(buffer, (plan.recipe.seed or 0) ^ era)
+        return buffer, Portion(buffer)
+
+    @property
+    def _parts(self) -> tuple[ReplayBuffer, Portion]:
+        found: tuple[ReplayBuffer, Portion] = _held(self._made)
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """Return what handles remember, and what the last checkpoint holds."""
+        buffer, _ = self._parts
+        return {**_describe(buffer), **self._saved, "rows": len(buffer), "write_count": buffer.write_count}
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
+        return _call(self._parts[0], name, args, kwargs)
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
+        """Call a function with the buffer."""
+        return Parcel(function(self._parts[0], *args))
+
+    def seat(self) -> int:
+        """Return how many were asked for a seat before: handles begin to write at shards one after the other."""
+        return next(self._seats)
+
+    def offer(self, rows: int) -> tuple[Any, ...]:
+        """Draw rows, and say what the shard weighs; see `Portion`."""
+        return tuple(self._parts[1].offer(rows))
+
+    def take(self, number: int, rows: int) -> Parcel | None:
+        """Return rows of an offer; see `Portion`."""
+        found = self._parts[1].take(number, rows)
+        return None if found is None else Parcel(found)
+
+    def take_and_offer(self, number: int, rows: int, again: int) -> Parcel:
+        """Return rows of an offer (None for none of them), and the next offer, of `again` rows."""
+        portion = self._parts[1]
+        return Parcel((portion.take(number, rows) if rows else None, tuple(portion.offer(again))))
+
+    def save(self, path: str) -> dict[str, Any]:
+        """Save the buffer; return how many rows the checkpoint holds, and how many were written before it."""
+        with self._saving:
+            rows, written = save_counted(self._parts[0], path)
+            if path == self._plan.path:
+                self._saved = {"saved_rows": rows, "saved_write_count": written, "save_error": None}
+            return {"rows": rows, "write_count": written}
+
+    def load(self, path: str) -> None:
+        """Restore what `save` saved."""
+        self._parts[0].loads(path)
+
+    def _keep_saving(self, every_s: float) -> None:
+        buffer, path = self._parts[0], str(self._plan.path)
+        while True:
+            time.sleep(every_s)
+            if buffer.write_count == self._saved["saved_write_count"]:
+                continue
+            try:
+                self.save(path)
+            except (OSError, OstinatoError) as error:
+                self._saved = {**self._saved, "save_error": str(error)}
+
+
+def _restarted() -> bool:
+    """Whether Ray has restarted this actor."""
+    context = require("ray", "ray").get_runtime_context()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own answer asks an older name of Ray, which warns
+        return bool(context.was_current_actor_reconstructed)
+
+
+def _attempt(make: Callable[[], Any]) -> Any:
+    """Return what is made, or why it could not be."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (raised by the next call)
+        return error
+
+
+def _held(made: Any) -> Any:
+    if isinstance(made, Exception):
+        raise made
+    return made
+
+
+def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
+    sampler = buffer.sampler
+    return {
+        "batch_size": buffer.batch_size,
+        "prioritized": sampler.prioritized,
+        "priority_key": getattr(buffer, "priority_key", "td_error"),
+        "reduction": getattr(sampler, "reduction", "max"),
+        "epochal": sampler.epochal,
+    }
+
+
+def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel | None:
+    if name == "__getitem__":
+        return Parcel(read_own(buffer, *args))
+    found = getattr(buffer, name)
+    result = found(*args, **kwargs) if callable(found) else found
+    return None if result is buffer or result is None else Parcel(result)

@@ -1,0 +1,122 @@
+"""Parcels: nested data on its way through Ray, its tensors beside the pickle, in memory that can be shared.
+
+A tensor that Ray pickles by itself is copied into the pickle and out of it. In a parcel its memory travels out of band
+(pickle protocol 5): one copy into the object store, none out of it. On the way back a large tensor is a view of the
+object, which no one else has a reference to: it may be written to like any other, and the object lives as long as it
+does.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from functools import cache
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato._optional import require
+from ostinato.core import kinds
+
+__all__ = ["Parcel"]
+
+_SMALL_BYTES = 1 << 12
+"""Smaller tensors stay in the pickle: each buffer beside it has a price."""
+_VIEW_BYTES = 1 << 16
+"""Smaller tensors are copied out: a view would keep the whole object alive, to save a few microseconds."""
+
+
+@final
+class Parcel:
+    """Wraps an argument or result of a remote call; on the other side its content arrives, without the wrapper.
+
+    Tensors on other devices than the CPU travel through its memory, and arrive there.
+
+    Args:
+        data: anything that cloudpickle takes; tensors and TensorDicts travel fast.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickle the content, its large tensors out of band where the outer pickler takes buffers."""
+        beside: list[pickle.PickleBuffer] = []
+        file = io.BytesIO()
+        _packer()(file, 5, beside.append).dump(self._data)
+        return _open, (file.getbuffer().tobytes(), beside)
+
+
+def _open(pickled: bytes, beside: list[Any]) -> Any:
+    return pickle.loads(pickled, buffers=beside)  # noqa: S301 (Ray's own channel: whoever writes to it runs code anyway)
+
+
+@cache
+def _packer() -> Any:
+    """Return the pickler's class, which needs Ray's cloudpickle."""
+    base: Any = require("ray.cloudpickle", "ray").CloudPickler
+
+    def reducer_override(self: Any, obj: Any) -> Any:
+        laid = _lay(obj)
+        return base.reducer_override(self, obj) if laid is None else laid
+
+    return type("Packer", (base,), {"reducer_override": reducer_override})
+
+
+def _lay(obj: Any) -> Any:
+    """Return how to make a tensor or a plain TensorDict again; None for all else, which pickles itself."""
+    if type(obj) is Tensor:
+        return _lay_tensor(obj)
+    return _lay_tensordict(obj) if kinds.is_tensordict(obj) else None
+
+
+def _lay_tensor(tensor: Tensor) -> Any:
+    """Return how to make a tensor again from its bytes; None for those without plain memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.requires_grad:
+        return None
+    flat: Any = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    data = pickle.PickleBuffer(flat) if flat.nbytes >= _SMALL_BYTES else flat.tobytes()
+    return _tensor, (data, tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Make a tensor of bytes: a copy of few, a view of many."""
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    flat = np.frombuffer(data, dtype=np.uint8)
+    memory = flat.copy() if flat.nbytes < _VIEW_BYTES else np.asarray(_Memory(flat))
+    return torch.from_numpy(memory).view(dtype).reshape(shape)
+
+
+@final
+class _Memory:
+    """The memory of an array that says it must not be written to, where it may be: nobody else has the object.
+
+    Ray marks what it hands out as read-only, since objects can be shared; one that was made for one reader is not.
+    Without this torch would warn of each tensor, and write to it all the same.
+    """
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array  # keeps the object alive
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _lay_tensordict(data: Any) -> Any:
+    """Return how to make a TensorDict again of its fields; None for kinds that pickle themselves."""
+    plain = sys.modules["tensordict"].TensorDict
+    if type(data) is not plain or data.is_memmap() or any(name is not None for name in data.names or ()):
+        return None
+    opened = kinds.open_node(data, 0)
+    if opened is None or not all(type(value) in {Tensor, plain} for value in opened[1]):
+        return None
+    node, children = opened
+    return _tensordict, (tuple(node.keys), tuple(children), tuple(data.batch_size), data.device)
+
+
+def _tensordict(keys: tuple[str, ...], children: tuple[Any, ...], batch: tuple[int, ...], device: Any) -> Any:
+    return kinds.make(kinds.Node("tensordict", keys), children, batch, device)

@@ -1,0 +1,358 @@
+"""RayReplayBuffer: a replay buffer in an actor, used from any process of a Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never, final
+
+import torch
+
+from ostinato.buffers import ReplayBuffer
+from ostinato.buffers.options import check_generator, check_prefetch, check_size
+from ostinato.distributed.cluster import answer, first_answer, ray, spawn, start
+from ostinato.distributed.host import Host, Recipe
+from ostinato.distributed.parcel import Parcel
+from ostinato.distributed.stream import Stream
+from ostinato.errors import OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from ostinato.buffers import BufferStats
+    from ostinato.core.boundaries import Episodes
+
+__all__ = ["RayReplayBuffer"]
+
+_WHAT = "the actor of the replay buffer"
+
+
+@final
+class RayReplayBuffer:
+    """A `ReplayBuffer` that lives in a Ray actor; this is a handle to it.
+
+    Handles can be pickled: pass one to the actors and tasks that write, and sample in another. Methods are those of
+    `ReplayBuffer` and do the same; they wait for the answer, and raise what the buffer raised. Rows and batches are
+    copied into Ray's object store once each; batches are read from there without another copy (tensors of less than 64
+    KiB are copied, which is faster), and may be changed like any other.
+
+    The buffer's parts stay in the actor: `rb.apply(function)` runs a function there, and gives it the buffer. Up to 32
+    calls that write and 32 that read run at once, so readers that wait never keep writers out. Rows end with the actor,
+    at the latest with the last handle: `dumps` saves them, on the actor's machine.
+
+    Args:
+        *args: of `replay_buffer_cls`. Parts are copied to the actor; callables that make them, are called there.
+        replay_buffer_cls: what to make: `ReplayBuffer`, or another buffer with its methods.
+        ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
+        remote_config: options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
+        **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has `k` batches on their way while the last one
+            is
+            learned from, in iteration and `sample`; they are drawn up to `k` batches ahead. Without `generator=` the
+            buffer gets one, with a seed from torch's global generator here.
+
+    Raises:
+        MissingExtraError: if Ray is not installed.
+        OptionError: if options exclude each other.
+
+    Example:
+        >>> import torch
+        >>> from functools import partial
+        >>> from ostinato import LazyTensorStorage, RayReplayBuffer
+        >>> rb = RayReplayBuffer(storage=partial(LazyTensorStorage, 1000), batch_size=4)  # doctest: +SKIP
+        >>> index = rb.extend({"obs": torch.zeros(8, 3), "reward": torch.ones(8)})  # doctest: +SKIP
+        >>> rb.sample()["reward"]  # doctest: +SKIP
+        tensor([1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if remote_config and remote_config.get("max_restarts"):
+            msg = (
+                f"remote_config must not hold max_restarts={remote_config['max_restarts']}: a restarted buffer is "
+                "empty; ShardedReplayBuffer(num_shards=1, checkpoint_dir=...) comes back with its last checkpoint"
+            )
+            raise OptionError(msg)
+        depth = check_prefetch(kwargs.pop("prefetch", None), kwargs.get("batch_size"))
+        seed = int(torch.randint(2**62, ())) if check_generator(kwargs.get("generator")) is None else None
+        start(ray_init_config)
+        self._connect(spawn(Host, remote_config, Recipe(replay_buffer_cls, args, kwargs, seed)))
+        about = first_answer(self._actor, _WHAT)
+        self._depth = depth
+        self._batch_size: int | None = about["batch_size"]
+
+    def _connect(self, actor: Any) -> None:
+        self._actor = actor
+        self._write = actor.call.options(concurrency_group="write")
+        self._read = actor.call.options(concurrency_group="read")
+        self._stream: Stream | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled handle leads to the same buffer; batches on their way stay with this one."""
+        return {"actor": self._actor, "depth": self._depth, "batch_size": self._batch_size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Connect."""
+        self._depth, self._batch_size = state["depth"], state["batch_size"]
+        self._connect(state["actor"])
+
+    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer that neither writes nor samples."""
+        return answer(self._actor.call.remote(name, *args, **kwargs), _WHAT)
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def actor(self) -> Any:
+        """The actor's handle."""
+        return self._actor
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function(buffer, *args)` in the actor and return what it returns.
+
+        This reaches all that stays there: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
+        """
+        return answer(self._actor.apply.remote(function, *map(Parcel, args)), _WHAT)
+
+    def _refuse(self, name: str) -> Never:
+        msg = (
+            f"the buffer's {name} is in its actor, and a copy of it here would change nothing there: call "
+            f"rb.apply(lambda rb: ... rb.{name} ...)"
+        )
+        raise UsageError(msg)
+
+    @property
+    def storage(self) -> Never:
+        """Refuse: parts stay in the actor, see `apply`."""
+        self._refuse("storage")
+
+    @property
+    def sampler(self) -> Never:
+        """Refuse: parts stay in the actor, see `apply`."""
+        self._refuse("sampler")
+
+    @property
+    def writer(self) -> Never:
+        """Refuse: parts stay in the actor, see `apply`."""
+        self._refuse("writer")
+
+    @property
+    def transform(self) -> Never:
+        """Refuse: parts stay in the actor, see `apply`."""
+        self._refuse("transform")
+
+    @property
+    def sample_unit(self) -> Never:
+        """Refuse: parts stay in the actor, see `apply`."""
+        self._refuse("sample_unit")
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows that `sample()` gives; None if the constructor was given none."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """Rows written since the buffer was made or emptied."""
+        return int(self._ask("write_count"))
+
+    @property
+    def dim_extend(self) -> int:
+        """Dimension of the data along which `extend` grows the buffer."""
+        return int(self._ask("dim_extend"))
+
+    @property
+    def episodes(self) -> Episodes | None:
+        """Where episodes end; see `ReplayBuffer.episodes`."""
+        found: Episodes | None = self._ask("episodes")
+        return found
+
+    def stats(self) -> BufferStats:
+        """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
+        found: BufferStats = self._ask("stats")
+        return found
+
+    def check(self) -> None:
+        """Raise what the storage's device has found wrong; see `ReplayBuffer.check`."""
+        self._ask("check")
+
+    def __len__(self) -> int:
+        """Rows present."""
+        return int(self._ask("__len__"))
+
+    def __bool__(self) -> bool:
+        """Whether there are rows."""
+        return len(self) > 0
+
+    def __repr__(self) -> str:
+        """The buffer's parts and options."""
+        return f"RayReplayBuffer({self._ask('__repr__')}, prefetch={self._depth})"
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return answer(self._write.remote(name, *map(Parcel, args), **kwargs), _WHAT)
+
+    def add(self, data: Any) -> Any:
+        """Add one row; see `ReplayBuffer.add`."""
+        return self._put("add", data)
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Add rows, in order; see `ReplayBuffer.extend`. When it returns, they are there."""
+        index: Tensor = self._put("extend", data, update_priority=update_priority)
+        return index
+
+    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+        """Give rows new priorities; see `ReplayBuffer.update_priority`."""
+        self._put("update_priority", index, priority, generation)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that it has; see `TensorDictReplayBuffer`.
+
+        Raises:
+            UsageError: if the buffer is no `TensorDictReplayBuffer`.
+        """
+        self._put("update_tensordict_priority", data)
+
+    def empty(self) -> None:
+        """Forget all rows and start at slot 0 again; memory is kept."""
+        self._drop()
+        self._put("empty")
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace rows that are present; see `ReplayBuffer`."""
+        self._put("__setitem__", index, data)
+
+    def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> RayReplayBuffer:
+        """Write one stored field at an index, in place. Returns the handle."""
+        self._put("set_at_", key, value, index)
+        return self
+
+    def set_(self, key: str | tuple[str, ...], value: Any) -> RayReplayBuffer:
+        """Write one stored field of all rows present, in place. Returns the handle."""
+        self._put("set_", key, value)
+        return self
+
+    def update_(self, data: Any) -> RayReplayBuffer:
+        """Write the stored fields that `data` has, for all rows present. Returns the handle."""
+        self._put("update_", data)
+        return self
+
+    def write_all(self, data: Any, end: int | None = None) -> None:
+        """Do `rb[:end] = data`."""
+        self._put("write_all", data, end)
+
+    def set_sampler(self, sampler: Any) -> Any:
+        """Exchange the sampler; return a copy of the previous one."""
+        self._drop()
+        return self._ask("set_sampler", sampler)
+
+    def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
+        """Exchange the storage; return a copy of the previous one, with its rows."""
+        self._drop()
+        return self._ask("set_storage", Parcel(storage), collate_fn)
+
+    def set_writer(self, writer: Any) -> Any:
+        """Exchange the writer; return a copy of the previous one."""
+        return self._ask("set_writer", writer)
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> RayReplayBuffer:
+        """Add a transform at the end of the chain, in the actor. Returns the handle."""
+        self._drop()
+        self._ask("append_transform", transform, invert=invert)
+        return self
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> RayReplayBuffer:
+        """Add a transform before position `index` of the chain, in the actor. Returns the handle."""
+        self._drop()
+        self._ask("insert_transform", index, transform, invert=invert)
+        return self
+
+    def read_episodes(self) -> None:
+        """Read where episodes end off the stored rows once more."""
+        self._drop()
+        self._ask("read_episodes")
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Draw a batch; see `ReplayBuffer.sample`.
+
+        With prefetch batches were drawn up to `k` calls earlier, in order. The info has no key `stale` then: rows that
+        were replaced since keep new priorities off by their stamps.
+        """
+        size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
+        if not self._depth:
+            return answer(self._read.remote("sample", size, return_info), _WHAT)
+        if self._stream is None:
+            self._stream = Stream(self._actor, self._depth, epoch=False, what=_WHAT)
+        try:
+            ((batch, info),) = self._stream.next() or ((None, None),)
+        except Exception:
+            self._drop()  # what comes after it may be wrong for the same reason, or not: ask anew
+            raise
+        return (batch, info) if return_info else batch
+
+    def _drop(self) -> None:
+        """Forget batches on their way."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
+
+        With prefetch `k` batches are on their way while one is learned from. They come in the order of their draws.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        if self._batch_size is None:
+            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+            raise UsageError(msg)
+        stream = Stream(self._actor, self._depth, epoch=True, what=_WHAT)
+        try:
+            while (found := stream.next()) is not None:
+                yield found[0]
+        finally:
+            stream.close()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows that are present; see `ReplayBuffer`. Always a copy: edits go through the handle."""
+        return answer(self._read.remote("__getitem__", Parcel(index)), _WHAT)
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """Return `rb[:end]`: the rows in storage order. Copy."""
+        return self[:end]
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state; see `ReplayBuffer.state_dict`."""
+        found: dict[str, Any] = self._ask("state_dict")
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, of this or of a local buffer."""
+        self._drop()
+        self._ask("load_state_dict", Parcel(state))
+
+    def dumps(self, path: str | Path) -> None:
+        """Save the whole state to a directory of the actor's machine; a local buffer can load it as well."""
+        self._ask("dumps", str(Path(path).absolute()))
+
+    def loads(self, path: str | Path) -> None:
+        """Restore what `dumps` saved, from a directory of the actor's machine."""
+        self._drop()
+        self._ask("loads", str(Path(path).absolute()))
+
+    def close(self) -> None:
+        """End the actor, and the rows with it, for all handles."""
+        self._stream = None
+        ray().kill(self._actor)

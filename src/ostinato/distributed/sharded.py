@@ -1,0 +1,389 @@
+"""ShardedReplayBuffer: one replay buffer made of many, each in an actor, on as many machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from ostinato.buffers import BufferStats, ReplayBuffer
+from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
+from ostinato.buffers.stats import combine
+from ostinato.distributed import shelter, updates
+from ostinato.distributed.cluster import first_answer, ray, spawn, start
+from ostinato.distributed.drawing import Drawer
+from ostinato.distributed.fleet import Fleet
+from ostinato.distributed.host import Recipe, ShardHost, ShardRecipe
+from ostinato.distributed.parcel import Parcel
+from ostinato.distributed.placement import place
+from ostinato.distributed.routing import Rota, join_index
+from ostinato.errors import LostBufferError, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+__all__ = ["ShardedReplayBuffer"]
+
+_ROUTES = ("round_robin", "sticky")
+
+
+@final
+class ShardedReplayBuffer:
+    """Several replay buffers, each in a Ray actor, that are sampled as one; this is a handle to them.
+
+    A batch is drawn from all rows by the law of one big buffer: uniformly, or in proportion to priorities, with the
+    importance weights of the whole. Each shard draws and weighs itself at one moment; a batch is made of these draws,
+    so the law is exact for the rows that each shard had then, whatever is written meanwhile. Each write goes to one
+    shard.
+
+    Handles can be pickled, for workers that write and learners that sample. A shard that dies is left out, with a
+    warning, and restarted by Ray; with `checkpoint_dir` it comes back with its last checkpoint, else empty.
+
+    Rows are named by one number that holds shard and slot: `index` goes back to `update_priority` as it came.
+
+    Args:
+        num_shards: how many buffers.
+        *args: of `replay_buffer_cls`, for each shard. Capacities are those of one shard.
+        replay_buffer_cls: what each shard is: `ReplayBuffer` or one of its subclasses, with `RandomSampler` or
+            `PrioritizedSampler`, and `ndim=1`.
+        route: where a handle writes: "sticky" to one shard, as buffers with units need it, where the rows of an episode
+            belong together; "round_robin" to one after the other, call by call.
+        checkpoint_dir: where shards are saved, one directory each; every machine that may run a shard must see it.
+        checkpoint_every_s: save each shard every so many seconds, if it was written to; None leaves it to
+        `checkpoint()`. resume: begin with the checkpoints that are in `checkpoint_dir`; without it there must be none.
+        placement: "SPREAD", "STRICT_SPREAD" (one per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
+        patience_s: how long to wait for the draw of a shard before it is left out.
+        ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
+        remote_config: options of each actor, as for `ray.remote`.
+        generator: source of the choice of shards, and of the shards' seeds; None is torch's global generator.
+        prefetch: batches to keep ready in each handle; None or 0 keeps none. Needs `batch_size`.
+        **kwargs: of `replay_buffer_cls`, for each shard.
+
+    Raises:
+        MissingExtraError: if Ray is not installed.
+        OptionError: if options exclude each other, or a shard cannot be part of one law.
+
+    Example:
+        >>> import torch
+        >>> from functools import partial
+        >>> from ostinato import LazyTensorStorage, ShardedReplayBuffer
+        >>> rb = ShardedReplayBuffer(2, storage=partial(LazyTensorStorage, 1000), batch_size=4)  # doctest: +SKIP
+        >>> index = rb.extend({"obs": torch.zeros(8, 3)})  # doctest: +SKIP
+        >>> rb.sample()["obs"].shape  # doctest: +SKIP
+        torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        num_shards: int,
+        *args: Any,
+        replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
+        route: str = "sticky",
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every_s: float | None = None,
+        resume: bool = False,
+        placement: str | None = None,
+        patience_s: float = 30.0,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        generator: torch.Generator | None = None,
+        prefetch: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        number = positive("num_shards", num_shards)
+        if route not in _ROUTES:
+            msg = f"route must be one of {list(_ROUTES)}, got {route!r}"
+            raise OptionError(msg)
+        if checkpoint_dir is None and (checkpoint_every_s is not None or resume):
+            msg = "checkpoint_every_s and resume need checkpoint_dir: where shards are saved"
+            raise OptionError(msg)
+        Rota(number, 0, sticky=True)  # refuses too many
+        self._directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
+        depth = check_prefetch(prefetch, kwargs.get("batch_size"))
+        seeds = torch.randint(2**62, (number,), generator=check_generator(generator)).tolist()
+        start(ray_init_config)
+        self._placed = place(placement, number, remote_config)
+        actors = []
+        for i, (seed, options) in enumerate(zip(seeds, self._placed.options, strict=True)):
+            path = None if self._directory is None else str(shelter.folder(self._directory, i, number))
+            plan = ShardRecipe(Recipe(replay_buffer_cls, args, kwargs, seed), path, checkpoint_every_s, resume)
+            actors.append(spawn(ShardHost, remote_config, plan, max_restarts=-1, **options))
+        self._connect(actors, patience_s, generator, depth)
+        abouts = [first_answer(actor, self._fleet.name(i)) for i, actor in enumerate(actors)]
+        self._about = updates.About(*(abouts[0][name] for name in updates.About._fields))
+        self._sticky = route == "sticky"
+        self._home: int | None = None
+
+    def _connect(self, actors: list[Any], patience_s: float, generator: torch.Generator | None, depth: int) -> None:
+        self._fleet = Fleet(actors, patience_s)
+        self._drawer = Drawer(self._fleet, generator, depth)
+        self._rota: Rota | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled handle leads to the same shards; it has a shard of its own to write to, and chance of its own."""
+        kept = {name: self.__dict__[name] for name in ("_about", "_sticky", "_home", "_directory")}
+        fleet = self._fleet
+        return {**kept, "actors": fleet.actors, "patience_s": fleet.patience_s, "depth": self._drawer.depth}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Connect."""
+        actors, patience_s, depth = (state.pop(name) for name in ("actors", "patience_s", "depth"))
+        self.__dict__.update(state)
+        generator = torch.Generator()
+        generator.seed()
+        self._connect(actors, patience_s, generator, depth)
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are, missing ones included."""
+        return len(self._fleet)
+
+    @property
+    def actors(self) -> tuple[Any, ...]:
+        """Handles of the shards' actors."""
+        return tuple(self._fleet.actors)
+
+    @property
+    def missing(self) -> dict[int, str]:
+        """Shards that did not answer this handle the last time, and why."""
+        return dict(self._fleet.missing)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows that `sample()` gives; None if the constructor was given none."""
+        return self._about.batch_size
+
+    @property
+    def write_count(self) -> int:
+        """Rows written since the shards were made or emptied; what a shard lost with its actor is not counted."""
+        return sum(int(found) for found in self._each("write_count").values())
+
+    def pinned(self, shard: int) -> ShardedReplayBuffer:
+        """Return a handle that writes to one shard, whatever the route.
+
+        Raises:
+            OptionError: if there is no such shard.
+        """
+        if not 0 <= shard < self.num_shards:
+            msg = f"shard must be in [0, {self.num_shards}), got {shard}"
+            raise OptionError(msg)
+        handle = object.__new__(ShardedReplayBuffer)
+        handle.__setstate__({**self.__getstate__(), "_sticky": True, "_home": shard})
+        return handle
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(buffer, *args)` in every shard that is there, and return what each returned.
+
+        A schedule: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
+        """
+        return list(self._all("apply", function, *args).values())
+
+    def _all(self, method: str, *arguments: Any, group: str | None = None) -> dict[int, Any]:
+        """Call a method of all actors that are there."""
+        return self._fleet.ask(method, dict.fromkeys(self._fleet.present(), arguments), group)
+
+    def _each(self, name: str, *arguments: Any) -> dict[int, Any]:
+        """Call a method of all buffers that are there."""
+        return self._all("call", name, *arguments)
+
+    def report(self) -> list[shelter.ShardReport]:
+        """Return how each shard is."""
+        return shelter.report(self._fleet)
+
+    def stats(self) -> BufferStats:
+        """Count rows, draws, ages and waits over the shards that are there; ages count rows of the same shard."""
+        total = combine(list(self._each("stats").values()), None)
+        return dataclasses.replace(total, prefetch_ready=self._drawer.ready)
+
+    def __len__(self) -> int:
+        """Rows present in the shards that are there."""
+        return sum(int(rows) for rows in self._each("__len__").values())
+
+    def __bool__(self) -> bool:
+        """Whether there are rows."""
+        return len(self) > 0
+
+    def __repr__(self) -> str:
+        """Shards and options; asks nobody."""
+        home = "sticky" if self._sticky else "round_robin"
+        return (
+            f"ShardedReplayBuffer(num_shards={self.num_shards}, route={home!r}, missing={sorted(self._fleet.missing)}, "
+            f"batch_size={self.batch_size}, prefetch={self._drawer.depth}, checkpoint_dir={self._directory})"
+        )
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def add(self, data: Any) -> int | None:
+        """Add one row to a shard; see `ReplayBuffer.add`."""
+        shard, slot = self._put("add", data)
+        return None if slot is None else int(join_index(shard, torch.tensor(slot)))
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Add rows to one shard, in order; see `ReplayBuffer.extend`.
+
+        When it returns, the shard has them. A shard that dies before it has answered may have saved them: they are then
+        written to the next shard as well (at least once).
+
+        Raises:
+            LostBufferError: if no shard is there.
+        """
+        shard, slots = self._put("extend", data, update_priority=update_priority)
+        return join_index(shard, slots)
+
+    def _put(self, name: str, data: Any, **kwargs: Any) -> tuple[int, Any]:
+        rota = self._rota
+        if rota is None:
+            rota = self._rota = Rota(self.num_shards, self._seat(), sticky=self._sticky)
+        parcel = Parcel(data)
+        while True:
+            present = self._fleet.present()  # raises in the end, if there is none
+            for i in rota.order(self._fleet.missing):
+                if i not in present:
+                    continue
+                call = self._fleet.actors[i].call.options(concurrency_group="write")
+                found = self._fleet.wait(i, call.remote(name, parcel, **kwargs), None)
+                if found is not None:
+                    return i, found[0]
+
+    def _seat(self) -> int:
+        """Return where to write first: handles take their places one after the other."""
+        if self._home is not None:
+            return self._home
+        seats = self._fleet.ask("seat", {self._fleet.present()[0]: ()})
+        return next(iter(seats.values()), 0)
+
+    def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
+        """Give rows new priorities, each in its shard; see `ReplayBuffer.update_priority`.
+
+        Priorities of rows in a missing shard are dropped. So are those of rows that a shard has lost, though others are
+        in their slots by now, if stamps come along.
+
+        Raises:
+            PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
+            SlotError: if an index names no shard; nothing is changed.
+        """
+        self._write_priorities(updates.unpack(self._about, index, priority, generation))
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that stand under the shards' `priority_key`.
+
+        Raises:
+            KeyMissingError: if the index or the priorities are missing.
+            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+        """
+        self._write_priorities(updates.unpack_batch(self._about, data))
+
+    def _write_priorities(self, change: updates.Change | None) -> None:
+        if change is None:
+            return
+        parts = updates.route(change, self.num_shards)
+        present = self._fleet.present()
+        calls = {i: ("update_priority", *map(Parcel, part)) for i, part in parts.items() if i in present}
+        self._fleet.ask("call", calls, "write")
+
+    def empty(self) -> None:
+        """Forget all rows of the shards that are there, and what each has saved only with its next checkpoint."""
+        self._drawer.drop()
+        self._each("empty")
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Draw a batch from all shards.
+
+        Transforms and units run in the shards, on their parts of the batch; `batch_size` counts rows drawn.
+
+        Args:
+            batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
+            return_info: return `(batch, info)`, as `ReplayBuffer.sample` does; `info["index"]` names shard and slot.
+
+        Returns:
+            Rows as they were put in, `[B, *shape]`, those of different shards in random order. A copy.
+
+        Raises:
+            UsageError: if there is no batch size.
+            EmptyBufferError: if no shard that is there has rows.
+            LostBufferError: if no shard is there.
+        """
+        size = check_size(batch_size, self.batch_size, fixed=bool(self._drawer.depth))
+        batch, info = self._drawer.next(size)
+        return (batch, info) if return_info else batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches, without end.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        if self.batch_size is None:
+            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+            raise UsageError(msg)
+        while True:
+            yield self.sample()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read rows by an index as `extend` and `sample` give it, a number or a tensor of one shard's rows. Copy.
+
+        Raises:
+            SlotError: if there is no such row.
+            LostBufferError: if its shard is missing.
+        """
+        shard, slots = updates.one_shard(index, self.num_shards)
+        found = self._fleet.ask("call", {shard: ("__getitem__", slots)}, "read")
+        if shard not in found:
+            msg = f"{self._fleet.name(shard)}, which has these rows, does not answer: {self._fleet.missing[shard]}"
+            raise LostBufferError(msg)
+        return found[shard]
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> list[int]:
+        """Save every shard that is there to `checkpoint_dir`, each whole or not at all.
+
+        Returns:
+            How many rows were written to each shard before its checkpoint, 0 for a missing one: what was acknowledged
+            before this call is among them.
+
+        Raises:
+            UsageError: if the constructor was given no `checkpoint_dir`.
+        """
+        if self._directory is None:
+            msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
+            raise UsageError(msg)
+        found = shelter.save(self._fleet, self._directory)
+        return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
+
+    def dumps(self, path: str | Path) -> None:
+        """Save all shards to directories under `path`, each whole as of a moment of its own.
+
+        Raises:
+            LostBufferError: if a shard is missing; the others are saved.
+        """
+        directory = Path(path).absolute()
+        missing = sorted(set(range(self.num_shards)) - set(shelter.save(self._fleet, directory)))
+        if missing:
+            msg = f"shards {missing} of {self.num_shards} do not answer: {directory} has no new checkpoint of these"
+            raise LostBufferError(msg)
+
+    def loads(self, path: str | Path) -> None:
+        """Restore what `dumps` or `checkpoint` saved, of as many shards.
+
+        Raises:
+            CheckpointError: if a checkpoint is not there, or does not fit; shards before it are loaded then.
+            LostBufferError: if a shard is missing; the others are loaded.
+        """
+        self._drawer.drop()
+        shelter.load(self._fleet, Path(path).absolute())
+
+    def close(self) -> None:
+        """End the actors, and the rows with them, for all handles; checkpoints stay."""
+        self._drawer.drop()
+        for actor in self._fleet.actors:
+            ray().kill(actor)
+        self._placed.free()

@@ -1,0 +1,67 @@
+"""Checkpoints of shards: one directory each, which says of how many shards it is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ostinato.errors import LostBufferError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ostinato.distributed.fleet import Fleet
+
+__all__ = ["ShardReport", "folder", "load", "report", "save"]
+
+
+class ShardReport(NamedTuple):
+    """How one shard is."""
+
+    shard: int
+    """Its number."""
+    missing: str | None
+    """Why it does not answer; None if it does."""
+    rows: int
+    """Rows present; 0 while it is missing, as for the next two."""
+    write_count: int
+    """Rows written to it, those of before its last checkpoint included."""
+    saved_write_count: int
+    """Rows written to it before its last checkpoint: a restart loses the rows from there on."""
+    save_error: str | None
+    """Why its last checkpoint could not be written; None if it could."""
+
+
+def folder(directory: Path, shard: int, shards: int) -> Path:
+    """Return where a shard is saved; another number of shards does not find it there."""
+    return directory / f"shard-{shard:04d}-of-{shards:04d}"
+
+
+def save(fleet: Fleet, directory: Path) -> dict[int, Any]:
+    """Save the shards that are there, all at once; return what each saved."""
+    calls = {i: (str(folder(directory, i, len(fleet))),) for i in fleet.present()}
+    return fleet.ask("save", calls, timeout_s=None)
+
+
+def load(fleet: Fleet, directory: Path) -> None:
+    """Load all shards, all at once.
+
+    Raises:
+        CheckpointError: if a checkpoint is not there, or does not fit; others may be loaded then.
+        LostBufferError: if a shard is missing; the others are loaded.
+    """
+    calls = {i: (str(folder(directory, i, len(fleet))),) for i in fleet.present()}
+    missing = sorted(set(range(len(fleet))) - set(fleet.ask("load", calls, timeout_s=None)))
+    if missing:
+        msg = f"shards {missing} of {len(fleet)} do not answer: they have not loaded {directory}"
+        raise LostBufferError(msg)
+
+
+def report(fleet: Fleet) -> list[ShardReport]:
+    """Ask each shard how it is."""
+    found = fleet.ask("about", dict.fromkeys(fleet.present(), ()))
+    fields = ("rows", "write_count", "saved_write_count", "save_error")
+    nothing = dict(zip(fields, (0, 0, 0, None), strict=True))
+    return [
+        ShardReport(i, fleet.missing.get(i), *(found.get(i, nothing)[name] for name in fields))
+        for i in range(len(fleet))
+    ]

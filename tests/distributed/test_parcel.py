@@ -1,0 +1,102 @@
+"""What goes into a parcel comes out of it, and large tensors are not copied on the way out."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
+
+from ostinato.distributed.parcel import Parcel
+
+Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
+
+
+def sent(data: Any) -> tuple[Any, list[bytearray]]:
+    """Send through a pickle whose buffers lie in memory of their own, as an object of Ray's store does."""
+    beside: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(Parcel(data), 5, buffer_callback=beside.append)
+    memory = [bytearray(buffer.raw()) for buffer in beside]
+    return pickle.loads(pickled, buffers=[memoryview(one).toreadonly() for one in memory]), memory
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool, torch.int64, torch.complex64],
+)
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (7, 3), (900, 33)])
+def test_tensors_keep_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = (torch.rand(shape) * 100).to(dtype)
+    back, _ = sent(tensor)
+    assert back.dtype is dtype
+    assert back.shape == tensor.shape
+    assert torch.equal(back, tensor)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.T,
+        lambda x: x[::2],
+        lambda x: x[:, 1:2],
+        lambda x: x.expand(3, *x.shape),
+        lambda x: torch.complex(x, x).conj(),
+        lambda x: x.requires_grad_(),
+    ],
+)
+def test_views_arrive_as_what_they_show(view: Any) -> None:
+    tensor = view(torch.rand(200, 300))
+    back, _ = sent(tensor)
+    assert torch.equal(back, tensor)
+
+
+def test_large_tensors_are_views_that_may_be_written_to() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        back, memory = sent({"large": torch.zeros(1 << 18, dtype=torch.uint8), "small": torch.zeros(8192)})
+        back["large"][3] = 7
+        back["small"][0] = 7
+    large = next(one for one in memory if len(one) == 1 << 18)
+    assert large[3] == 7, "the tensor is the memory that it came in"
+    assert all(not any(one) for one in memory if one is not large), "small ones are copies"
+    del memory, large
+    assert back["large"][3] == 7
+
+
+def test_kinds_and_nesting_come_back() -> None:
+    inner = TensorDict({"y": torch.rand(4, 2)}, [4])
+    data = {
+        "td": TensorDict({"x": torch.rand(4), "next": inner}, [4]),
+        "empty": TensorDict({}, [4]),
+        "text": TensorDict({"x": torch.rand(4), "name": "abc"}, [4]),
+        "named": TensorDict({"x": torch.rand(4)}, [4], names=["time"]),
+        "lazy": LazyStackedTensorDict(TensorDict({"x": torch.rand(2)}, []), TensorDict({"x": torch.rand(3)}, [])),
+        "pair": Pair(torch.rand(3), [1, "two", None]),
+        "function": lambda x: x + 1,
+    }
+    back, _ = sent(data)
+    assert torch.equal(back["td"]["next", "y"], inner["y"])
+    assert back["td"]["next"].batch_size == (4,)
+    assert type(back["td"]) is TensorDict
+    assert back["td"].device is None
+    assert back["empty"].batch_size == (4,)
+    assert back["text"]["name"] == "abc"
+    assert back["named"].names == ["time"]
+    assert isinstance(back["lazy"], LazyStackedTensorDict)
+    assert torch.equal(back["pair"].a, data["pair"].a)  # type: ignore[attr-defined]
+    assert type(back["pair"]).__name__ == "Pair"
+    assert back["pair"].b == [1, "two", None]
+    assert back["function"](1) == 2
+
+
+def test_one_tensor_in_two_places_travels_once() -> None:
+    tensor = torch.rand(1 << 16)
+    back, memory = sent([tensor, tensor])
+    assert back[0] is back[1]
+    assert len(memory) == 1

@@ -1,0 +1,91 @@
+"""The two-level draw against the law of one big buffer, without Ray."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.distributed.routing import (
+    MOST_SHARDS,
+    Rota,
+    Share,
+    allot,
+    join_index,
+    places,
+    split_index,
+    weight_factors,
+)
+from ostinato.errors import OptionError
+
+from ..stats.chi import p_value
+
+
+@given(st.integers(0, MOST_SHARDS - 1), st.lists(st.integers(-1, 2**40 - 1), max_size=20))
+def test_an_index_holds_shard_and_slot(shard: int, slots: list[int]) -> None:
+    given_slots = torch.tensor(slots, dtype=torch.int64)
+    index = join_index(shard, given_slots)
+    owners, back = split_index(index)
+    assert torch.equal(back, given_slots)
+    assert owners.tolist() == [-1 if slot < 0 else shard for slot in slots]
+    assert bool((index >= -1).all())
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 1.0, 3.0, 1e12]), min_size=1, max_size=8).filter(any),
+    st.lists(st.floats(0, 1, exclude_max=True) | st.just(1 - 2**-53), max_size=50),
+)
+def test_no_shard_without_mass_is_chosen(masses: list[float], uniforms: list[float]) -> None:
+    chosen = allot(masses, torch.tensor(uniforms, dtype=torch.float64))
+    assert all(masses[i] > 0 for i in chosen.tolist())
+
+
+def test_shards_are_chosen_in_proportion() -> None:
+    masses = [5.0, 0.0, 1.0, 14.0]
+    uniforms = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    counts = torch.bincount(allot(masses, uniforms), minlength=4).tolist()
+    assert counts[1] == 0
+    assert p_value([counts[i] for i in (0, 2, 3)], [5, 1, 14]) > 1e-4
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
+def test_places_are_a_partition(chosen: list[int]) -> None:
+    found = places(torch.tensor(chosen))
+    assert sorted(int(at) for part in found.values() for at in part) == list(range(len(chosen)))
+    assert all(chosen[int(at)] == shard for shard, part in found.items() for at in part)
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(st.floats(1e-6, 1e6), st.floats(0, 1)), min_size=1, max_size=6),
+    st.floats(0, 2),
+)
+def test_weights_of_shards_become_those_of_one_buffer(found: dict[int, tuple[float, float]], beta: float) -> None:
+    """(v / v_min of the shard) ** -beta, times the factor, is (v / v_min of all) ** -beta."""
+    shares = {i: Share(1, least, least, beta) for i, (least, _) in found.items()}
+    factors = weight_factors(shares)
+    least = min(low for low, _ in found.values())
+    for i, (low, more) in found.items():
+        value = low * (1 + more)
+        here = (value / low) ** -beta * factors[i]
+        assert here == pytest.approx((value / least) ** -beta, rel=1e-9)
+    assert max(factors.values()) == 1.0
+
+
+def test_a_shard_without_mass_has_no_part_in_the_smallest_value() -> None:
+    factors = weight_factors({0: Share(3, 2.0, 0.5, 1.0), 1: Share(0, 0.0, 1e-9, 1.0)})
+    assert factors == {0: 1.0}
+
+
+def test_writers_go_round_or_stay() -> None:
+    around, home = Rota(3, 4, sticky=False), Rota(3, 4, sticky=True)
+    assert [around.order(())[0] for _ in range(5)] == [1, 2, 0, 1, 2]
+    assert [home.order(())[0] for _ in range(3)] == [1, 1, 1]
+    assert home.order({1}) == [2, 0, 1]
+    assert home.order(()) == [1, 2, 0], "it goes home when its shard is back"
+
+
+@pytest.mark.parametrize("shards", [0, -1, MOST_SHARDS + 1])
+def test_a_wrong_number_of_shards_is_refused(shards: int) -> None:
+    with pytest.raises(OptionError, match=r"num_shards must be in \[1, 1048576\], got"):
+        Rota(shards, 0, sticky=True)

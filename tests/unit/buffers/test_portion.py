@@ -1,0 +1,186 @@
+"""A buffer as a portion of a larger one: offers, and what becomes of them when rows change in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import (
+    Episodes,
+    LazyTensorStorage,
+    NStep,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    Sampler,
+    SamplerWithoutReplacement,
+    Sequence,
+    SliceSampler,
+)
+from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
+from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def made(rows: int, sampler: Sampler | None = None, **options: Any) -> ReplayBuffer:
+    """A buffer of 100 slots; rows hold their number, and episodes end every ten rows."""
+    generator = torch.Generator().manual_seed(4)
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, generator=generator, **options)
+    steps = torch.arange(rows)
+    if rows:
+        rb.extend({"x": steps, "done": steps % 10 == 9})
+    return rb
+
+
+def prioritized() -> PrioritizedSampler:
+    return PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
+
+
+def test_an_offer_says_what_the_buffer_weighs() -> None:
+    assert Portion(made(30)).offer(8)[1:] == (30, 30.0, 1.0, 0.0)
+    rb = made(4, prioritized())
+    rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.5, 2.0, 4.0]))
+    assert Portion(rb).offer(8)[1:] == (4, 6.5, 0.5, 0.5)
+
+
+def test_only_rows_that_may_be_drawn_weigh() -> None:
+    rb = made(25, sample_unit=Sequence(4, episode_boundary="strict"))
+    assert Portion(rb).offer(2).mass == 7 + 7 + 2
+    ranked = made(25, prioritized(), sample_unit=Sequence(4, episode_boundary="strict"))
+    assert Portion(ranked).offer(2).mass == 7 + 7 + 2
+
+
+def test_nothing_is_offered_of_an_empty_buffer() -> None:
+    offer = Portion(made(0)).offer(8)
+    assert (offer.number, offer.rows, offer.mass) == (-1, 0, 0.0)
+
+
+def test_the_first_rows_of_an_offer_are_those_of_a_sample() -> None:
+    """Same seed, same draws: an offer of 8 is a sample of 8, of which 3 are taken."""
+    portion, local = Portion(made(50)), made(50)
+    offer = portion.offer(8)
+    found = portion.take(offer.number, 3)
+    assert found is not None
+    batch, info = local.sample(8, return_info=True)
+    assert torch.equal(found[0]["x"], batch["x"][:3])
+    assert torch.equal(found[1]["index"], info["index"][:3])
+
+
+def test_an_offer_is_taken_once() -> None:
+    portion = Portion(made(50))
+    offer = portion.offer(8)
+    assert portion.take(offer.number, 3) is not None
+    assert portion.take(offer.number, 3) is None
+
+
+def test_old_offers_are_forgotten() -> None:
+    portion = Portion(made(50))
+    first = portion.offer(1)
+    offers = [portion.offer(1) for _ in range(256)]
+    assert portion.take(first.number, 1) is None
+    assert portion.take(offers[0].number, 1) is not None
+
+
+def test_rows_replaced_since_are_read_with_their_stamps() -> None:
+    rb = made(100, prioritized())
+    portion = Portion(rb)
+    offer = portion.offer(64)
+    rb.extend({"x": torch.arange(1000, 1100), "done": torch.zeros(100, dtype=torch.bool)})
+    found = portion.take(offer.number, 64)
+    assert found is not None
+    batch, info = found
+    assert torch.equal(batch["x"], info["index"] + 1000)
+    rb.update_priority(info, torch.full((64,), 9.0))
+    assert rb.stats().stale_updates == 0
+
+
+def test_rows_of_an_emptied_buffer_are_not_to_be_had() -> None:
+    rb = made(50)
+    portion = Portion(rb)
+    offer = portion.offer(8)
+    rb.empty()
+    assert portion.take(offer.number, 8) is None
+
+
+def test_windows_that_are_not_whole_any_more_are_not_to_be_had() -> None:
+    rb = made(100, sample_unit=Sequence(4, episode_boundary="strict"))
+    portion = Portion(rb)
+    offer = portion.offer(64)
+    rb.extend({"x": torch.arange(90), "done": torch.ones(90, dtype=torch.bool)})
+    assert portion.take(offer.number, 64) is None
+
+
+def test_units_come_along() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=prioritized(), sample_unit=NStep(3, 0.9))
+    rb.extend({"reward": torch.ones(50), "done": torch.arange(50) % 10 == 9, "next_obs": torch.rand(50)})
+    portion = Portion(rb)
+    found = portion.take(portion.offer(8).number, 5)
+    assert found is not None
+    assert found[0]["steps_to_next_obs"].shape == (5,)
+    assert found[1]["priority_weight"].shape == (5,)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SamplerWithoutReplacement,
+        lambda: SamplerWithoutReplacement(endless=True),
+        lambda: PrioritizedSampler(100, 1.0, 1.0, stratified=True),
+        lambda: SliceSampler(slice_len=2),
+        lambda: PrioritizedSliceSampler(100, 1.0, 1.0, slice_len=2),
+    ],
+)
+def test_draws_that_depend_on_each_other_are_refused(sampler: Callable[[], Sampler]) -> None:
+    with pytest.raises(OptionError, match="drawn from as one buffer"):
+        Portion(made(10, sampler()))
+
+
+def test_lanes_are_refused() -> None:
+    with pytest.raises(OptionError, match="ndim=1"):
+        Portion(ReplayBuffer(storage=LazyTensorStorage(100, ndim=2)))
+
+
+def test_masked_rows_weigh_nothing() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), episodes=Episodes(end_key="done", mask_key="mask"))
+    rb.extend({"x": torch.arange(10), "done": torch.zeros(10, dtype=torch.bool), "mask": torch.arange(10) < 6})
+    assert Portion(rb).offer(1).mass == 6.0
+
+
+def test_stamps_of_another_era_fit_no_row() -> None:
+    """A buffer that begins anew counts its writes from one again: a batch of the lost one must not reach its rows."""
+    lost, new = made(50, prioritized()), made(50, prioritized())
+    begin_era(lost, 7)
+    begin_era(new, 8)
+    _, info = lost.sample(16, return_info=True)
+    before = new.sampler.priorities  # type: ignore[attr-defined]
+    new.update_priority(info, torch.full((16,), 9.0))
+    assert torch.equal(new.sampler.priorities, before)  # type: ignore[attr-defined]
+    assert new.stats().stale_updates == 16
+    _, mine = new.sample(16, return_info=True)
+    new.update_priority(mine, torch.full((16,), 9.0))
+    assert new.stats().stale_updates == 16
+
+
+def test_a_seed_makes_draws_of_its_own() -> None:
+    first, second = made(100, RandomSampler()), made(100, RandomSampler())
+    reseed(first, 1)
+    reseed(second, 2)
+    assert not torch.equal(first.sample(32)["x"], second.sample(32)["x"])
+    reseed(first, 2)
+    reseed(second, 2)
+    assert torch.equal(first.sample(32)["x"], second.sample(32)["x"])
+
+
+def test_reading_is_a_copy_and_saving_counts(tmp_path: Path) -> None:
+    rb = made(50)
+    rows = read_own(rb, slice(0, 5))
+    rows["x"] += 100
+    assert torch.equal(rb[:5]["x"], torch.arange(5))
+    rb.extend({"x": torch.arange(80), "done": torch.zeros(80, dtype=torch.bool)})
+    assert save_counted(rb, str(tmp_path / "saved")) == (100, 130)
