@@ -135,7 +135,7 @@ class Case(NamedTuple):
 
 
 COUNTING = {"LimitedSampler", "QueueSampler"}
-"""Samplers that use rows up, so that nobody draws ten thousand; `tests/unit/buffers/test_flow.py` has their restarts."""
+"""Samplers that use rows up, so that nobody draws ten thousand: `test_flow.py` has their restarts."""
 SUPPORTED = [cell for cell in CELLS if cell.refusal is None and cell.sampler not in COUNTING]
 CASES = [
     *(Case(cell, offset, ahead) for cell in SUPPORTED for offset in (-1, 0, 1) for ahead in (0, 2)),

@@ -312,7 +312,7 @@ def test_workers_write_while_a_learner_samples(cluster: Any, local_and_ray: Any)
     """Rows are checksummed: none is torn, none is lost, whoever writes."""
     _, rb = local_and_ray(storage=partial(LazyTensorStorage, 4000), prefetch=2)
 
-    @cluster.remote(num_cpus=0)
+    @cluster.remote(num_cpus=0)  # type: ignore[untyped-decorator]
     def write(buffer: Any, worker: int) -> int:
         for i in range(20):
             x = torch.arange(50) + 1000 * worker + 50 * i

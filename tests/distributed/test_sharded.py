@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import torch
@@ -240,7 +240,7 @@ class Load:
         except BaseException as error:
             self.errors.append(error)
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

@@ -25,6 +25,7 @@ __all__ = [
     "last_of_equal",
     "on_device",
     "raise_to",
+    "refuse_bad",
     "top_priority",
     "weigh",
 ]
@@ -86,7 +87,7 @@ def _is_content(x: Any, rows: int) -> bool:
     return right and bool(((x >= 0) & (x < float("inf"))).all())
 
 
-def _refuse_bad(priorities: Tensor) -> None:
+def refuse_bad(priorities: Tensor) -> None:
     """Raise for priorities of which some are negative or not finite.
 
     Raises:
@@ -112,7 +113,7 @@ def top_priority(priorities: Tensor, eps: float, alpha: float) -> float:
     values = priorities.numpy()
     low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
     if not (low >= 0.0 and high < float("inf")):
-        _refuse_bad(priorities)
+        refuse_bad(priorities)
     check_size(high, eps, alpha)
     return high
 
