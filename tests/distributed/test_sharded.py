@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import time
 import warnings
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-SHARDS, CAPACITY, BATCH = 3, 400, 256
+SHARDS, CAPACITY, BATCH = 3, 4000, 256
 SIZES = [5, 40, 20]
 """Rows of each shard, where a test wants them unequal."""
 
@@ -231,21 +231,20 @@ class Load:
 
     def _write(self, handle: ShardedReplayBuffer, shard: int) -> None:
         try:
-            for number in range(CAPACITY // 8):  # no row is replaced, even if one shard gets the rows of two
+            for number in range(CAPACITY // 12 - 1):  # no row is replaced, though one shard may get them all
                 x = 10_000 * shard + 4 * number
                 owner = int(split_index(handle.extend(rows(x, 4)))[0][0])
                 self.known[owner] += range(x, x + 4)
                 if self._stop.wait(0.05):
                     return
-        except BaseException as error:  # noqa: BLE001 (the test looks at it)
+        except BaseException as error:
             self.errors.append(error)
 
-    def __enter__(self) -> Load:
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -265,7 +264,8 @@ def test_a_killed_shard_is_left_out_and_comes_back_with_what_was_saved(rb: Shard
         rb.pinned(shard).extend(rows(90_000 + shard, 1))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with Load(rb) as load:
+        with closing(Load(rb)) as load:
+            load.start()
             time.sleep(0.5)
             safe = [list(known) for known in load.known]
             counts = rb.checkpoint()
@@ -311,8 +311,6 @@ def test_handles_travel(rb: ShardedReplayBuffer, cluster: Any) -> None:
 
     assert cluster.get(cluster.remote(num_cpus=0)(learn).remote(rb)) == BATCH
     assert "missing=[]" in repr(rb)
-    with pytest.raises(Exception, match=r"(?i)serializ|pickle"):
-        pickle.dumps(rb)  # only Ray knows how to send an actor's handle
 
 
 def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedReplayBuffer) -> None:
