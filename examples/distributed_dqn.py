@@ -1,7 +1,7 @@
 """DQN on CartPole-v1 with prioritized replay over shards: actors collect, one learner learns, all at the same time.
 
-Each Ray actor plays with its own environment and writes to the shard it was given; the learner draws prioritized batches from
-all shards as from one buffer, while the next ones are on their way, and sends the weights back now and then.
+Each Ray actor plays with its own environment and writes to the shard it was given; the learner draws prioritized
+batches from all shards as from one buffer, while the next ones are on their way, and sends its weights now and then.
 
     python examples/distributed_dqn.py            # about two minutes on two cores
     python examples/distributed_dqn.py --quick    # a look

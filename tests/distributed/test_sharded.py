@@ -63,6 +63,7 @@ def shards(cluster: Any, directory: Path) -> Iterator[ShardedReplayBuffer]:
         batch_size=BATCH,
         checkpoint_dir=directory,
         generator=torch.Generator().manual_seed(5),
+        patience_s=120.0,
     )
     yield made
     made.close()
@@ -333,16 +334,16 @@ def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedRep
 
 def test_one_shard_resumes_and_waits_for_nobody(cluster: Any, tmp_path: Path) -> None:
     make = partial(ShardedReplayBuffer, 1, storage=partial(LazyTensorStorage, 10), checkpoint_dir=tmp_path)
-    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, patience_s=1.0)
+    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, patience_s=5.0)
     first.extend({"x": torch.arange(4)})
-    end = time.monotonic() + 20
+    end = time.monotonic() + 100
     while first.report()[0].saved_write_count < 4:
         assert time.monotonic() < end
         time.sleep(0.05)
     with pytest.raises(UsageError, match="batch_size not specified"):
         first.sample()
     first.close()
-    with pytest.raises(LostBufferError, match="none of the 1 shards answered within 1 s"), pytest.warns(RuntimeWarning):
+    with pytest.raises(LostBufferError, match="none of the 1 shards answered within 5 s"), pytest.warns(RuntimeWarning):
         first.sample(3)
     with pytest.raises(OptionError, match="resume=True begins with it"):
         make()
