@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
 )
-BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*(?: ray)?)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-SHOWN = {"text", "json", "toml", "mermaid"}
-"""Languages of blocks that show something and cannot be run."""
+SHOWN = {"text", "json", "toml", "mermaid", "python ray"}
+"""Languages of blocks that show something and cannot be run here; what needs Ray runs in `tests/distributed`."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

@@ -213,7 +213,7 @@ def dropped(_: str) -> None:
     def held() -> tuple[int, int, int]:
         gc.collect()
         process = psutil.Process()
-        for _ in range(100):
+        for _ in range(1500):
             if process.num_threads() <= threads:
                 break
             time.sleep(0.02)

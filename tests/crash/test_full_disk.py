@@ -44,6 +44,8 @@ except StorageMemoryError as error:
 """
 NEEDED = 20_000 * 408
 """Bytes of the rows of the buffer that does not fit."""
+FIRST_FILE = 20_000 * 400
+"""Bytes of their first field, which has a file of its own."""
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_a_limit_on_files_leaves_the_checkpoint_whole(save: str, tmp_path: Path)
 @pytest.mark.parametrize("save", SAVES)
 def test_a_full_disk_leaves_the_checkpoint_whole(save: str, small_disk: Path) -> None:
     said = _stays_whole(small_disk / "a", save, 0)
-    assert _needed(said) >= NEEDED
+    assert _needed(said) >= (NEEDED if save == "whole" else FIRST_FILE)  # changes are counted file by file
     assert "free disk space" in said
 
 

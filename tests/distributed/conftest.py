@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,12 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     ray.init(
+        address="local",  # its own, whatever runs here
         num_cpus=4,
         object_store_memory=150_000_000,
         include_dashboard=False,
-        logging_level="error",
+        logging_level=40,
         log_to_driver=False,
     )
     yield ray

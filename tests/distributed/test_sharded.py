@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import time
 import warnings
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-SHARDS, CAPACITY, BATCH = 3, 400, 256
+SHARDS, CAPACITY, BATCH = 3, 4000, 256
 SIZES = [5, 40, 20]
 """Rows of each shard, where a test wants them unequal."""
 
@@ -63,6 +63,7 @@ def shards(cluster: Any, directory: Path) -> Iterator[ShardedReplayBuffer]:
         batch_size=BATCH,
         checkpoint_dir=directory,
         generator=torch.Generator().manual_seed(5),
+        patience_s=120.0,
     )
     yield made
     made.close()
@@ -231,7 +232,7 @@ class Load:
 
     def _write(self, handle: ShardedReplayBuffer, shard: int) -> None:
         try:
-            for number in range(CAPACITY // 8):  # no row is replaced, even if one shard gets the rows of two
+            for number in range(CAPACITY // 12 - 1):  # no row is replaced, though one shard may get them all
                 x = 10_000 * shard + 4 * number
                 owner = int(split_index(handle.extend(rows(x, 4)))[0][0])
                 self.known[owner] += range(x, x + 4)
@@ -240,12 +241,11 @@ class Load:
         except BaseException as error:
             self.errors.append(error)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -265,7 +265,8 @@ def test_a_killed_shard_is_left_out_and_comes_back_with_what_was_saved(rb: Shard
         rb.pinned(shard).extend(rows(90_000 + shard, 1))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with Load(rb) as load:
+        with closing(Load(rb)) as load:
+            load.start()
             time.sleep(0.5)
             safe = [list(known) for known in load.known]
             counts = rb.checkpoint()
@@ -311,8 +312,6 @@ def test_handles_travel(rb: ShardedReplayBuffer, cluster: Any) -> None:
 
     assert cluster.get(cluster.remote(num_cpus=0)(learn).remote(rb)) == BATCH
     assert "missing=[]" in repr(rb)
-    with pytest.raises(Exception, match=r"(?i)serializ|pickle"):
-        pickle.dumps(rb)  # only Ray knows how to send an actor's handle
 
 
 def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedReplayBuffer) -> None:
@@ -335,16 +334,16 @@ def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedRep
 
 def test_one_shard_resumes_and_waits_for_nobody(cluster: Any, tmp_path: Path) -> None:
     make = partial(ShardedReplayBuffer, 1, storage=partial(LazyTensorStorage, 10), checkpoint_dir=tmp_path)
-    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, patience_s=1.0)
+    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, patience_s=5.0)
     first.extend({"x": torch.arange(4)})
-    end = time.monotonic() + 20
+    end = time.monotonic() + 100
     while first.report()[0].saved_write_count < 4:
         assert time.monotonic() < end
         time.sleep(0.05)
     with pytest.raises(UsageError, match="batch_size not specified"):
         first.sample()
     first.close()
-    with pytest.raises(LostBufferError, match="none of the 1 shards answered within 1 s"), pytest.warns(RuntimeWarning):
+    with pytest.raises(LostBufferError, match="none of the 1 shards answered within 5 s"), pytest.warns(RuntimeWarning):
         first.sample(3)
     with pytest.raises(OptionError, match="resume=True begins with it"):
         make()

@@ -91,6 +91,8 @@ class Drawer:
     def _attempt(self, size: int, uniforms: Tensor) -> tuple[Any, dict[str, Any]] | None:
         """Make a batch; None if a shard that was chosen is gone by now, or its rows are."""
         offers = self._offers(size)
+        if not offers:
+            return None  # all that seemed to be there are gone
         shares = {i: Share(offer.rows, offer.mass, offer.least, offer.beta) for i, offer in offers.items()}
         self._check(shares)
         masses = [shares[i].mass if i in shares else 0.0 for i in range(len(self._fleet))]

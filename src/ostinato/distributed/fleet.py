@@ -90,11 +90,17 @@ class Fleet:
             references[i] = (call if group is None else call.options(concurrency_group=group)).remote(*arguments)
         limit = self.patience_s if timeout_s == _PATIENCE else timeout_s
         end = None if limit is None else time.monotonic() + limit
-        answers = {}
+        answers, failed = {}, []
         for i, reference in references.items():
-            found = self.wait(i, reference, None if end is None else max(0.0, end - time.monotonic()))
+            try:
+                found = self.wait(i, reference, None if end is None else max(0.0, end - time.monotonic()))
+            except Exception as error:  # noqa: BLE001 (the others are heard first)
+                failed.append(error)
+                continue
             if found is not None:
                 answers[i] = found[0]
+        if failed:
+            raise failed[0]
         return answers
 
     def wait(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:

@@ -184,9 +184,9 @@ class ShardedReplayBuffer:
         """
         return list(self._all("apply", function, *args).values())
 
-    def _all(self, method: str, *arguments: Any, group: str | None = None) -> dict[int, Any]:
-        """Call a method of all actors that are there."""
-        return self._fleet.ask(method, dict.fromkeys(self._fleet.present(), arguments), group)
+    def _all(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Call a method of all actors that are there, and wait for them as long as they live."""
+        return self._fleet.ask(method, dict.fromkeys(self._fleet.present(), arguments), timeout_s=None)
 
     def _each(self, name: str, *arguments: Any) -> dict[int, Any]:
         """Call a method of all buffers that are there."""
