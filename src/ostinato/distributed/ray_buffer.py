@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers import BufferStats
+    from ostinato.buffers.limits import RateLimiter
     from ostinato.core.boundaries import Episodes
 
 __all__ = ["RayReplayBuffer"]
@@ -158,6 +159,12 @@ class RayReplayBuffer:
         return self._batch_size
 
     @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """The limiter; None if the constructor was given none. Its waits are in the actor."""
+        found: RateLimiter | None = self._ask("rate_limiter")
+        return found
+
+    @property
     def write_count(self) -> int:
         """Rows written since the buffer was made or emptied."""
         return int(self._ask("write_count"))
@@ -199,13 +206,13 @@ class RayReplayBuffer:
     def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return answer(self._write.remote(name, *map(Parcel, args), **kwargs), _WHAT)
 
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row; see `ReplayBuffer.add`."""
-        return self._put("add", data)
+        return self._put("add", data, timeout_s=timeout_s)
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+    def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows, in order; see `ReplayBuffer.extend`. When it returns, they are there."""
-        index: Tensor = self._put("extend", data, update_priority=update_priority)
+        index: Tensor = self._put("extend", data, update_priority=update_priority, timeout_s=timeout_s)
         return index
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
@@ -281,15 +288,29 @@ class RayReplayBuffer:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
         With prefetch batches were drawn up to `k` calls earlier, in order. The info has no key `stale` then: rows that
-        were replaced since keep new priorities off by their stamps.
+        were replaced since keep new priorities off by their stamps. Waits for writers then last as the limiter says.
+
+        Raises:
+            UsageError: for `max_age` or `timeout_s` with prefetch: batches on their way were asked for without.
         """
         size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
         if not self._depth:
-            return answer(self._read.remote("sample", size, return_info), _WHAT)
+            asked = {"max_age": max_age, "timeout_s": timeout_s}
+            return answer(self._read.remote("sample", size, return_info, **asked), _WHAT)
+        if max_age is not None or timeout_s is not None:
+            msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
+            raise UsageError(msg)
         if self._stream is None:
             self._stream = Stream(self._actor, self._depth, epoch=False, what=_WHAT)
         try:
@@ -343,14 +364,22 @@ class RayReplayBuffer:
         self._drop()
         self._ask("load_state_dict", Parcel(state))
 
-    def dumps(self, path: str | Path) -> None:
+    def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to a directory of the actor's machine; a local buffer can load it as well."""
-        self._ask("dumps", str(Path(path).absolute()))
+        self._ask("dumps", str(Path(path).absolute()), incremental=incremental)
 
-    def loads(self, path: str | Path) -> None:
+    def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved, from a directory of the actor's machine."""
         self._drop()
-        self._ask("loads", str(Path(path).absolute()))
+        self._ask("loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert the rows when `dumps` saves them, in the actor."""
+        self._ask("register_save_hook", hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Let a hook convert rows back when `loads` reads them, in the actor."""
+        self._ask("register_load_hook", hook)
 
     def close(self) -> None:
         """End the actor, and the rows with it, for all handles."""
