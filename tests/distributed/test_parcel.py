@@ -89,7 +89,7 @@ def test_kinds_and_nesting_come_back() -> None:
     assert back["text"]["name"] == "abc"
     assert back["named"].names == ["time"]
     assert isinstance(back["lazy"], LazyStackedTensorDict)
-    assert torch.equal(back["pair"].a, data["pair"].a)  # type: ignore[attr-defined]
+    assert torch.equal(back["pair"].a, data["pair"].a)
     assert type(back["pair"]).__name__ == "Pair"
     assert back["pair"].b == [1, "two", None]
     assert back["function"](1) == 2
