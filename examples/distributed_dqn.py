@@ -120,8 +120,8 @@ class Learner:
         with torch.no_grad():
             for slow, learned in zip(self.target.parameters(), self.network.parameters(), strict=True):
                 slow.lerp_(learned, 0.01)
-        error: torch.Tensor = (goal - value.detach()).abs()
-        return error
+        errors: Tensor = (goal - value.detach()).abs()
+        return errors
 
 
 def play(policy: nn.Module, episodes: int) -> float:

@@ -304,14 +304,13 @@ def test_workers_write_while_a_learner_samples(cluster: Any, local_and_ray: Any)
     """Rows are checksummed: none is torn, none is lost, whoever writes."""
     _, rb = local_and_ray(storage=partial(LazyTensorStorage, 4000), prefetch=2)
 
-    @cluster.remote(num_cpus=0)  # type: ignore[untyped-decorator]
     def write(buffer: Any, worker: int) -> int:
         for i in range(20):
             x = torch.arange(50) + 1000 * worker + 50 * i
             buffer.extend({"x": x, "twice": 2 * x, "image": (x % 251).to(torch.uint8)[:, None].repeat(1, 2000)})
         return 20 * 50
 
-    running = [write.remote(rb, worker) for worker in range(2)]
+    running = [cluster.remote(num_cpus=0)(write).remote(rb, worker) for worker in range(2)]
     seen = 0
     while cluster.wait(running, num_returns=2, timeout=0)[1]:
         try:
