@@ -13,8 +13,8 @@ import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["hindsight_bit_flip", "recurrent_burn_in", "sb3_prioritized_dqn"]
-ELSEWHERE = ["amp_discriminator"]
-"""Tested in `tests/e2e/test_examples.py`: it draws a picture."""
+ELSEWHERE = ["amp_discriminator", "distributed_dqn", "shared_writers"]
+"""Tested in `tests/e2e/test_examples.py`, and in `tests/distributed` where there is Ray."""
 
 
 def load(name: str) -> Any:

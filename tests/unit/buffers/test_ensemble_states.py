@@ -168,7 +168,7 @@ def test_buffers_and_ensembles_do_not_load_each_other(tmp_path: Path) -> None:
         rb[0].loads(tmp_path / "all")
     with pytest.raises(CheckpointError, match="ostinato-buffer"):
         rb.loads(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="an ensemble cannot be read from this state"):
+    with pytest.raises(CheckpointError, match="this is not the state of an ensemble"):
         rb.load_state_dict(rb[0].state_dict())
 
 
