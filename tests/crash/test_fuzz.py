@@ -56,11 +56,15 @@ def test_no_mutation_of_many_does_harm(manner: str, way: tuple[str, str], tmp_pa
     assert found["refused"] + found["loaded"] == MANY
 
 
+ROWS = "rows.0"
+"""Where small fields lie side by side; without the compiled part the first field has a file of its own."""
+
+
 def _set(*way: Any, to: Any) -> Callable[[dict[str, Any]], None]:
     def change(body: dict[str, Any]) -> None:
         node: Any = body
         for key in way[:-1]:
-            node = node[key]
+            node = node[key if key != ROWS or ROWS in node else "0.t"]
         node[way[-1]] = to
 
     return change
@@ -75,15 +79,18 @@ def _nest(depth: int) -> Any:
 
 STORAGE = ("state", "storage", "state")
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "a path upwards": (_set("arrays", "rows.0", "file", to="../rows.bin"), "names may not leave the directory"),
-    "an absolute path": (_set("arrays", "rows.0", "file", to="/etc/passwd"), "names may not leave the directory"),
-    "an absurd size": (_set("arrays", "rows.0", "shape", to=[2**50]), "nbytes is|implausible"),
-    "sizes that overflow": (_set("arrays", "rows.0", "shape", to=[2**40, 2**40]), "implausible shape"),
-    "an unknown dtype": (_set("arrays", "rows.0", "dtype", to="object"), "unknown dtype"),
+    "a path upwards": (_set("arrays", ROWS, "file", to="../rows.bin"), "names may not leave the directory"),
+    "an absolute path": (_set("arrays", ROWS, "file", to="/etc/passwd"), "names may not leave the directory"),
+    "an absurd size": (_set("arrays", ROWS, "shape", to=[2**50]), "nbytes is|implausible"),
+    "sizes that overflow": (_set("arrays", ROWS, "shape", to=[2**40, 2**40]), "implausible shape"),
+    "an unknown dtype": (_set("arrays", ROWS, "dtype", to="object"), "unknown dtype"),
     "another dtype": (_set("arrays", "0.t", "dtype", to="float64"), r"column '0.t' must be torch.int64.*float64"),
-    "another shape": (_set("arrays", "0.t", "shape", to=[12, 2]), "does not lie in the rows"),
-    "a place beyond its row": (_set("arrays", "0.t", "offset", to=77), "does not lie in the rows"),
-    "rows that are not there": (_set("arrays", "0.t", "rows", to="rows.7"), "rows.7|damaged"),
+    "another shape": (
+        _set("arrays", "0.t", "shape", to=[12, 2]),
+        r"does not lie in the rows|nbytes is|must be torch.int64\[24\]",
+    ),
+    "a place beyond its row": (_set("arrays", "0.t", "offset", to=77), "does not lie in the rows|exactly the keys"),
+    "rows that are not there": (_set("arrays", "0.t", "rows", to="rows.7"), "rows.7|exactly the keys|damaged"),
     "deep nesting": (_set("state", "transforms", to=_nest(80)), "nested more than 64 deep"),
     "a tag nobody knows": (_set("state", "transforms", to={"$call": "os.system"}), r"unknown tag '\$call'"),
     "an array that is not there": (_set(*STORAGE, "columns", 0, to="nothing"), "holds no array 'nothing'"),
@@ -126,7 +133,11 @@ def test_keys_given_twice(load: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["data", MANIFEST])
 def test_links_are_refused(name: str, load: str, tmp_path: Path) -> None:
     fill(KINDS["prioritized"]()).dumps(tmp_path / "a")
-    path = tmp_path / "a" / name if name == MANIFEST else next((tmp_path / "a").glob("rows*.bin"))
+    path = (
+        tmp_path / "a" / name
+        if name == MANIFEST
+        else max((tmp_path / "a").glob("*.bin"), key=lambda file: file.name.startswith(("rows", "0.t", "0_t")))
+    )
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     _refused(tmp_path / "a", "symbolic link", load)
