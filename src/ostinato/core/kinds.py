@@ -52,14 +52,15 @@ class Node(NamedTuple):
 
 def is_tensordict(data: object) -> TypeGuard[TensorDictBase]:
     """Tell whether `data` is a TensorDict; tensordict is not imported if nobody else did."""
-    module = sys.modules.get("tensordict")
-    return module is not None and isinstance(data, module.TensorDictBase)
+    module = sys.modules.get("tensordict")  # another thread may be in the middle of importing it
+    return module is not None and isinstance(data, getattr(module, "TensorDictBase", ()))
 
 
 def is_tensorclass(data: object) -> bool:
     """Tell whether `data` is an instance of a tensorclass."""
     module = sys.modules.get("tensordict")
-    return module is not None and bool(module.is_tensorclass(data)) and not isinstance(data, type)
+    asks = getattr(module, "is_tensorclass", None)
+    return asks is not None and bool(asks(data)) and not isinstance(data, type)
 
 
 def is_tensor_collection(data: object) -> bool:
@@ -151,7 +152,9 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
     if kind == "namedtuple":
         return node.cls(*children)  # type: ignore[misc]
     # sys.modules, since an import statement costs half a microsecond; loaded rows may be the first TensorDicts here
-    tensordict = sys.modules.get("tensordict") or importlib.import_module("tensordict")
+    tensordict: Any = sys.modules.get("tensordict")
+    if not hasattr(tensordict, "TensorDict"):
+        tensordict = importlib.import_module("tensordict")  # waits for another thread that has begun to import it
     # The public constructor checks every shape again and takes 7 us for five fields; these were checked when stored.
     td = tensordict.TensorDict._new_unsafe(  # noqa: SLF001
         dict(zip(node.keys, children, strict=True)),
