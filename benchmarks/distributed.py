@@ -1,6 +1,6 @@
 """Buffers in Ray actors: samples and rows by the second, beside a local buffer and TorchRL's `RayReplayBuffer`.
 
-    python -m benchmarks.distributed [--rounds 7] [--seconds 0.5] [--writers 1,2,4] [--json FILE]
+    python -m benchmarks.distributed [--rounds 7] [--seconds 0.5] [--writers 1,2,4] [--forms vectors] [--json FILE]
 
 Needs the extra ray; TorchRL is left out, with the reason, where it is not installed. All run in one Ray cluster, in
 turns, and another one begins each round. Numbers are medians over the rounds.
@@ -171,7 +171,8 @@ def measure_writers(form: str, writers: int, seconds: float) -> dict[str, Any]:
             continue
         with closing(made) as buffer:
             fill(buffer, form)
-            actors = [ray.remote(Writer).remote(buffer, form, size) for _ in range(writers)]
+            handle = buffer.client() if name == "torchrl" else buffer  # TorchRL's buffer itself cannot be pickled
+            actors = [ray.remote(Writer).remote(handle, form, size) for _ in range(writers)]
             ray.get([actor.ready.remote() for actor in actors])
             alone = sum(ray.get([actor.write.remote(seconds) for actor in actors]))
             running = [actor.write.remote(seconds) for actor in actors]
@@ -193,23 +194,23 @@ def local_writer(form: str, seconds: float) -> dict[str, float]:
     return {"rows_per_s": clock.rates[0] * BATCH[form]}
 
 
-def show(report: dict[str, Any]) -> None:
-    for form in FORMS:
-        found = report["samples"][form]
-        rates = found["batches_per_s"]
-        print(f"\nsample({found['rows']}) of {form}, batches per second")
-        for name, rate in rates.items():
-            beside = f"{rate / rates['torchrl']:6.1f} x TorchRL" if "torchrl" in rates else ""
-            print(f"  {name:20}{rate:10.0f}{1e3 / rate:10.2f} ms{beside:>20}")
-        if found["torchrl_missing"]:
-            print(f"  torchrl is missing: {found['torchrl_missing']}")
-    for form, by_count in report["writers"].items():
-        print(f"\nextend({BATCH[form]}) of {form}: rows/s, alone / beside a learner, and its batches/s")
-        print(f"  {'local, 1 thread':20}{report['local_writers'][form]['rows_per_s']:12.0f}")
-        for count, found in by_count.items():
-            for name, numbers in found.items():
-                words = numbers.get("missing") or " / ".join(f"{number:10.0f}" for number in numbers.values())
-                print(f"  {name + f', {count} writers':20}{words}")
+def show_samples(form: str, found: dict[str, Any]) -> None:
+    rates = found["batches_per_s"]
+    print(f"\nsample({found['rows']}) of {form}, batches per second")
+    for name, rate in rates.items():
+        beside = f"{rate / rates['torchrl']:6.1f} x TorchRL" if "torchrl" in rates else ""
+        print(f"  {name:20}{rate:10.0f}{1e3 / rate:10.2f} ms{beside:>20}")
+    if found["torchrl_missing"]:
+        print(f"  torchrl is missing: {found['torchrl_missing']}")
+    sys.stdout.flush()
+
+
+def show_writers(form: str, count: str, found: dict[str, Any]) -> None:
+    print(f"\n{count} writers, extend({BATCH[form]}) of {form}: rows/s alone / beside a learner, its batches/s")
+    for name, numbers in found.items():
+        words = numbers.get("missing") or " / ".join(f"{number:10.0f}" for number in numbers.values())
+        print(f"  {name:20}{words}")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -217,21 +218,24 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--writers", default="1,2,4")
+    parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     ray.init(
         num_cpus=16, object_store_memory=2_000_000_000, include_dashboard=False, logging_level=40, log_to_driver=False
     )
-    report: dict[str, Any] = {
-        "samples": {form: measure_samples(form, given.rounds, given.seconds) for form in FORMS},
-        "local_writers": {form: local_writer(form, given.seconds) for form in FORMS},
-        "writers": {
-            form: {n: measure_writers(form, int(n), 4 * given.seconds) for n in given.writers.split(",")}
-            for form in FORMS
-        },
-    }
-    show(report)
+    report: dict[str, Any] = {"samples": {}, "writers": {}}
+    for form in given.forms.split(","):
+        report["samples"][form] = measure_samples(form, given.rounds, given.seconds)
+        show_samples(form, report["samples"][form])
+    for form in given.forms.split(","):
+        found = {"1, local": {"local": local_writer(form, given.seconds)}}
+        for count in filter(None, given.writers.split(",")):
+            found[count] = measure_writers(form, int(count), 4 * given.seconds)
+        for count, numbers in found.items():
+            show_writers(form, count, numbers)
+        report["writers"][form] = found
     if given.json is not None:
         given.json.write_text(json.dumps(report, indent=1) + "\n")
     ray.shutdown()

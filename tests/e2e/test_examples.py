@@ -47,3 +47,13 @@ def test_the_agent_takes_on_the_demonstrated_motion(tmp_path: Path) -> None:
 def test_the_example_of_shared_writers_runs(tmp_path: Path) -> None:
     printed = run("shared_writers.py", tmp_path, "--collectors", "1", "--batches", "20")
     assert re.search(r"1344 rows from 1 processes, \d+ batches", printed) or "cannot be had here" in printed
+
+
+@pytest.mark.slow
+def test_actors_and_one_learner_learn_cartpole(tmp_path: Path) -> None:
+    """The whole of it: two actors, two shards, in under three minutes on two idle cores."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
+    printed = run("distributed_dqn.py", tmp_path)
+    found = re.search(r"greedy policy, mean of 10 episodes: (\d+) of 500", printed)
+    assert found is not None
+    assert int(found[1]) > 120, "a policy that does nothing clever gets about 10 to 20"

@@ -14,7 +14,7 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["hindsight_bit_flip", "recurrent_burn_in", "sb3_prioritized_dqn"]
 ELSEWHERE = ["amp_discriminator", "distributed_dqn", "shared_writers"]
-"""Tested in `tests/e2e/test_examples.py`, and in `tests/distributed` where there is Ray."""
+"""Tested in `tests/e2e/test_examples.py`."""
 
 
 def load(name: str) -> Any:

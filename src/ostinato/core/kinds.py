@@ -52,20 +52,15 @@ class Node(NamedTuple):
 
 def is_tensordict(data: object) -> TypeGuard[TensorDictBase]:
     """Tell whether `data` is a TensorDict; tensordict is not imported if nobody else did."""
-    module = sys.modules.get("tensordict")
-    try:
-        return module is not None and isinstance(data, module.TensorDictBase)
-    except AttributeError:
-        return False  # another thread is importing it: nothing is one yet
+    module = sys.modules.get("tensordict")  # another thread may be in the middle of importing it
+    return module is not None and isinstance(data, getattr(module, "TensorDictBase", ()))
 
 
 def is_tensorclass(data: object) -> bool:
     """Tell whether `data` is an instance of a tensorclass."""
     module = sys.modules.get("tensordict")
-    try:
-        return module is not None and bool(module.is_tensorclass(data)) and not isinstance(data, type)
-    except AttributeError:
-        return False  # as above
+    asks = getattr(module, "is_tensorclass", None)
+    return asks is not None and bool(asks(data)) and not isinstance(data, type)
 
 
 def is_tensor_collection(data: object) -> bool:
@@ -159,7 +154,7 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
     # sys.modules, since an import statement costs half a microsecond; loaded rows may be the first TensorDicts here
     tensordict: Any = sys.modules.get("tensordict")
     if not hasattr(tensordict, "TensorDict"):
-        tensordict = importlib.import_module("tensordict")  # waits where another thread has begun to
+        tensordict = importlib.import_module("tensordict")  # waits for another thread that has begun to import it
     # The public constructor checks every shape again and takes 7 us for five fields; these were checked when stored.
     td = tensordict.TensorDict._new_unsafe(  # noqa: SLF001
         dict(zip(node.keys, children, strict=True)),
