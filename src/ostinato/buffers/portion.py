@@ -71,6 +71,9 @@ class Portion:
         if engine.storage.ndim > 1:
             msg = f"a shard's storage must have ndim=1, got ndim={engine.storage.ndim}: write environments one by one"
             raise OptionError(msg)
+        if engine.gate is not None:
+            msg = "a shard draws ahead of the batches that are read, so it cannot keep to a rate_limiter: leave it out"
+            raise OptionError(msg)
         with engine.lock:
             if engine.sampler.mass(engine.view()) is None:
                 msg = (

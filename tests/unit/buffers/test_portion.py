@@ -10,10 +10,13 @@ import torch
 from ostinato import (
     Episodes,
     LazyTensorStorage,
+    LimitedSampler,
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    QueueSampler,
     RandomSampler,
+    RateLimiter,
     ReplayBuffer,
     Sampler,
     SamplerWithoutReplacement,
@@ -139,6 +142,15 @@ def test_units_come_along() -> None:
 def test_draws_that_depend_on_each_other_are_refused(sampler: Callable[[], Sampler]) -> None:
     with pytest.raises(OptionError, match="drawn from as one buffer"):
         Portion(made(10, sampler()))
+
+
+def test_what_counts_the_draws_that_are_read_is_refused() -> None:
+    """Offers are drawn ahead, and most of their rows are never read."""
+    with pytest.raises(OptionError, match="rate_limiter"):
+        Portion(made(10, rate_limiter=RateLimiter(samples_per_insert=4.0, error_buffer=100.0)))
+    for sampler in (LimitedSampler(3), QueueSampler()):
+        with pytest.raises(OptionError):
+            Portion(made(10, sampler))
 
 
 def test_lanes_are_refused() -> None:
