@@ -53,7 +53,7 @@ def limited(most: int, capacity: int = 8, **options: Any) -> ReplayBuffer:
 def together(*work: Callable[[], Any]) -> list[Any]:
     """Run in threads; raise what they raise."""
     with ThreadPoolExecutor(len(work)) as pool:
-        return [future.result(LONG) for future in [pool.submit(w) for w in work]]
+        return [future.result(6 * LONG) for future in [pool.submit(w) for w in work]]
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------

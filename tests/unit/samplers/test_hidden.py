@@ -157,6 +157,6 @@ def test_a_checkpoint_leaves_it_to_the_buffer_which_rows_may_be_drawn(tmp_path: 
     rb = hidden_buffer()
     hide(rb, [0, 5])
     rb.dumps(tmp_path / "saved")
-    again = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(20), batch_size=256)
+    again = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(20), batch_size=4096)
     again.loads(tmp_path / "saved")
     assert {0, 5} <= set(again.sample().tolist())
