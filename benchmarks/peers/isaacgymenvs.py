@@ -13,34 +13,14 @@ import torch
 
 from benchmarks import data
 from benchmarks.peers._torch import as_kind
+from benchmarks.workloads import WORKLOADS as WORKLOADS_OF_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.adapter import Call, Setup
 
-_OTHERS = (
-    "uniform",
-    "prioritized",
-    "prioritized-rows",
-    "prioritized-threads",
-    "priority-update",
-    "extend",
-    "add",
-    "images",
-    "mmap",
-    "slices",
-    "slices-writing",
-    "slices-rows",
-    "n-step",
-    "frame-stack",
-    "single-copy",
-    "shared",
-    "trajectories",
-    "checkpoint",
-    "start",
-)
-LACKS = dict.fromkeys(_OTHERS, "an AMP ring buffer only")
+LACKS = {load.family: "an AMP ring buffer only" for load in WORKLOADS_OF_ALL if load.family != "amp"}
 
 
 class AmpRing:

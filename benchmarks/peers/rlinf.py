@@ -7,34 +7,14 @@ from importlib.metadata import version as installed
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers._trajectories import ENVS, FORMATS, STEPS, rollout
+from benchmarks.workloads import WORKLOADS as WORKLOADS_OF_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.adapter import Call, Setup
 
-_OTHERS = (
-    "uniform",
-    "prioritized",
-    "prioritized-rows",
-    "prioritized-threads",
-    "priority-update",
-    "extend",
-    "add",
-    "images",
-    "mmap",
-    "slices",
-    "slices-writing",
-    "slices-rows",
-    "n-step",
-    "frame-stack",
-    "single-copy",
-    "amp",
-    "checkpoint",
-    "shared",
-    "start",
-)
-LACKS = dict.fromkeys(_OTHERS, "rollouts in files only")
+LACKS = {load.family: "rollouts in files only" for load in WORKLOADS_OF_ALL if load.family != "trajectories"}
 
 
 def version() -> str:
