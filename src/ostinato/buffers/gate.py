@@ -32,6 +32,7 @@ __all__ = [
     "renew_gate",
     "replayable",
     "retake",
+    "stock",
 ]
 
 
@@ -127,20 +128,11 @@ class Gate:
             while not done():
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise WaitTimeoutError(self._told(engine, why().format(f"{patience:g}")))
+                    told = self.flow.told(why().format(f"{patience:g}"), stock(engine), self._writers, self._readers)
+                    raise WaitTimeoutError(told)
                 self._changed.wait(None if left == math.inf else min(left, threading.TIMEOUT_MAX))
         finally:
             side.remove(rows)
-
-    def _told(self, engine: Engine, what: str) -> str:
-        waiting = f"waiting now: {len(self._writers)} writer(s), {len(self._readers)} reader(s)"
-        advice = "raise timeout_s, or see what became of the other side"
-        ratio = self.flow.limiter.samples_per_insert
-        if self._writers and self._readers and ratio is not None:
-            least = (max(self._writers) * ratio + max(self._readers)) / 2
-            advice = f"both sides wait: if the band is too narrow for these calls, make error_buffer {least:g} or more"
-        rows = f"{stock(engine).rows} row(s) can be drawn (min_size_to_sample={self.flow.limiter.min_size_to_sample})"
-        return f"{what}; {self.flow.counts()}; {rows}; {waiting}: {advice}"
 
     # -- what has happened --------------------------------------------------------------------------------------------
 

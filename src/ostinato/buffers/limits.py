@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["Flow", "RateLimiter", "Stock"]
 
@@ -223,6 +226,17 @@ class Flow:
             f"{told}; {ratio:g} x {self.written} - {self.drawn} = {balance:g} must stay in [{low:g}, {high:g}] "
             f"(samples_per_insert={ratio:g}, error_buffer={error:g})"
         )
+
+    def told(self, what: str, stock: Stock, writers: Sequence[int], readers: Sequence[int]) -> str:
+        """Say who has waited in vain, what there is, and what to do; those who wait now are named by their rows."""
+        ratio, least = self.limiter.samples_per_insert, self.limiter.min_size_to_sample
+        advice = "raise timeout_s, or see what became of the other side"
+        if writers and readers and ratio is not None:
+            wide = (max(writers) * ratio + max(readers)) / 2
+            advice = f"both sides wait: if the band is too narrow for these calls, make error_buffer {wide:g} or more"
+        rows = f"{stock.rows} row(s) can be drawn (min_size_to_sample={least})"
+        waiting = f"waiting now: {len(writers)} writer(s), {len(readers)} reader(s)"
+        return f"{what}; {self.counts()}; {rows}; {waiting}: {advice}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, and the rules that they were counted under."""

@@ -14,9 +14,11 @@ import torch
 
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.feed import Batch
+from ostinato.buffers.gate import stock
+from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.members import Member
 from ostinato.buffers.options import own
-from ostinato.errors import OptionError
+from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from ostinato.buffers.records import Ticket
@@ -42,6 +44,8 @@ class Offer(NamedTuple):
     """Smallest value above zero."""
     beta: float
     """Exponent of the importance weights."""
+    draws: int | None = None
+    """Draws that the rows are good for, where draws use rows up: these are made when they are asked for."""
 
 
 @final
@@ -51,6 +55,8 @@ class Portion:
     `offer` draws as many rows as a whole batch has and says what the buffer weighs, under one lock. Once it is known
     how many rows of the batch are this buffer's, `take` makes these of the first ones drawn: draws are independent, so
     the first `n` of them are `n` draws by the buffer's law at the moment of the weighing, whatever was written since.
+
+    Where draws use rows up, an offer is no draw, which others would miss, but only says what there is; `take` draws.
 
     Args:
         buffer: the buffer.
@@ -71,22 +77,33 @@ class Portion:
         if engine.storage.ndim > 1:
             msg = f"a shard's storage must have ndim=1, got ndim={engine.storage.ndim}: write environments one by one"
             raise OptionError(msg)
-        if engine.gate is not None:
-            msg = "a shard draws ahead of the batches that are read, so it cannot keep to a rate_limiter: leave it out"
+        if engine.gate is not None and engine.gate.flow.limiter != RateLimiter():
+            msg = "a rate limiter holds for all shards together: give rate_limiter to the ShardedReplayBuffer itself"
             raise OptionError(msg)
         with engine.lock:
-            if engine.sampler.mass(engine.view()) is None:
+            if not engine.sampler.counting and engine.sampler.mass(engine.view()) is None:
                 msg = (
-                    f"shards are drawn from as one buffer by RandomSampler() or PrioritizedSampler(...), got "
-                    f"{engine.sampler!r}: its draws depend on each other, or are not of single rows"
+                    "shards are drawn from as one buffer by RandomSampler(), PrioritizedSampler(...), QueueSampler() "
+                    f"or LimitedSampler(n), got {engine.sampler!r}: its draws depend on each other, or are not of "
+                    "single rows"
                 )
                 raise OptionError(msg)
+
+    @property
+    def drawable(self) -> int:
+        """Rows that can be drawn."""
+        engine = self._member.engine
+        with engine.lock:
+            return stock(engine).rows
 
     def offer(self, rows: int) -> Offer:
         """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy."""
         engine = self._member.engine
         with engine.lock:
             view = engine.view()
+            if engine.sampler.counting:
+                left = stock(engine)
+                return Offer(0 if left.draws else -1, view.rows, float(left.rows), 1.0, 0.0, left.draws)
             found = engine.sampler.mass(view)
             if found is None:
                 self._check()
@@ -105,6 +122,8 @@ class Portion:
         Rows that were replaced since are read as they are now, with their stamps; weights are those of the draw.
         """
         member, engine = self._member, self._member.engine
+        if engine.sampler.counting:
+            return self._use(rows)
         with engine.lock:
             ticket = self._offers.pop(number, None)
             if ticket is None:
@@ -120,6 +139,15 @@ class Portion:
         data, source, notes = made
         engine.deliver(source.ticket)
         return data, self._buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (one room)
+
+    def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
+        """Draw rows that are used up by it; None if another reader was quicker."""
+        now = None if self._member.engine.gate is None else 0.0
+        try:
+            found: tuple[Any, dict[str, Any]] = self._buffer.sample(rows, return_info=True, timeout_s=now)
+        except (EmptyBufferError, WaitTimeoutError):
+            return None
+        return found
 
 
 def reseed(buffer: ReplayBuffer, seed: int) -> None:

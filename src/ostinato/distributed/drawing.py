@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.portion import Offer
-from ostinato.distributed.joining import join
+from ostinato.distributed.joining import Part, join
 from ostinato.distributed.routing import Share, allot, places, weight_factors
-from ostinato.errors import EmptyBufferError, PriorityError, UsageError
+from ostinato.errors import EmptyBufferError, PriorityError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.distributed.counted import Counted
     from ostinato.distributed.fleet import Fleet
+    from ostinato.distributed.turnstile import Turnstile
 
 __all__ = ["Drawer"]
 
@@ -24,63 +27,139 @@ _TRIES = 16
 """Batches that shards may spoil, by dying or being emptied between offer and answer, before the caller hears of it."""
 
 
+class _Coming(NamedTuple):
+    """A batch that is made ahead."""
+
+    size: int
+    uniforms: Tensor
+    future: Future[tuple[Any, dict[str, Any]] | None]
+
+    @property
+    def made(self) -> bool:
+        """Whether there is a batch that nobody has got."""
+        future = self.future
+        return not future.cancelled() and future.exception() is None and future.result() is not None
+
+
 @final
 class Drawer:
     """Draws batches; with prefetch in one thread of its own, in the order in which they were asked for.
 
     Without prefetch a batch takes two rounds: every shard makes an offer, then the chosen ones are asked for rows. With
-    it the next offers come along with the rows, so that a batch takes one round.
+    it the next offers come along with the rows, so that a batch takes one round. What a limiter does not let through is
+    not made ahead: it waits its turn when it is asked for.
 
     Args:
         fleet: the shards.
         generator: of the choice of shards; None is torch's global one.
         depth: batches to keep ready; 0 is no prefetch.
+        turnstile: the rate limiter; None lets everything through.
+        counted: takes the rows where draws use them up; None where they do not.
     """
 
-    def __init__(self, fleet: Fleet, generator: torch.Generator | None, depth: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        generator: torch.Generator | None,
+        depth: int,
+        turnstile: Turnstile | None,
+        counted: Counted | None,
+    ) -> None:
         self.depth = depth
         self._fleet = fleet
         self._generator = generator
-        self._queue: deque[Future[Any]] = deque()
+        self._turnstile = turnstile
+        self._counted = counted
+        self._queue: deque[_Coming] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ostinato-shards") if depth else None
         self._held: dict[int, Offer] = {}
+        self._held_up = False  # a batch could not be made ahead; none behind it is, until it was made
 
     @property
     def ready(self) -> int:
         """Batches that are ready now."""
-        return sum(future.done() for future in self._queue)
+        return sum(coming.future.done() for coming in self._queue)
 
-    def next(self, size: int) -> tuple[Any, dict[str, Any]]:
+    def next(self, size: int, timeout_s: float | None) -> tuple[Any, dict[str, Any]]:
         """Return the next batch of `size` rows and its info.
 
         Raises:
             EmptyBufferError: if there are no rows.
             PriorityError: if no row has a priority above 0.
+            WaitTimeoutError: if writers did not come in time; `timeout_s=None` is the limiter's.
         """
         if self._pool is None:
-            return self._draw(size, self._uniforms(size))
+            return self._draw(size, self._uniforms(size), timeout_s)
         while len(self._queue) <= self.depth:
-            self._queue.append(self._pool.submit(self._draw, size, self._uniforms(size)))
+            uniforms = self._uniforms(size)
+            self._queue.append(_Coming(size, uniforms, self._pool.submit(self._draw_ahead, size, uniforms)))
+        coming = self._queue.popleft()
         try:
-            found: tuple[Any, dict[str, Any]] = self._queue.popleft().result()
+            found = coming.future.result()
+            if found is None:
+                found = self._draw_now(coming, self._pool, timeout_s)
         except Exception:
-            self.drop()  # what was drawn after it may be wrong for the same reason
+            if self._counted is None:
+                self.drop()  # what was drawn after it may be wrong for the same reason; rows used up must not be lost
             raise
         return found
 
+    def _draw_now(self, first: _Coming, pool: ThreadPoolExecutor, timeout_s: float | None) -> Any:
+        """Make a batch that could not be made ahead, and those that wait behind it after it: in order."""
+        for coming in self._queue:
+            coming.future.cancel()  # one that has run made nothing either
+
+        def make() -> Any:
+            self._held_up = False
+            return self._draw(first.size, first.uniforms, timeout_s)
+
+        future = pool.submit(make)
+        self._queue = deque(
+            _Coming(size, uniforms, pool.submit(self._draw_ahead, size, uniforms)) for size, uniforms, _ in self._queue
+        )
+        return future.result()
+
     def drop(self) -> None:
         """Forget batches made ahead, and offers of what was there then."""
-        for future in self._queue:
-            future.cancel()
-        self._queue.clear()
+        for coming in self._queue:
+            coming.future.cancel()
         if self._pool is not None:
             self._pool.submit(self._held.clear).result()
+        self._held_up = False
+        vain = sum(coming.size for coming in self._queue if coming.made)
+        self._queue.clear()
+        if self._counted is not None:
+            self._counted.forget()
+        if vain and self._turnstile is not None:
+            self._turnstile.back(drawn=vain)
 
     def _uniforms(self, size: int) -> Tensor:
         """Draw the numbers that choose the shards, in the caller's thread: those of torch's generator come in order."""
         return torch.rand(size, dtype=torch.float64, generator=self._generator)
 
-    def _draw(self, size: int, uniforms: Tensor) -> tuple[Any, dict[str, Any]]:
+    def _draw_ahead(self, size: int, uniforms: Tensor) -> tuple[Any, dict[str, Any]] | None:
+        """Make a batch before it is asked for; None if that is not possible now, and for all that come after it."""
+        if not self._held_up:
+            try:
+                return self._draw(size, uniforms, 0.0)
+            except (EmptyBufferError, WaitTimeoutError):
+                self._held_up = True
+        return None
+
+    def _draw(self, size: int, uniforms: Tensor, timeout_s: float | None) -> tuple[Any, dict[str, Any]]:
+        if self._turnstile is None:
+            return self._make(size, uniforms, timeout_s)
+        self._turnstile.draw(size, timeout_s)
+        try:
+            return self._make(size, uniforms, timeout_s)
+        except Exception:
+            self._turnstile.back(drawn=size)
+            raise
+
+    def _make(self, size: int, uniforms: Tensor, timeout_s: float | None) -> tuple[Any, dict[str, Any]]:
+        if self._counted is not None:
+            rules = RateLimiter() if self._turnstile is None else self._turnstile.limiter
+            return self._counted.make(size, uniforms, rules.timeout_s if timeout_s is None else timeout_s)
         for _ in range(_TRIES):
             made = self._attempt(size, uniforms)
             if made is not None:
@@ -100,7 +179,8 @@ class Drawer:
         parts = self._take(offers, spots, size)
         if any(parts.get(i) is None for i in spots):
             return None
-        return join({i: parts[i] for i in spots}, spots, weight_factors(shares))
+        factors = weight_factors(shares)
+        return join([Part(i, parts[i][0], parts[i][1], at, factors[i]) for i, at in spots.items()])
 
     def _offers(self, size: int) -> dict[int, Offer]:
         """Return an offer of each shard that is there: those that came with the last rows, and new ones."""

@@ -11,7 +11,7 @@ from ostinato.distributed.cluster import answer, brief, lost, ray
 from ostinato.errors import LostBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Fleet"]
 
@@ -30,15 +30,17 @@ class Fleet:
     Args:
         actors: the shards.
         patience_s: how long to wait for an answer, and for the first shard to come back where all are missing.
+        changed: called when a shard is missing, or back.
     """
 
-    def __init__(self, actors: Sequence[Any], patience_s: float) -> None:
+    def __init__(self, actors: Sequence[Any], patience_s: float, changed: Callable[[], None]) -> None:
         self.actors = list(actors)
         self.patience_s = patience_s
         self.missing: dict[int, str] = {}
         self._known = [0] * len(self.actors)
         self._probes: dict[int, tuple[float, Any]] = {}
         self._lock = threading.Lock()
+        self._changed = changed
 
     def __len__(self) -> int:
         """Shards, missing ones included."""
@@ -84,13 +86,27 @@ class Fleet:
         Raises:
             OstinatoError: what a shard itself raised.
         """
+        answers, failed = self.hear(method, calls, group, timeout_s)
+        if failed:
+            raise failed[0]
+        return answers
+
+    def hear(
+        self,
+        method: str,
+        calls: Mapping[int, tuple[Any, ...]],
+        group: str | None = None,
+        timeout_s: float | None = _PATIENCE,
+    ) -> tuple[dict[int, Any], list[Exception]]:
+        """Do what `ask` does, but return what shards raised beside what others answered."""
         references = {}
         for i, arguments in calls.items():
             call = getattr(self.actors[i], method)
             references[i] = (call if group is None else call.options(concurrency_group=group)).remote(*arguments)
         limit = self.patience_s if timeout_s == _PATIENCE else timeout_s
         end = None if limit is None else time.monotonic() + limit
-        answers, failed = {}, []
+        answers: dict[int, Any] = {}
+        failed: list[Exception] = []
         for i, reference in references.items():
             try:
                 found = self.wait(i, reference, None if end is None else max(0.0, end - time.monotonic()))
@@ -99,9 +115,7 @@ class Fleet:
                 continue
             if found is not None:
                 answers[i] = found[0]
-        if failed:
-            raise failed[0]
-        return answers
+        return answers, failed
 
     def wait(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
         """Return what a shard answered; None if it is missing."""
@@ -126,6 +140,7 @@ class Fleet:
             self.missing[shard] = brief(error)
             self._probes[shard] = (time.monotonic(), None)
             left = [i for i in range(len(self)) if i not in self.missing]
+        self._changed()
         warnings.warn(
             f"{self.name(shard)} does not answer ({self.missing[shard]}): sampling goes on from {len(left)} shards "
             f"with about {sum(self._known[i] for i in left):,} rows; about {self._known[shard]:,} rows are missing "
@@ -154,6 +169,7 @@ class Fleet:
         with self._lock:
             self.missing.pop(shard, None)
         before, self._known[shard] = self._known[shard], rows
+        self._changed()
         warnings.warn(
             f"{self.name(shard)} is back with {rows:,} rows (about {before:,} when it was last seen)",
             RuntimeWarning,

@@ -183,6 +183,10 @@ class ShardHost:
         """Return how many were asked for a seat before: handles begin to write at shards one after the other."""
         return next(self._seats)
 
+    def drawable(self) -> int:
+        """Return how many rows can be drawn."""
+        return self._parts[1].drawable
+
     def offer(self, rows: int) -> tuple[Any, ...]:
         """Draw rows, and say what the shard weighs; see `Portion`."""
         return tuple(self._parts[1].offer(rows))
@@ -246,6 +250,9 @@ def _held(made: Any) -> Any:
 def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
     sampler = buffer.sampler
     return {
+        "capacity": buffer.storage.max_size,
+        "counting": sampler.counting,
+        "waits": buffer.rate_limiter is not None,
         "batch_size": buffer.batch_size,
         "prioritized": sampler.prioritized,
         "priority_key": getattr(buffer, "priority_key", "td_error"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,62 +13,90 @@ from ostinato.distributed.routing import join_index
 from ostinato.errors import KindError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-__all__ = ["join"]
+    from ostinato.core.rows import Schema
+
+__all__ = ["Part", "join", "split"]
 
 _NAMES = ("index", "anchor_index")
 _OWN = (*_NAMES, "priority_weight", "index_generation")
 """What names and weighs rows: in the info, and in batches of TensorDict buffers as well."""
 
 
-def join(
-    parts: Mapping[int, tuple[Any, dict[Any, Any]]], spots: Mapping[int, Tensor], factors: Mapping[int, float]
-) -> tuple[Any, dict[Any, Any]]:
+class Part(NamedTuple):
+    """Rows of a batch that come from one place."""
+
+    shard: int
+    """Which one; 0 leaves indices as they are."""
+    data: Any
+    """Rows."""
+    info: dict[Any, Any]
+    """What was said of them."""
+    spots: Tensor
+    """The positions that they fill, int64."""
+    factor: float = 1.0
+    """What turns weights of the shard into those of the whole."""
+
+
+def join(parts: Sequence[Part]) -> tuple[Any, dict[Any, Any]]:
     """Put the parts of a batch together.
 
-    Args:
-        parts: from each shard its rows and their info.
-        spots: the positions that each shard fills, int64.
-        factors: what turns weights of each shard into those of the whole.
-
     Returns:
-        The batch, in fresh memory, and its info, with indices of the whole.
+        The batch, in fresh memory unless there is one part, and its info, with indices of the whole.
 
     Raises:
         KindError: if batches are no tensors, or trees of these.
         SchemaError: if shards hold rows of different forms.
     """
-    infos = {i: _as_whole(i, info, factors[i]) for i, (_, info) in parts.items()}
-    first, info = parts[min(parts)]
-    size = sum(int(at.shape[0]) for at in spots.values())
-    each = info["index"].shape[0] // spots[min(parts)].shape[0]  # windows are several records for each row drawn
-    where = {i: _records(at, each) for i, at in spots.items()}
+    infos = [_as_whole(part) for part in parts]
+    info, first = parts[0].info, parts[0]
+    each = info["index"].shape[0] // first.spots.shape[0]  # windows are several records for each row drawn
+    where = [_records(part.spots, each) for part in parts]
+    size = each * sum(int(part.spots.shape[0]) for part in parts)
     said = {
-        key: _scatter({i: mine[key] for i, mine in infos.items()}, where, size * each)
+        key: _scatter([mine[key] for mine in infos], where, size)
         for key, value in info.items()
-        if isinstance(value, Tensor) and all(key in mine for mine in infos.values())
+        if isinstance(value, Tensor) and all(key in mine for mine in infos)
     }
+    schema = _schema(first.data)
+    flats = [schema.flatten(part.data, None, 1).leaves for part in parts]
+    leaves = [_scatter([flat[at] for flat in flats], where, size) for at in range(len(schema.leaves))]
+    return _built(schema, leaves, said, size), said
+
+
+def split(batch: Any, info: dict[Any, Any], rows: int) -> list[tuple[Any, dict[Any, Any]]]:
+    """Return the first rows of a batch, and the others, each with what was said of it."""
+    schema = _schema(batch)
+    leaves = schema.flatten(batch, None, 1).leaves
+    found = []
+    for cut in (slice(None, rows), slice(rows, None)):
+        said = {key: value[cut] for key, value in info.items()}
+        found.append((_built(schema, [leaf[cut] for leaf in leaves], said, said["index"].shape[0]), said))
+    return found
+
+
+def _schema(data: Any) -> Schema:
     try:
-        schema = describe(first, 1)
+        return describe(data, 1)
     except SchemaError as error:
-        msg = f"batches of shards must be tensors, or trees of these, to be put together, got {type(first).__name__}"
+        msg = f"batches of shards must be tensors, or trees of these, to be put together, got {type(data).__name__}"
         raise KindError(msg) from error
-    flats = {i: schema.flatten(data, None, 1).leaves for i, (data, _) in parts.items()}
-    leaves = [
-        _scatter({i: flat[at] for i, flat in flats.items()}, where, size * each) for at in range(len(schema.leaves))
-    ]
-    batch = schema.build(leaves, (size * each,), torch.device("cpu"))
+
+
+def _built(schema: Schema, leaves: list[Tensor], said: dict[Any, Any], size: int) -> Any:
+    batch = schema.build(leaves, (size,), torch.device("cpu"))
     if kinds.is_tensor_collection(batch):
         kinds.put(batch, {key: said[key] for key in _OWN if key in said and key in batch.keys()})  # noqa: SIM118
-    return batch, said
+    return batch
 
 
-def _as_whole(shard: int, info: dict[Any, Any], factor: float) -> dict[Any, Any]:
+def _as_whole(part: Part) -> dict[Any, Any]:
     """Return the info of a shard's rows as that of rows of the whole."""
-    changed = {key: join_index(shard, info[key]) for key in _NAMES if key in info}
+    info = part.info
+    changed = {key: join_index(part.shard, info[key]) for key in _NAMES if key in info}
     if "priority_weight" in info:
-        changed["priority_weight"] = info["priority_weight"] * factor
+        changed["priority_weight"] = info["priority_weight"] * part.factor
     return {**info, **changed}
 
 
@@ -76,12 +104,11 @@ def _records(spots: Tensor, each: int) -> Tensor:
     return spots if each == 1 else (spots[:, None] * each + torch.arange(each)).reshape(-1)
 
 
-def _scatter(values: Mapping[int, Tensor], where: Mapping[int, Tensor], size: int) -> Tensor:
-    """Put values `[n, *shape]` of each shard to their places in `[size, *shape]`."""
+def _scatter(values: Sequence[Tensor], where: Sequence[Tensor], size: int) -> Tensor:
+    """Put values `[n, *shape]` of each part to their places in `[size, *shape]`."""
     if len(values) == 1:
-        return next(iter(values.values()))
-    like = values[min(values)]
-    out = like.new_empty((size, *like.shape[1:]))
-    for i, value in values.items():
-        out.index_copy_(0, where[i], value)
+        return values[0]
+    out = values[0].new_empty((size, *values[0].shape[1:]))
+    for at, value in zip(where, values, strict=True):
+        out.index_copy_(0, at, value)
     return out

@@ -8,6 +8,7 @@ has the value 1, and the mass is the number of rows.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["MOST_SHARDS", "Rota", "Share", "allot", "join_index", "places", "split_index", "weight_factors"]
+__all__ = ["MOST_SHARDS", "Rota", "Share", "allot", "deal", "join_index", "places", "split_index", "weight_factors"]
 
 _SLOT_BITS = 40
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
@@ -65,6 +66,32 @@ def allot(masses: Sequence[float], uniforms: Tensor) -> Tensor:
     chosen = torch.searchsorted(ends, uniforms * ends[-1], right=True)
     last = max(i for i, mass in enumerate(masses) if mass > 0)  # rounding may reach the end of the line
     return chosen.clamp_(max=last)
+
+
+def deal(rows: Sequence[int], draws: Sequence[int], uniforms: Tensor) -> Tensor:
+    """Choose a shard for each position of a batch where draws use rows up.
+
+    A shard is chosen in proportion to the rows that can be drawn; each draw takes its part of them away, so that no
+    shard is chosen more often than its rows are good for. Where rows are good for one draw each, this is the law of
+    drawing without replacement from all of them. Cost: O(positions x shards).
+
+    Args:
+        rows: of each shard, that can be drawn.
+        draws: that these are good for; the sum is at least the number of positions.
+        uniforms: float64 `[B]` in `[0, 1)`.
+
+    Returns:
+        int64 `[B]`.
+    """
+    worth = [mine / good if good else 0.0 for mine, good in zip(rows, draws, strict=True)]
+    left, chosen = list(draws), []
+    for uniform in uniforms.tolist():
+        ends = list(itertools.accumulate(each * many for each, many in zip(worth, left, strict=True)))
+        last = max(i for i, many in enumerate(left) if many)  # rounding may reach the end of the line
+        at = min(bisect.bisect_right(ends, uniform * ends[-1]), last)
+        left[at] -= 1
+        chosen.append(at)
+    return torch.tensor(chosen, dtype=torch.int64)
 
 
 def places(chosen: Tensor) -> dict[int, Tensor]:

@@ -12,19 +12,21 @@ from ostinato.buffers import BufferStats, ReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
 from ostinato.buffers.stats import combine
 from ostinato.distributed import shelter, updates
-from ostinato.distributed.cluster import first_answer, ray, spawn, start
-from ostinato.distributed.drawing import Drawer
-from ostinato.distributed.fleet import Fleet
-from ostinato.distributed.host import Recipe, ShardHost, ShardRecipe
+from ostinato.distributed.cluster import ray, start
+from ostinato.distributed.host import Recipe, ShardRecipe
 from ostinato.distributed.parcel import Parcel
 from ostinato.distributed.placement import place
 from ostinato.distributed.routing import Rota, join_index
+from ostinato.distributed.turnstile import Turnstile, check_wait
+from ostinato.distributed.way import Way, launch
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
+
+    from ostinato.buffers.limits import RateLimiter
 
 __all__ = ["ShardedReplayBuffer"]
 
@@ -49,7 +51,7 @@ class ShardedReplayBuffer:
         num_shards: how many buffers.
         *args: of `replay_buffer_cls`, for each shard. Capacities are those of one shard.
         replay_buffer_cls: what each shard is: `ReplayBuffer` or one of its subclasses, with `RandomSampler` or
-            `PrioritizedSampler`, and `ndim=1`.
+            `PrioritizedSampler`, `QueueSampler` or `LimitedSampler`, and `ndim=1`.
         route: where a handle writes: "sticky" to one shard, as buffers with units need it, where the rows of an episode
             belong together; "round_robin" to one after the other, call by call.
         checkpoint_dir: where shards are saved, one directory each; every machine that may run a shard must see it.
@@ -61,6 +63,8 @@ class ShardedReplayBuffer:
         remote_config: options of each actor, as for `ray.remote`.
         generator: source of the choice of shards, and of the shards' seeds; None is torch's global generator.
         prefetch: batches to keep ready in each handle; None or 0 keeps none. Needs `batch_size`.
+        rate_limiter: when readers and writers wait for each other, over all shards and handles; None never. It counts
+            in an actor of its own, which every call asks first; counts begin anew when rows are loaded.
         **kwargs: of `replay_buffer_cls`, for each shard.
 
     Raises:
@@ -92,6 +96,7 @@ class ShardedReplayBuffer:
         remote_config: Mapping[str, Any] | None = None,
         generator: torch.Generator | None = None,
         prefetch: int | None = None,
+        rate_limiter: RateLimiter | None = None,
         **kwargs: Any,
     ) -> None:
         number = positive("num_shards", num_shards)
@@ -107,35 +112,31 @@ class ShardedReplayBuffer:
         seeds = torch.randint(2**62, (number,), generator=check_generator(generator)).tolist()
         start(ray_init_config)
         self._placed = place(placement, number, remote_config)
-        actors = []
-        for i, (seed, options) in enumerate(zip(seeds, self._placed.options, strict=True)):
-            path = None if self._directory is None else str(shelter.folder(self._directory, i, number))
-            plan = ShardRecipe(Recipe(replay_buffer_cls, args, kwargs, seed), path, checkpoint_every_s, resume)
-            actors.append(spawn(ShardHost, remote_config, plan, max_restarts=-1, **options))
-        self._connect(actors, patience_s, generator, depth)
-        abouts = [first_answer(actor, self._fleet.name(i)) for i, actor in enumerate(actors)]
-        self._about = updates.About(*(abouts[0][name] for name in updates.About._fields))
-        self._sticky = route == "sticky"
-        self._home: int | None = None
+        recipe = Recipe(replay_buffer_cls, args, kwargs, None)
+        plans = [
+            ShardRecipe(recipe._replace(seed=seed), path, checkpoint_every_s, resume)
+            for seed, path in zip(seeds, shelter.folders(self._directory, number), strict=True)
+        ]
+        actors, about = launch(plans, remote_config, self._placed.options)
+        turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about.capacity)
+        self._connect(Way(actors, about, patience_s, depth, route == "sticky", None, turnstile), generator)
 
-    def _connect(self, actors: list[Any], patience_s: float, generator: torch.Generator | None, depth: int) -> None:
-        self._fleet = Fleet(actors, patience_s)
-        self._drawer = Drawer(self._fleet, generator, depth)
-        self._rota: Rota | None = None
+    def _connect(self, way: Way, generator: torch.Generator | None) -> None:
+        self._way = way
+        self._fleet = way.fleet()
+        self._drawer = way.drawer(self._fleet, generator)
+        self._sender = way.sender(self._fleet)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle leads to the same shards; it has a shard of its own to write to, and chance of its own."""
-        kept = {name: self.__dict__[name] for name in ("_about", "_sticky", "_home", "_directory")}
-        fleet = self._fleet
-        return {**kept, "actors": fleet.actors, "patience_s": fleet.patience_s, "depth": self._drawer.depth}
+        return {"way": self._way, "directory": self._directory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect."""
-        actors, patience_s, depth = (state.pop(name) for name in ("actors", "patience_s", "depth"))
-        self.__dict__.update(state)
+        self._directory = state["directory"]
         generator = torch.Generator()
         generator.seed()
-        self._connect(actors, patience_s, generator, depth)
+        self._connect(state["way"], generator)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,12 @@ class ShardedReplayBuffer:
     @property
     def batch_size(self) -> int | None:
         """Rows that `sample()` gives; None if the constructor was given none."""
-        return self._about.batch_size
+        return self._way.about.batch_size
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """The limiter; None if the constructor was given none."""
+        return None if self._way.turnstile is None else self._way.turnstile.limiter
 
     @property
     def write_count(self) -> int:
@@ -174,7 +180,7 @@ class ShardedReplayBuffer:
             msg = f"shard must be in [0, {self.num_shards}), got {shard}"
             raise OptionError(msg)
         handle = object.__new__(ShardedReplayBuffer)
-        handle.__setstate__({**self.__getstate__(), "_sticky": True, "_home": shard})
+        handle.__setstate__({**self.__getstate__(), "way": self._way._replace(sticky=True, home=shard)})
         return handle
 
     def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -211,20 +217,22 @@ class ShardedReplayBuffer:
 
     def __repr__(self) -> str:
         """Shards and options; asks nobody."""
-        home = "sticky" if self._sticky else "round_robin"
+        home = "sticky" if self._way.sticky else "round_robin"
         return (
             f"ShardedReplayBuffer(num_shards={self.num_shards}, route={home!r}, missing={sorted(self._fleet.missing)}, "
-            f"batch_size={self.batch_size}, prefetch={self._drawer.depth}, checkpoint_dir={self._directory})"
+            f"batch_size={self.batch_size}, prefetch={self._way.depth}, checkpoint_dir={self._directory}, "
+            f"rate_limiter={self.rate_limiter})"
         )
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, data: Any) -> int | None:
+    def add(self, data: Any, *, timeout_s: float | None = None) -> int | None:
         """Add one row to a shard; see `ReplayBuffer.add`."""
-        shard, slot = self._put("add", data)
+        check_wait(timeout_s, waits=self._way.waits)
+        shard, slot = self._sender.put("add", data, timeout_s)
         return None if slot is None else int(join_index(shard, torch.tensor(slot)))
 
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+    def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows to one shard, in order; see `ReplayBuffer.extend`.
 
         When it returns, the shard has them. A shard that dies before it has answered may have saved them: they are then
@@ -232,31 +240,11 @@ class ShardedReplayBuffer:
 
         Raises:
             LostBufferError: if no shard is there.
+            WaitTimeoutError: if readers did not come within `timeout_s` (None is the limiter's); nothing is written.
         """
-        shard, slots = self._put("extend", data, update_priority=update_priority)
+        check_wait(timeout_s, waits=self._way.waits)
+        shard, slots = self._sender.put("extend", data, timeout_s, update_priority=update_priority)
         return join_index(shard, slots)
-
-    def _put(self, name: str, data: Any, **kwargs: Any) -> tuple[int, Any]:
-        rota = self._rota
-        if rota is None:
-            rota = self._rota = Rota(self.num_shards, self._seat(), sticky=self._sticky)
-        parcel = Parcel(data)
-        while True:
-            present = self._fleet.present()  # raises in the end, if there is none
-            for i in rota.order(self._fleet.missing):
-                if i not in present:
-                    continue
-                call = self._fleet.actors[i].call.options(concurrency_group="write")
-                found = self._fleet.wait(i, call.remote(name, parcel, **kwargs), None)
-                if found is not None:
-                    return i, found[0]
-
-    def _seat(self) -> int:
-        """Return where to write first: handles take their places one after the other."""
-        if self._home is not None:
-            return self._home
-        seats = self._fleet.ask("seat", {self._fleet.present()[0]: ()})
-        return next(iter(seats.values()), 0)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities, each in its shard; see `ReplayBuffer.update_priority`.
@@ -268,7 +256,7 @@ class ShardedReplayBuffer:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
             SlotError: if an index names no shard; nothing is changed.
         """
-        self._write_priorities(updates.unpack(self._about, index, priority, generation))
+        self._write_priorities(updates.unpack(self._way.about, index, priority, generation))
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that stand under the shards' `priority_key`.
@@ -277,7 +265,7 @@ class ShardedReplayBuffer:
             KeyMissingError: if the index or the priorities are missing.
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
         """
-        self._write_priorities(updates.unpack_batch(self._about, data))
+        self._write_priorities(updates.unpack_batch(self._way.about, data))
 
     def _write_priorities(self, change: updates.Change | None) -> None:
         if change is None:
@@ -291,10 +279,21 @@ class ShardedReplayBuffer:
         """Forget all rows of the shards that are there, and what each has saved only with its next checkpoint."""
         self._drawer.drop()
         self._each("empty")
+        self._begin_counts()
+
+    def _begin_counts(self) -> None:
+        if self._way.turnstile is not None:
+            self._way.turnstile.begin()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Draw a batch from all shards.
 
         Transforms and units run in the shards, on their parts of the batch; `batch_size` counts rows drawn.
@@ -302,6 +301,7 @@ class ShardedReplayBuffer:
         Args:
             batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
             return_info: return `(batch, info)`, as `ReplayBuffer.sample` does; `info["index"]` names shard and slot.
+            timeout_s: longest wait for writers, where there is a `rate_limiter` or a queue; None is the limiter's.
 
         Returns:
             Rows as they were put in, `[B, *shape]`, those of different shards in random order. A copy.
@@ -310,9 +310,11 @@ class ShardedReplayBuffer:
             UsageError: if there is no batch size.
             EmptyBufferError: if no shard that is there has rows.
             LostBufferError: if no shard is there.
+            WaitTimeoutError: if writers did not come in time.
         """
-        size = check_size(batch_size, self.batch_size, fixed=bool(self._drawer.depth))
-        batch, info = self._drawer.next(size)
+        check_wait(timeout_s, waits=self._way.waits)
+        size = check_size(batch_size, self.batch_size, fixed=bool(self._way.depth))
+        batch, info = self._drawer.next(size, timeout_s)
         return (batch, info) if return_info else batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -379,11 +381,16 @@ class ShardedReplayBuffer:
             LostBufferError: if a shard is missing; the others are loaded.
         """
         self._drawer.drop()
-        shelter.load(self._fleet, Path(path).absolute())
+        try:
+            shelter.load(self._fleet, Path(path).absolute())
+        finally:
+            self._begin_counts()
 
     def close(self) -> None:
         """End the actors, and the rows with them, for all handles; checkpoints stay."""
         self._drawer.drop()
         for actor in self._fleet.actors:
             ray().kill(actor)
+        if self._way.turnstile is not None:
+            ray().kill(self._way.turnstile.actor)
         self._placed.free()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ostinato.distributed.fleet import Fleet
 
-__all__ = ["ShardReport", "folder", "load", "report", "save"]
+__all__ = ["ShardReport", "folders", "load", "report", "save"]
 
 
 class ShardReport(NamedTuple):
@@ -31,14 +31,19 @@ class ShardReport(NamedTuple):
     """Why its last checkpoint could not be written; None if it could."""
 
 
-def folder(directory: Path, shard: int, shards: int) -> Path:
+def _folder(directory: Path, shard: int, shards: int) -> Path:
     """Return where a shard is saved; another number of shards does not find it there."""
     return directory / f"shard-{shard:04d}-of-{shards:04d}"
 
 
+def folders(directory: Path | None, shards: int) -> list[str | None]:
+    """Return where each shard is saved; None where none is."""
+    return [None if directory is None else str(_folder(directory, i, shards)) for i in range(shards)]
+
+
 def save(fleet: Fleet, directory: Path) -> dict[int, Any]:
     """Save the shards that are there, all at once; return what each saved."""
-    calls = {i: (str(folder(directory, i, len(fleet))),) for i in fleet.present()}
+    calls = {i: (str(_folder(directory, i, len(fleet))),) for i in fleet.present()}
     return fleet.ask("save", calls, timeout_s=None)
 
 
@@ -49,7 +54,7 @@ def load(fleet: Fleet, directory: Path) -> None:
         CheckpointError: if a checkpoint is not there, or does not fit; others may be loaded then.
         LostBufferError: if a shard is missing; the others are loaded.
     """
-    calls = {i: (str(folder(directory, i, len(fleet))),) for i in fleet.present()}
+    calls = {i: (str(_folder(directory, i, len(fleet))),) for i in fleet.present()}
     missing = sorted(set(range(len(fleet))) - set(fleet.ask("load", calls, timeout_s=None)))
     if missing:
         msg = f"shards {missing} of {len(fleet)} do not answer: they have not loaded {directory}"

@@ -27,6 +27,12 @@ class About(NamedTuple):
     prioritized: bool
     priority_key: str | tuple[str, ...]
     reduction: str
+    capacity: int
+    """Rows of a shard."""
+    counting: bool
+    """Whether draws use rows up."""
+    waits: bool
+    """Whether shards hold their writers up: a queue does."""
 
     @property
     def reduce(self) -> Callable[[Tensor], Tensor]:
