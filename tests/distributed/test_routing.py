@@ -12,6 +12,7 @@ from ostinato.distributed.routing import (
     Rota,
     Share,
     allot,
+    deal,
     join_index,
     places,
     split_index,
@@ -47,6 +48,32 @@ def test_shards_are_chosen_in_proportion() -> None:
     counts = torch.bincount(allot(masses, uniforms), minlength=4).tolist()
     assert counts[1] == 0
     assert p_value([counts[i] for i in (0, 2, 3)], [5, 1, 14]) > 1e-4
+
+
+SUPPLY = st.lists(
+    st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, 3 * n))), min_size=1, max_size=6
+)
+
+
+@given(SUPPLY.filter(lambda supply: any(draws for _, draws in supply)), st.data())
+def test_no_shard_deals_more_than_its_rows_are_good_for(supply: list[tuple[int, int]], data: st.DataObject) -> None:
+    rows, draws = [n for n, _ in supply], [m for _, m in supply]
+    size = data.draw(st.integers(1, sum(draws)))
+    uniforms = data.draw(
+        st.lists(st.floats(0, 1, exclude_max=True) | st.just(1 - 2**-53), min_size=size, max_size=size)
+    )
+    chosen = deal(rows, draws, torch.tensor(uniforms, dtype=torch.float64))
+    assert chosen.shape == (size,)
+    counts = torch.bincount(chosen, minlength=len(rows)).tolist()
+    assert all(count <= most for count, most in zip(counts, draws, strict=True))
+
+
+def test_rows_good_for_one_draw_are_dealt_without_replacement() -> None:
+    """Of 2 + 3 rows 3 are drawn: how many are the first shard's has the hypergeometric law."""
+    generator = torch.Generator().manual_seed(8)
+    uniforms = torch.rand((20_000, 3), dtype=torch.float64, generator=generator)
+    firsts = [3 - int(deal([2, 3], [2, 3], row).sum()) for row in uniforms]
+    assert p_value([firsts.count(n) for n in range(3)], [1, 6, 3]) > 1e-4
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))

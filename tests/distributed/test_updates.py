@@ -8,12 +8,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato.distributed.joining import join
+from ostinato.distributed.joining import Part, join, split
 from ostinato.distributed.routing import join_index
 from ostinato.distributed.updates import About, one_shard, route, unpack, unpack_batch
 from ostinato.errors import KeyMissingError, KindError, PriorityError, SchemaError, SlotError, UsageError
 
-ABOUT = About(None, prioritized=True, priority_key="td_error", reduction="max")
+ABOUT = About(None, True, "td_error", "max", capacity=100, counting=False, waits=False)
 INDEX = torch.cat((join_index(2, torch.tensor([5, 7])), join_index(0, torch.tensor([1])), torch.tensor([-1])))
 
 
@@ -27,8 +27,7 @@ def part(first: int, rows: int, each: int = 1) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("each", [1, 4])
 def test_parts_come_to_their_places(each: int) -> None:
     spots = {1: torch.tensor([0, 3, 4]), 6: torch.tensor([1, 2])}
-    parts = {1: part(0, 3, each), 6: part(100, 2, each)}
-    batch, info = join(parts, spots, {1: 1.0, 6: 0.5})
+    batch, info = join([Part(1, *part(0, 3, each), spots[1]), Part(6, *part(100, 2, each), spots[6], 0.5)])
     starts = [0, 100, 100 + each, each, 2 * each]
     expected = torch.tensor([start + i for start in starts for i in range(each)])
     assert torch.equal(batch["x"], expected.float())
@@ -45,20 +44,33 @@ def test_tensordicts_carry_the_names_of_the_whole() -> None:
         data, info = part(first, 2)
         return TensorDict({**data, **info}, [2]), info
 
-    batch, info = join({0: made(0), 3: made(50)}, {0: torch.tensor([1, 2]), 3: torch.tensor([0, 3])}, {0: 1.0, 3: 0.5})
+    spots = torch.tensor([[1, 2], [0, 3]])
+    batch, info = join([Part(0, *made(0), spots[0]), Part(3, *made(50), spots[1], 0.5)])
     assert batch.batch_size == (4,)
     for key in info:
         assert torch.equal(batch[key], info[key])
 
 
+@pytest.mark.parametrize("kind", ["dict", "tensordict"])
+def test_a_batch_is_split_and_its_parts_are_one_again(kind: str) -> None:
+    data, info = part(0, 5)
+    data = TensorDict({**data, **info}, [5]) if kind == "tensordict" else data
+    halves = split(data, info, 2)
+    assert [half["x"].tolist() for half, _ in halves] == [[0, 1], [2, 3, 4]]
+    spots = (torch.arange(2), torch.arange(2, 5))
+    batch, said = join([Part(0, *half, at) for half, at in zip(halves, spots, strict=True)])
+    assert torch.equal(batch["pair"]["y"], data["pair"]["y"])
+    assert all(torch.equal(said[key], info[key]) for key in info)
+
+
 def test_parts_of_other_forms_are_refused() -> None:
-    spots = {0: torch.tensor([0]), 1: torch.tensor([1])}
+    spots = torch.tensor([[0], [1]])
     other = ({"z": torch.zeros(1)}, {"index": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(SchemaError, match="missing"):
-        join({0: part(0, 1), 1: other}, spots, {0: 1.0, 1: 1.0})
+        join([Part(0, *part(0, 1), spots[0]), Part(1, *other, spots[1])])
     text = (["a"], {"index": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(KindError, match="tensors"):
-        join({0: text, 1: text}, spots, {0: 1.0, 1: 1.0})
+        join([Part(0, *text, spots[0]), Part(1, *text, spots[1])])
 
 
 def test_priorities_go_to_their_shards() -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato.buffers import saving
+from ostinato.buffers.checkpoint import FORMAT
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.feed import Batch
 from ostinato.buffers.gate import stock
@@ -179,7 +181,18 @@ def read_own(buffer: ReplayBuffer, index: Any) -> Any:
 
 
 def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
-    """Save a buffer; return the rows in the checkpoint, and the rows written before it."""
-    with buffer._engine.lock:  # noqa: SLF001 (one room)
-        buffer.dumps(path)
-        return len(buffer), buffer.write_count
+    """Save what has changed of a buffer; return the rows in the checkpoint, and the rows written before it.
+
+    Others go on reading and writing meanwhile, as with `dumps`.
+    """
+    counts = (0, 0)
+
+    def state() -> dict[str, Any]:
+        nonlocal counts
+        counts = len(buffer), buffer.write_count  # under the lock: of the moment that is saved
+        return buffer._state()  # noqa: SLF001 (one room)
+
+    engine = buffer._engine  # noqa: SLF001
+    parts = saving.Saving([engine], state, lambda: engine.lock, FORMAT)
+    saving.save(path, parts, incremental=True)
+    return counts

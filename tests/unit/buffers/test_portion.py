@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,10 +47,10 @@ def prioritized() -> PrioritizedSampler:
 
 
 def test_an_offer_says_what_the_buffer_weighs() -> None:
-    assert Portion(made(30)).offer(8)[1:] == (30, 30.0, 1.0, 0.0)
+    assert Portion(made(30)).offer(8)[1:] == (30, 30.0, 1.0, 0.0, None)
     rb = made(4, prioritized())
     rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.5, 2.0, 4.0]))
-    assert Portion(rb).offer(8)[1:] == (4, 6.5, 0.5, 0.5)
+    assert Portion(rb).offer(8)[1:] == (4, 6.5, 0.5, 0.5, None)
 
 
 def test_only_rows_that_may_be_drawn_weigh() -> None:
@@ -144,13 +145,53 @@ def test_draws_that_depend_on_each_other_are_refused(sampler: Callable[[], Sampl
         Portion(made(10, sampler()))
 
 
-def test_what_counts_the_draws_that_are_read_is_refused() -> None:
-    """Offers are drawn ahead, and most of their rows are never read."""
-    with pytest.raises(OptionError, match="rate_limiter"):
+def test_a_limiter_of_one_portion_is_refused() -> None:
+    with pytest.raises(OptionError, match="for all shards together"):
         Portion(made(10, rate_limiter=RateLimiter(samples_per_insert=4.0, error_buffer=100.0)))
-    for sampler in (LimitedSampler(3), QueueSampler()):
-        with pytest.raises(OptionError):
-            Portion(made(10, sampler))
+
+
+def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for() -> None:
+    """An offer is no draw: others draw meanwhile, and who comes too late gets nothing."""
+    rb = made(10, LimitedSampler(3))
+    portion = Portion(rb)
+    assert portion.drawable == 10
+    assert portion.offer(8) == (0, 10, 10.0, 1.0, 0.0, 30)
+    for _ in range(3):
+        found = portion.take(0, 9)
+        assert found is not None
+        assert found[1]["index"].shape == (9,)
+    assert portion.take(0, 4) is None
+    assert portion.offer(8).draws == 3
+    assert rb.stats().rows_drawn == 27
+
+
+def test_a_queue_is_taken_from_in_order() -> None:
+    portion = Portion(made(10, QueueSampler()))
+    parts = [portion.take(0, n) for n in (4, 6)]
+    assert [part[0]["x"].tolist() for part in parts if part is not None] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    assert portion.offer(1).number == -1
+    assert portion.take(0, 1) is None
+
+
+def test_others_write_while_a_portion_is_saved(tmp_path: Path) -> None:
+    """What the save says of itself is of the moment that it holds."""
+    rb = made(0)
+    rb.extend({"x": torch.arange(50), "done": torch.zeros(50, dtype=torch.bool)})
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            rb.extend({"x": torch.arange(3), "done": torch.zeros(3, dtype=torch.bool)})
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    said = [save_counted(rb, str(tmp_path)) for _ in range(5)]
+    over.set()
+    writer.join()
+    again = made(0)
+    again.loads(tmp_path)
+    assert said[-1] == (len(again), again.write_count)
+    assert [written for _, written in said] == sorted(written for _, written in said)
 
 
 def test_lanes_are_refused() -> None:
