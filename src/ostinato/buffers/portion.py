@@ -185,14 +185,12 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
 
     Others go on reading and writing meanwhile, as with `dumps`.
     """
-    counts = (0, 0)
+    counts = []
+    engine = Member(buffer, None).engine
 
     def state() -> dict[str, Any]:
-        nonlocal counts
-        counts = len(buffer), buffer.write_count  # under the lock: of the moment that is saved
+        counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved
         return buffer._state()  # noqa: SLF001 (one room)
 
-    engine = buffer._engine  # noqa: SLF001
-    parts = saving.Saving([engine], state, lambda: engine.lock, FORMAT)
-    saving.save(path, parts, incremental=True)
-    return counts
+    saving.save(path, saving.Saving([engine], state, lambda: engine.lock, FORMAT), incremental=True)
+    return counts[-1]

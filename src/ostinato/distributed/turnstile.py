@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 from typing import TYPE_CHECKING, Any, final
 
+from ostinato._optional import require
 from ostinato.buffers.limits import Flow, RateLimiter, Stock, check_timeout
 from ostinato.core import kinds
 from ostinato.distributed.cluster import answer, ray
@@ -35,12 +37,13 @@ class TurnstileHost:
 
     Args:
         limiter: the rules.
-        shards: actors to count the rows of.
+        shards: the actors to count the rows of, pickled: Ray keeps handles among arguments in its object store, where a
+            restart may not find them any more.
     """
 
-    def __init__(self, limiter: RateLimiter, shards: Sequence[Any]) -> None:
+    def __init__(self, limiter: RateLimiter, shards: bytes) -> None:
         self._flow = Flow(limiter)
-        self._shards = list(shards)
+        self._shards: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's own channel)
         self._rows = 0
         self._begun = False
         self._sides: dict[str, list[int]] = {"write": [], "draw": []}
@@ -182,7 +185,8 @@ class Turnstile:
             )
             raise OptionError(msg)
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": _MOST_CALLS}
-        return cls(ray().remote(**options)(TurnstileHost).remote(limiter, list(shards)), limiter)
+        known = require("ray.cloudpickle", "ray").dumps(list(shards))
+        return cls(ray().remote(**options)(TurnstileHost).remote(limiter, known), limiter)
 
     def write(self, rows: int, timeout_s: float | None) -> None:
         """Wait until so many rows may be written."""
@@ -194,11 +198,11 @@ class Turnstile:
 
     def back(self, written: int = 0, drawn: int = 0) -> None:
         """Say that what was let through did not come about. Waits for nobody."""
-        self.actor.back.remote(written, drawn)
+        self.actor.back.options(max_task_retries=0).remote(written, drawn)
 
     def look(self) -> None:
         """Say that rows may be gone. Waits for nobody."""
-        self.actor.look.remote()
+        self.actor.look.options(max_task_retries=0).remote()
 
     def begin(self) -> None:
         """Let counts begin anew, with the rows that there are."""
