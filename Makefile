@@ -35,7 +35,7 @@ FORCE:
 
 # Without isolation the build uses the tools above: it never fetches torch (nor needs it).
 $(VENV)/.installed: $(VENV)/.tools $(VENV)/.layout pyproject.toml $(NATIVE_SOURCES)
-	$(PIP) install -c constraints.txt --no-build-isolation -Ccmake.define.OSTINATO_WERROR=$(WERROR) -e '.[dev,parity]'
+	$(PIP) install -c constraints.txt --no-build-isolation -Ccmake.define.OSTINATO_WERROR=$(WERROR) -e '.[dev,parity,ray]'
 	@ls $(COMPILED) >/dev/null 2>&1 \
 		|| echo 'make: ostinato has NO compiled part (no working C++20 compiler?); all runs through torch, slower.'
 	@touch $@
@@ -47,15 +47,20 @@ venv: $(VENV)/.installed ## Set up .venv and build the compiled part
 demo: $(VENV)/.installed ## The main job: train a small agent through the buffer
 	$(BIN)/ostinato demo
 
-# Both ways, whatever the first one says; the status is that of the first run that failed.
+# Both ways, whatever the first one says, and then what starts a Ray cluster, which wants both cores for itself. The status
+# is that of the first run that failed.
 .PHONY: test
 test: $(VENV)/.installed ## The tests, with the compiled part and without it (PYTEST_ARGS=...)
 	@status=0; ways='1 0'; \
 	ls $(COMPILED) >/dev/null 2>&1 || { ways=0; echo 'no compiled part here: testing the way through torch only'; }; \
 	for native in $$ways; do \
 		echo "== tests with OSTINATO_NATIVE=$$native"; \
-		OSTINATO_NATIVE=$$native $(PYTEST) -m "not slow" $(PYTEST_ARGS) || { code=$$?; [ $$status -ne 0 ] || status=$$code; }; \
+		OSTINATO_NATIVE=$$native $(PYTEST) -m "not slow and not ray" $(PYTEST_ARGS) \
+			|| { code=$$?; [ $$status -ne 0 ] || status=$$code; }; \
 	done; \
+	echo "== tests in a Ray cluster"; \
+	$(BIN)/python -m pytest -m "ray and not slow" $(or $(PYTEST_ARGS),tests/distributed tests/e2e/test_examples.py) \
+		|| { code=$$?; [ $$code -eq 5 ] || [ $$status -ne 0 ] || status=$$code; }; \
 	exit $$status
 
 .PHONY: test-slow

@@ -1,4 +1,4 @@
-"""One small Ray cluster for all tests of a worker; the group keeps them on one worker."""
+"""One small Ray cluster for all tests that want one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROUP = "ray"
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(GROUP))
+            item.add_marker(pytest.mark.ray)
 
 
 @pytest.fixture(scope="session")
