@@ -215,6 +215,7 @@ def train(settings: Settings) -> None:
     for actor, call in zip(actors, running, strict=True):
         ray.cancel(call)
         ray.kill(actor)
+    ray.wait(running, num_returns=len(running), timeout=30)
     buffer.close()
 
 

@@ -28,6 +28,8 @@ from ostinato.distributed.routing import split_index
 from ostinato.distributed.turnstile import Turnstile
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
+from ..stats.chi import p_value
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -323,6 +325,37 @@ def test_counts_begin_anew_with_loaded_rows(remade: Any, tmp_path: Path) -> None
         rb.sample()
     rb.loads(tmp_path)
     assert rb.sample()["x"].max() < 10
+
+
+def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
+    """The newest version of all shards counts, wherever it is; the law is that of the young rows alone."""
+    with closing(make(version_key="version", batch_size=512)) as rb:
+        for shard, versions in enumerate([[3, 4, 5, 5], [1, 2, 3, 4]]):
+            for version in versions:
+                rb.pinned(shard).extend({"version": torch.full((10,), version), "x": torch.arange(10) + 100 * shard})
+        batch = rb.sample(max_age=1)
+        counts = torch.bincount(batch["version"], minlength=6)
+        assert counts[:4].sum() == 0
+        assert p_value([int(counts[4]), int(counts[5])], [20, 20]) > 1e-4
+        first = int((batch["x"] < 100).sum())
+        assert p_value([first, 512 - first], [30, 10]) > 1e-4
+        assert set(rb.sample(max_age=0)["version"].tolist()) == {5}
+        assert set(rb.sample(max_age=9)["version"].tolist()) == {1, 2, 3, 4, 5}
+        rb.pinned(1).extend({"version": torch.full((10,), 8), "x": torch.arange(10)})
+        assert set(rb.sample(max_age=2)["version"].tolist()) == {8}
+        handle = object.__new__(ShardedReplayBuffer)
+        handle.__setstate__({**rb.__getstate__(), "way": rb._way._replace(depth=1)})
+        with pytest.raises(OptionError, match="prefetched"):
+            handle.sample(max_age=2)
+
+
+def test_a_maximum_age_needs_versions(remade: Any) -> None:
+    rb = remade()
+    rb.extend(rows(0, 8))
+    with pytest.raises(OptionError, match="version_key"):
+        rb.sample(max_age=2)
+    with pytest.raises(OptionError, match="used up"):
+        remade(None, QueueSampler).sample(max_age=2)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ostinato.buffers.gate import stock
 from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.members import Member
 from ostinato.buffers.options import own
+from ostinato.buffers.versions import check_age
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Offer(NamedTuple):
     """Exponent of the importance weights."""
     draws: int | None = None
     """Draws that the rows are good for, where draws use rows up: these are made when they are asked for."""
+    newest: int | None = None
+    """Newest version, where versions were asked for and there are rows."""
 
 
 @final
@@ -98,9 +101,15 @@ class Portion:
         with engine.lock:
             return stock(engine).rows
 
-    def offer(self, rows: int) -> Offer:
-        """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy."""
+    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> Offer:
+        """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy.
+
+        With `max_age` these are of the versions from `newest - max_age` on, where `newest` is that of the whole; None
+        is the portion's own.
+        """
         engine = self._member.engine
+        if max_age is not None:
+            return self._offer_recent(rows, check_age(engine, max_age, prefetch=False), newest)
         with engine.lock:
             view = engine.view()
             if engine.sampler.counting:
@@ -112,11 +121,30 @@ class Portion:
             mass, least, beta = found or (0.0, 1.0, 0.0)
             if not mass > 0:
                 return Offer(-1, view.rows, 0.0, 1.0, beta)
-            number = next(self._numbers)
-            self._offers[number] = engine.fresh(rows, engine.generator)
-            if len(self._offers) > _MOST_OFFERS:
-                self._offers.popitem(last=False)
+            number = self._keep(engine.fresh(rows, engine.generator))
             return Offer(number, view.rows, mass, least, beta)
+
+    def _offer_recent(self, rows: int, max_age: int, newest: int | None) -> Offer:
+        engine = self._member.engine
+        with engine.lock:
+            view, versions = engine.view(), engine.versions
+            if versions is None or not view.rows:
+                return Offer(-1, view.rows, 0.0, 1.0, 0.0)
+            mine = versions.newest(engine.storage, view.cursor)
+            age = max_age - max(0, (mine if newest is None else newest) - mine)
+            if age < 0:
+                return Offer(-1, view.rows, 0.0, 1.0, 0.0, newest=mine)
+            ticket = engine.fresh(rows, engine.generator, age)
+            young, _ = versions.recent(engine.storage, view.cursor, age)
+            return Offer(self._keep(ticket), view.rows, float(young.rows), 1.0, 0.0, newest=mine)
+
+    def _keep(self, ticket: Ticket) -> int:
+        """Keep a draw for who may ask for it; return its name."""
+        number = next(self._numbers)
+        self._offers[number] = ticket
+        if len(self._offers) > _MOST_OFFERS:
+            self._offers.popitem(last=False)
+        return number
 
     def take(self, number: int, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Return the first `rows` rows of an offer and the info of them; None if they are not to be had any more.

@@ -103,6 +103,11 @@ class Runs:
             del self._values[:stop], self._ends[:stop]
             self._first = 0
 
+    @property
+    def newest(self) -> int:
+        """Largest version present."""
+        return self._values[-1] if self.ordered else max(self._values[self._first :])
+
     def recent(self, rows: int, max_age: int) -> Recent:
         """Return the rows, of the newest `rows`, whose version is at least the newest version less `max_age`."""
         self.forget(rows)
@@ -171,6 +176,14 @@ class Versions:
 
     def recent(self, storage: Storage, cursor: int, max_age: int) -> tuple[Recent, int]:
         """Return the rows that are young enough, and the slot of the first position."""
+        runs, first = self._present(storage, cursor)
+        return runs.recent(len(storage), max_age), first
+
+    def newest(self, storage: Storage, cursor: int) -> int:
+        """Return the largest version of the rows present, of which there are some."""
+        return self._present(storage, cursor)[0].newest
+
+    def _present(self, storage: Storage, cursor: int) -> tuple[Runs, int]:
         rows = len(storage)
         first = cursor if rows == storage.capacity else 0
         runs = self._runs
@@ -178,7 +191,8 @@ class Versions:
             runs = self._runs = Runs()
             slots = Run(first, rows, storage.capacity).slots(storage.device)
             runs.note(self._checked(storage.scores_at(slots, self.path), rows))
-        return runs.recent(rows, max_age), first
+        runs.forget(rows)
+        return runs, first
 
 
 def check_versions(writer: Writer, versions: Versions | None) -> None:

@@ -12,7 +12,7 @@ from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.portion import Offer
 from ostinato.distributed.joining import Part, join
 from ostinato.distributed.routing import Share, allot, places, weight_factors
-from ostinato.errors import EmptyBufferError, PriorityError, UsageError, WaitTimeoutError
+from ostinato.errors import EmptyBufferError, OptionError, PriorityError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,16 +80,21 @@ class Drawer:
         """Batches that are ready now."""
         return sum(coming.future.done() for coming in self._queue)
 
-    def next(self, size: int, timeout_s: float | None) -> tuple[Any, dict[str, Any]]:
+    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> tuple[Any, dict[str, Any]]:
         """Return the next batch of `size` rows and its info.
 
         Raises:
+            OptionError: if `max_age` is asked for where rows are used up, or batches made ahead.
             EmptyBufferError: if there are no rows.
             PriorityError: if no row has a priority above 0.
             WaitTimeoutError: if writers did not come in time; `timeout_s=None` is the limiter's.
         """
+        if max_age is not None and (self._pool is not None or self._counted is not None):
+            what = "rows are used up" if self._pool is None else "batches are prefetched, and max_age is of the moment"
+            msg = f"max_age={max_age} is not available where {what}: leave one of them out"
+            raise OptionError(msg)
         if self._pool is None:
-            return self._draw(size, self._uniforms(size), timeout_s)
+            return self._draw(size, self._uniforms(size), timeout_s, max_age)
         while len(self._queue) <= self.depth:
             uniforms = self._uniforms(size)
             self._queue.append(_Coming(size, uniforms, self._pool.submit(self._draw_ahead, size, uniforms)))
@@ -146,30 +151,34 @@ class Drawer:
                 self._held_up = True
         return None
 
-    def _draw(self, size: int, uniforms: Tensor, timeout_s: float | None) -> tuple[Any, dict[str, Any]]:
+    def _draw(
+        self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         if self._turnstile is None:
-            return self._make(size, uniforms, timeout_s)
+            return self._make(size, uniforms, timeout_s, max_age)
         self._turnstile.draw(size, timeout_s)
         try:
-            return self._make(size, uniforms, timeout_s)
+            return self._make(size, uniforms, timeout_s, max_age)
         except Exception:
             self._turnstile.back(drawn=size)
             raise
 
-    def _make(self, size: int, uniforms: Tensor, timeout_s: float | None) -> tuple[Any, dict[str, Any]]:
+    def _make(
+        self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None
+    ) -> tuple[Any, dict[str, Any]]:
         if self._counted is not None:
             rules = RateLimiter() if self._turnstile is None else self._turnstile.limiter
             return self._counted.make(size, uniforms, rules.timeout_s if timeout_s is None else timeout_s)
         for _ in range(_TRIES):
-            made = self._attempt(size, uniforms)
+            made = self._attempt(size, uniforms, max_age)
             if made is not None:
                 return made
         msg = f"a batch could not be drawn: in {_TRIES} attempts shards died, or were emptied, between two calls"
         raise UsageError(msg)
 
-    def _attempt(self, size: int, uniforms: Tensor) -> tuple[Any, dict[str, Any]] | None:
+    def _attempt(self, size: int, uniforms: Tensor, max_age: int | None) -> tuple[Any, dict[str, Any]] | None:
         """Make a batch; None if a shard that was chosen is gone by now, or its rows are."""
-        offers = self._offers(size)
+        offers = self._offers(size) if max_age is None else self._recent_offers(size, max_age)
         if not offers:
             return None  # all that seemed to be there are gone
         shares = {i: Share(offer.rows, offer.mass, offer.least, offer.beta) for i, offer in offers.items()}
@@ -192,6 +201,19 @@ class Drawer:
         for i, offer in fresh.items():
             self._fleet.note(i, offer.rows)
         return {**held, **fresh}
+
+    def _recent_offers(self, size: int, max_age: int) -> dict[int, Offer]:
+        """Return offers of rows that are young enough: those of a shard that did not know the newest version again."""
+        offers: dict[int, Offer] = {}
+        newest = None
+        asked = self._fleet.present()
+        while asked:
+            found = self._fleet.ask("offer", dict.fromkeys(asked, (size, max_age, newest)), "read")
+            offers |= {i: Offer(*offer) for i, offer in found.items()}
+            versions = {i: offer.newest for i, offer in offers.items() if offer.newest is not None}
+            before, newest = newest, max(versions.values(), default=None)
+            asked = [i for i, version in versions.items() if newest not in {before, version}]
+        return offers
 
     def _take(self, offers: dict[int, Offer], spots: dict[int, Tensor], size: int) -> dict[int, Any]:
         counts = {i: int(at.shape[0]) for i, at in spots.items()}

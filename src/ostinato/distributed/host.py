@@ -187,9 +187,9 @@ class ShardHost:
         """Return how many rows can be drawn."""
         return self._parts[1].drawable
 
-    def offer(self, rows: int) -> tuple[Any, ...]:
+    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> tuple[Any, ...]:
         """Draw rows, and say what the shard weighs; see `Portion`."""
-        return tuple(self._parts[1].offer(rows))
+        return tuple(self._parts[1].offer(rows, max_age, newest))
 
     def take(self, number: int, rows: int) -> Parcel | None:
         """Return rows of an offer; see `Portion`."""

@@ -292,6 +292,7 @@ class ShardedReplayBuffer:
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
         *,
+        max_age: int | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draw a batch from all shards.
@@ -301,6 +302,8 @@ class ShardedReplayBuffer:
         Args:
             batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
             return_info: return `(batch, info)`, as `ReplayBuffer.sample` does; `info["index"]` names shard and slot.
+            max_age: draw only rows whose version is at least the newest one of all shards less this, where there is a
+                `version_key` and no prefetch; None takes all.
             timeout_s: longest wait for writers, where there is a `rate_limiter` or a queue; None is the limiter's.
 
         Returns:
@@ -314,7 +317,7 @@ class ShardedReplayBuffer:
         """
         check_wait(timeout_s, waits=self._way.waits)
         size = check_size(batch_size, self.batch_size, fixed=bool(self._way.depth))
-        batch, info = self._drawer.next(size, timeout_s)
+        batch, info = self._drawer.next(size, timeout_s, max_age)
         return (batch, info) if return_info else batch
 
     def __iter__(self) -> Iterator[Any]:

@@ -24,7 +24,7 @@ from ostinato import (
     Sequence,
     SliceSampler,
 )
-from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
+from ostinato.buffers.portion import Offer, Portion, begin_era, read_own, reseed, save_counted
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def prioritized() -> PrioritizedSampler:
 
 
 def test_an_offer_says_what_the_buffer_weighs() -> None:
-    assert Portion(made(30)).offer(8)[1:] == (30, 30.0, 1.0, 0.0, None)
+    assert Portion(made(30)).offer(8)[1:5] == (30, 30.0, 1.0, 0.0)
     rb = made(4, prioritized())
     rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.5, 2.0, 4.0]))
-    assert Portion(rb).offer(8)[1:] == (4, 6.5, 0.5, 0.5, None)
+    assert Portion(rb).offer(8)[1:5] == (4, 6.5, 0.5, 0.5)
 
 
 def test_only_rows_that_may_be_drawn_weigh() -> None:
@@ -155,7 +155,7 @@ def test_rows_that_are_used_up_are_drawn_when_they_are_asked_for() -> None:
     rb = made(10, LimitedSampler(3))
     portion = Portion(rb)
     assert portion.drawable == 10
-    assert portion.offer(8) == (0, 10, 10.0, 1.0, 0.0, 30)
+    assert portion.offer(8) == Offer(0, 10, 10.0, 1.0, 0.0, 30)
     for _ in range(3):
         found = portion.take(0, 9)
         assert found is not None
@@ -171,6 +171,22 @@ def test_a_queue_is_taken_from_in_order() -> None:
     assert [part[0]["x"].tolist() for part in parts if part is not None] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
     assert portion.offer(1).number == -1
     assert portion.take(0, 1) is None
+
+
+def test_young_rows_weigh_by_the_newest_version_of_the_whole() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), version_key="v")
+    portion = Portion(rb)
+    assert portion.offer(4, 2) == Offer(-1, 0, 0.0, 1.0, 0.0)
+    rb.extend({"x": torch.arange(30), "v": torch.arange(30) // 10})
+    for newest, rows in [(None, 20), (0, 20), (2, 20), (3, 10)]:
+        offer = portion.offer(64, 1, newest)
+        assert (offer.mass, offer.newest) == (rows, 2)
+        found = portion.take(offer.number, 64)
+        assert found is not None
+        assert set((found[0]["x"] // 10).tolist()) == set(range(3 - rows // 10, 3))
+    assert portion.offer(4, 1, 4) == Offer(-1, 30, 0.0, 1.0, 0.0, newest=2)
+    with pytest.raises(OptionError, match="version_key"):
+        Portion(made(10)).offer(4, 1)
 
 
 def test_others_write_while_a_portion_is_saved(tmp_path: Path) -> None:
