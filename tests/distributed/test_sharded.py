@@ -83,9 +83,7 @@ def _set_sampler(buffer: Any, make: Any) -> None:
 
 def with_depth(rb: ShardedReplayBuffer, depth: int) -> ShardedReplayBuffer:
     """Another handle, that prefetches."""
-    handle = object.__new__(ShardedReplayBuffer)
-    handle.__setstate__({**rb.__getstate__(), "depth": depth})
-    return handle
+    return rb._along(depth=depth)
 
 
 def rows(first: int, n: int, **more: Any) -> TensorDict:
@@ -179,14 +177,12 @@ def test_writers_share_the_shards(rb: ShardedReplayBuffer) -> None:
     """Handles that are pickled take the shards in turn and stay; a pinned one stays where it was put."""
     homes = []
     for _ in range(SHARDS):
-        handle = rb.pinned(0)
-        handle.__setstate__({**handle.__getstate__(), "_home": None})
+        handle = rb.pinned(0)._along(home=None)
         owners = {int(split_index(handle.extend(rows(0, 2)))[0][0]) for _ in range(3)}
         assert len(owners) == 1
         homes.append(owners.pop())
     assert sorted(homes) == list(range(SHARDS))
-    around = rb.pinned(1)
-    around.__setstate__({**around.__getstate__(), "_sticky": False})
+    around = rb.pinned(1)._along(sticky=False)
     assert [int(split_index(around.extend(rows(0, 2)))[0][0]) for _ in range(4)] == [1, 2, 0, 1]
 
 

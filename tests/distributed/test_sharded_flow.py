@@ -70,10 +70,7 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
         )
         if turnstile is not None:
             started.append(turnstile.actor)
-        handle = object.__new__(ShardedReplayBuffer)
-        way = way._replace(about=about, turnstile=turnstile, depth=prefetch)
-        handle.__setstate__({**shards.__getstate__(), "way": way})
-        return handle
+        return shards._along(about=about, turnstile=turnstile, depth=prefetch)
 
     yield remake
     for actor in started:
@@ -343,10 +340,8 @@ def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
         assert set(rb.sample(max_age=9)["version"].tolist()) == {1, 2, 3, 4, 5}
         rb.pinned(1).extend({"version": torch.full((10,), 8), "x": torch.arange(10)})
         assert set(rb.sample(max_age=2)["version"].tolist()) == {8}
-        handle = object.__new__(ShardedReplayBuffer)
-        handle.__setstate__({**rb.__getstate__(), "way": rb._way._replace(depth=1)})
         with pytest.raises(OptionError, match="prefetched"):
-            handle.sample(max_age=2)
+            rb._along(depth=1).sample(max_age=2)
 
 
 def test_a_maximum_age_needs_versions(remade: Any) -> None:

@@ -107,7 +107,7 @@ class ShardedReplayBuffer:
             msg = "checkpoint_every_s and resume need checkpoint_dir: where shards are saved"
             raise OptionError(msg)
         Rota(number, 0, sticky=True)  # refuses too many
-        self._directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
+        directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         depth = check_prefetch(prefetch, kwargs.get("batch_size"))
         seeds = torch.randint(2**62, (number,), generator=check_generator(generator)).tolist()
         start(ray_init_config)
@@ -115,11 +115,11 @@ class ShardedReplayBuffer:
         recipe = Recipe(replay_buffer_cls, args, kwargs, None)
         plans = [
             ShardRecipe(recipe._replace(seed=seed), path, checkpoint_every_s, resume)
-            for seed, path in zip(seeds, shelter.folders(self._directory, number), strict=True)
+            for seed, path in zip(seeds, shelter.folders(directory, number), strict=True)
         ]
         actors, about = launch(plans, remote_config, self._placed.options)
         turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about.capacity)
-        self._connect(Way(actors, about, patience_s, depth, route == "sticky", None, turnstile), generator)
+        self._connect(Way(actors, about, patience_s, depth, route == "sticky", None, turnstile, directory), generator)
 
     def _connect(self, way: Way, generator: torch.Generator | None) -> None:
         self._way = way
@@ -129,11 +129,10 @@ class ShardedReplayBuffer:
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle leads to the same shards; it has a shard of its own to write to, and chance of its own."""
-        return {"way": self._way, "directory": self._directory}
+        return {"way": self._way}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect."""
-        self._directory = state["directory"]
         generator = torch.Generator()
         generator.seed()
         self._connect(state["way"], generator)
@@ -179,8 +178,11 @@ class ShardedReplayBuffer:
         if not 0 <= shard < self.num_shards:
             msg = f"shard must be in [0, {self.num_shards}), got {shard}"
             raise OptionError(msg)
+        return self._along(sticky=True, home=shard)
+
+    def _along(self, **changes: Any) -> ShardedReplayBuffer:
         handle = object.__new__(ShardedReplayBuffer)
-        handle.__setstate__({**self.__getstate__(), "way": self._way._replace(sticky=True, home=shard)})
+        handle.__setstate__({"way": self._way._replace(**changes)})
         return handle
 
     def apply(self, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -217,11 +219,10 @@ class ShardedReplayBuffer:
 
     def __repr__(self) -> str:
         """Shards and options; asks nobody."""
-        home = "sticky" if self._way.sticky else "round_robin"
+        way, route = self._way, "sticky" if self._way.sticky else "round_robin"
         return (
-            f"ShardedReplayBuffer(num_shards={self.num_shards}, route={home!r}, missing={sorted(self._fleet.missing)}, "
-            f"batch_size={self.batch_size}, prefetch={self._way.depth}, checkpoint_dir={self._directory}, "
-            f"rate_limiter={self.rate_limiter})"
+            f"ShardedReplayBuffer(num_shards={self.num_shards}, {route=}, missing={sorted(self._fleet.missing)}, "
+            f"batch_size={self.batch_size}, prefetch={way.depth}, checkpoint_dir={way.directory}, {self.rate_limiter})"
         )
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -358,10 +359,10 @@ class ShardedReplayBuffer:
         Raises:
             UsageError: if the constructor was given no `checkpoint_dir`.
         """
-        if self._directory is None:
+        if self._way.directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        found = shelter.save(self._fleet, self._directory)
+        found = shelter.save(self._fleet, self._way.directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
     def dumps(self, path: str | Path) -> None:

@@ -14,6 +14,7 @@ from ostinato.distributed.updates import About
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -34,6 +35,8 @@ class Way(NamedTuple):
     home: int | None
     """Shard to write to; None takes the place after the handle before."""
     turnstile: Turnstile | None
+    directory: Path | None
+    """Where checkpoints go."""
 
     @property
     def waits(self) -> bool:
