@@ -109,6 +109,7 @@ def flow(made: RayReplayBuffer, hire: Any) -> Iterator[Callable[..., RayReplayBu
     ) -> RayReplayBuffer:
         made.set_storage(LazyTensorStorage(capacity))
         made.set_sampler(sampler())
+        made.empty()
         made.apply(_set_limiter, limiter)
         handle = object.__new__(RayReplayBuffer)
         handle.__setstate__({**made.__getstate__(), "depth": prefetch})
@@ -130,7 +131,7 @@ def _set_limiter(buffer: Any, limiter: RateLimiter | None) -> None:
 
 def balance(rb: RayReplayBuffer) -> float:
     written, drawn = rb.apply(_counts)
-    return 2.0 * written - drawn
+    return float(2 * written - drawn)
 
 
 def _counts(buffer: Any) -> tuple[int, int]:
@@ -345,7 +346,7 @@ def test_a_writer_killed_while_it_waits_or_writes_holds_nobody_up(cluster: Any, 
     hire.reset()
     worker = hire()
     running = worker.write.remote(rb, 0, 80_000)
-    found = [rb.sample()["x"].tolist() for _ in range(5)]
+    found = [rb.sample(timeout_s=LONG)["x"].tolist() for _ in range(5)]
     threading.Timer(0.05, kill, (cluster, hire, worker)).start()
     with pytest.raises(WaitTimeoutError):  # it was killed in the middle of its loop
         found.extend(batch["x"].tolist() for batch in rb)
@@ -484,7 +485,7 @@ def test_hooks_run_in_the_actor(flow: Any, tmp_path: Path) -> None:
         local.loads(tmp_path / "saved")
 
 
-def _negate(data: Any) -> Any:
+def _negate(data: Any, **_: Any) -> Any:
     return {**data, "x": -data["x"]}
 
 

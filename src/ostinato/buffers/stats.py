@@ -49,7 +49,7 @@ class BufferStats:
     prefetch_waits: int
     """Times `sample` had to wait for a prefetched batch."""
     rows_lost: int
-    """Rows never finished, as the process that wrote them died; counted when another one finds them. 0 unless shared."""
+    """Rows never finished, as their process died; counted when another one comes upon them; 0 unless shared."""
     repairs: int
     """Times a process died holding the lock of all, and the next one brought counts, stamps and tree in order; 0 unless
     shared."""

@@ -107,7 +107,7 @@ class RayReplayBuffer:
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer that neither writes nor samples."""
-        return answer(self._actor.call.remote(name, *args, **kwargs), _WHAT)
+        return answer(self._actor.call.remote(name, *map(Parcel, args), **kwargs), _WHAT)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class RayReplayBuffer:
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Exchange the storage; return a copy of the previous one, with its rows."""
         self._drop()
-        return self._ask("set_storage", Parcel(storage), collate_fn)
+        return self._ask("set_storage", storage, collate_fn)
 
     def set_writer(self, writer: Any) -> Any:
         """Exchange the writer; return a copy of the previous one."""
@@ -314,8 +314,7 @@ class RayReplayBuffer:
         """
         size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
         if not self._depth:
-            asked = {"max_age": max_age, "timeout_s": timeout_s}
-            asked = {name: value for name, value in asked.items() if value is not None}
+            asked = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
             return insist(lambda waited_s: self._read.remote(waited_s, "sample", size, return_info, **asked), _WHAT)
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
@@ -339,7 +338,8 @@ class RayReplayBuffer:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
 
-        With prefetch `k` batches are on their way while one is learned from. They come in the order of their draws.
+        With prefetch `k` batches are on their way while one is learned from, in the order of their draws. Those of a
+        pass are dropped when it is left early; others are kept for the next call.
 
         Raises:
             UsageError: if the constructor was given no batch size.
@@ -375,7 +375,7 @@ class RayReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, of this or of a local buffer."""
         self._drop()
-        self._ask("load_state_dict", Parcel(state))
+        self._ask("load_state_dict", state)
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to a directory of the actor's machine; a local buffer can load it as well."""
