@@ -11,6 +11,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,7 +36,6 @@ from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeou
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
@@ -111,15 +111,19 @@ def flow(made: RayReplayBuffer, hire: Any) -> Iterator[Callable[..., RayReplayBu
         made.set_sampler(sampler())
         made.empty()
         made.apply(_set_limiter, limiter)
-        handle = object.__new__(RayReplayBuffer)
-        handle.__setstate__({**made.__getstate__(), "depth": prefetch})
-        handles.append(handle)
-        return handle
+        handles.append(handle_of(made, prefetch))
+        return handles[-1]
 
     yield begin
     for handle in handles:
         handle._drop()
     made.apply(_set_limiter, None)  # who still waits is let go
+
+
+def handle_of(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
+    handle = object.__new__(RayReplayBuffer)
+    handle.__setstate__({**rb.__getstate__(), "depth": prefetch})
+    return handle
 
 
 def _set_limiter(buffer: Any, limiter: RateLimiter | None) -> None:
@@ -250,7 +254,7 @@ def test_a_queue_hands_over_every_row_once_in_order(cluster: Any, hire: Any, flo
 def test_a_queue_divides_rows_among_readers(cluster: Any, hire: Any, flow: Any) -> None:
     rb = flow(limiter=None, sampler=QueueSampler, capacity=32)
     running = [hire().write.remote(rb, 1000 * i, 1000 * i + 160) for i in range(2)]
-    other = flow_handle(rb, 0)
+    other = handle_of(rb, 0)
 
     def read(handle: RayReplayBuffer) -> list[int]:
         return [row for _ in range(20) for row in handle.sample(timeout_s=LONG)["x"].tolist()]
@@ -264,12 +268,6 @@ def test_a_queue_divides_rows_among_readers(cluster: Any, hire: Any, flow: Any) 
             assert mine == sorted(mine), "each writer's rows come in its order"
 
 
-def flow_handle(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
-    handle = object.__new__(RayReplayBuffer)
-    handle.__setstate__({**rb.__getstate__(), "depth": prefetch})
-    return handle
-
-
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_every_row_is_drawn_so_often_and_no_more(cluster: Any, hire: Any, flow: Any, prefetch: int) -> None:
     limiter = RateLimiter(min_size_to_sample=1, timeout_s=LONG)
@@ -280,7 +278,7 @@ def test_every_row_is_drawn_so_often_and_no_more(cluster: Any, hire: Any, flow: 
     assert drawn == dict.fromkeys([*range(40), *range(100, 140)], 3)
     rb._drop()
     with pytest.raises(WaitTimeoutError, match="can be drawn"):
-        flow_handle(rb, 0).sample(timeout_s=0.05)
+        handle_of(rb, 0).sample(timeout_s=0.05)
 
 
 def test_what_was_asked_ahead_in_vain_takes_no_rows(flow: Any) -> None:
@@ -355,29 +353,58 @@ def test_a_writer_killed_while_it_waits_or_writes_holds_nobody_up(cluster: Any, 
     assert rb.sample()["x"].tolist() == list(range(500, 508))
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_killed_reader_costs_the_batches_on_their_way_to_it(
-    cluster: Any, hire: Any, flow: Any, prefetch: int
-) -> None:
-    rb = flow(limiter=None, sampler=QueueSampler, capacity=32, prefetch=prefetch)
-    worker = hire()
-    worker.read.remote(rb)
-    rb.extend(rows(0, 8))
-    until(lambda: rb.apply(_counts)[1] == 8)
-    kill(cluster, hire, worker)
+def test_killed_readers_cost_the_batches_on_their_way_to_them(cluster: Any, hire: Any, flow: Any) -> None:
+    rb = flow(limiter=None, sampler=QueueSampler, capacity=32)
+    workers = [hire(), hire()]
+    for worker, prefetch in zip(workers, (0, 2), strict=True):
+        worker.read.remote(handle_of(rb, prefetch))
+    rb.extend(rows(0, 16))
+    until(lambda: rb.apply(_counts)[1] == 16)
+    for worker in workers:
+        kill(cluster, hire, worker)
     time.sleep(1.5 * TURN_S)
     with ThreadPoolExecutor(1) as pool:
-        writing = [pool.submit(rb.extend, rows(i, i + 8), timeout_s=LONG) for i in range(8, 168, 8)]
-        reader = flow_handle(rb, 0)
-        found = [row for _ in range(20) for row in reader.sample(timeout_s=LONG)["x"].tolist()]
+        writing = [pool.submit(rb.extend, rows(i, i + 8), timeout_s=LONG) for i in range(16, 176, 8)]
+        found = [row for _ in range(20) for row in rb.sample(timeout_s=LONG)["x"].tolist()]
         assert all(task.result(LONG).numel() == 8 for task in writing), "writers go on"
-    assert found == list(range(8, 168)), "what it was waiting for when it died was given up"
-    assert rb.apply(_counts) == (168, 168), "what it had drawn counts"
+    assert found == list(range(16, 176)), "what they were waiting for when they died was given up"
+    assert rb.apply(_counts) == (176, 176), "what they had drawn counts"
 
 
 # -- more who wait than there are threads -----------------------------------------------------------------------------
 
 MANY = GROUPS["write"] + 8
+
+
+def test_what_never_waits_has_threads_of_its_own(cluster: Any, flow: Any, tmp_path: Path) -> None:
+    rb = flow(limiter=None, sampler=partial(PrioritizedSampler, 1000, 1.0, 1.0))
+    rb.extend(rows(0, 64))
+    flag = tmp_path / "go on"
+    hold = rb.actor.apply.options
+    held = [
+        hold(concurrency_group=group).remote(_hold, str(tmp_path / f"{group}{i}"), str(flag))
+        for group in ("write", "read")
+        for i in range(GROUPS[group])
+    ]
+    until(lambda: len(list(tmp_path.iterdir())) == len(held))  # not one thread for writers or readers is left
+    rb.update_priority(torch.arange(64), torch.ones(64))
+    rb[0:2] = rows(70, 72)
+    rb.set_at_("x", torch.tensor([7]), [2])
+    assert rb[0:4]["x"].tolist() == [70, 71, 7, 3]
+    assert rb.stats().rows == len(rb) == 64
+    rb.register_save_hook(_negate)
+    rb.dumps(tmp_path / "saved")
+    rb.empty()
+    assert not cluster.wait(held, timeout=0)[0]
+    flag.touch()
+    cluster.get(held)
+
+
+def _hold(_: Any, here: str, flag: str) -> None:
+    Path(here).touch()
+    end = time.monotonic() + LONG
+    while not Path(flag).exists() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def test_many_waiting_writers_keep_nobody_out(flow: Any) -> None:
