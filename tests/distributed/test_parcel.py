@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -67,6 +69,18 @@ def test_large_tensors_are_views_that_may_be_written_to() -> None:
     assert all(not any(one) for one in memory if one is not large), "small ones are copies"
     del memory, large
     assert back["large"][3] == 7
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (900, 33)])
+@pytest.mark.parametrize("dtype", ["f4", "u1", "?", "M8[s]", "U3", [("a", "i4"), ("b", "f8")]])
+def test_arrays_may_be_written_to(dtype: Any, shape: tuple[int, ...]) -> None:
+    array = np.asarray(np.arange(math.prod(shape)).reshape(shape).astype("i8").astype(dtype), order="F")
+    back, _ = sent({"array": array, "object": np.array([None, "x"])})
+    found = back["array"]
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert np.array_equal(found, array)
+    found[...] = array
+    assert back["object"].tolist() == [None, "x"]
 
 
 def test_kinds_and_nesting_come_back() -> None:

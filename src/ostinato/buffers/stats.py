@@ -48,6 +48,11 @@ class BufferStats:
     """Batches that wait ready in the prefetch queue."""
     prefetch_waits: int
     """Times `sample` had to wait for a prefetched batch."""
+    rows_lost: int
+    """Rows never finished, as their process died; counted when another one comes upon them; 0 unless shared."""
+    repairs: int
+    """Times a process died holding the lock of all, and the next one brought counts, stamps and tree in order; 0 unless
+    shared."""
 
 
 def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> BufferStats:
@@ -87,4 +92,6 @@ def measure(engine: AnyEngine, prefetch: Prefetcher[Any] | None) -> BufferStats:
             redone_gathers=engine.redone,
             prefetch_ready=0 if prefetch is None else prefetch.ready,
             prefetch_waits=0 if prefetch is None else prefetch.waits,
+            rows_lost=stamps.lost,
+            repairs=stamps.repairs,
         )

@@ -30,6 +30,11 @@ class Stamps:
 
     __slots__ = ("_array", "_base", "_cursor", "capacity", "device", "written")
 
+    lost = 0
+    """Rows whose writer died: none in one process."""
+    repairs = 0
+    """Deaths with the lock of all: none in one process."""
+
     def __init__(self, capacity: int, device: torch.device | None = None, *, after: int = 0) -> None:
         self.capacity = capacity
         self.device = device or torch.device("cpu")

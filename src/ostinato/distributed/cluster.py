@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUPS", "answer", "brief", "first_answer", "lost", "ray", "spawn", "start"]
 
-GROUPS = {"write": 32, "read": 32}
-"""Threads of an actor for each kind of call: readers that wait for rows never keep writers out, nor writers readers."""
+GROUPS = {"write": 32, "read": 32, "update": 8}
+"""Threads of an actor for each kind of call: readers that wait for rows never keep writers out, nor writers readers.
+Neither keeps out what never waits: priorities, edits, reads by index."""
 _START_S = 120.0
 _OURS = ("concurrency_groups", "max_task_retries")
 

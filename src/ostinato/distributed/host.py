@@ -6,12 +6,14 @@ import itertools
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
 from ostinato.distributed.parcel import Parcel
+from ostinato.distributed.turns import AGAIN, TURN_S, Again, take_turn
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import OptionError, OstinatoError
 
@@ -55,24 +57,43 @@ class ShardRecipe(NamedTuple):
 class Line:
     """Gives batches to one reader in the order of its calls, though these come in many threads.
 
+    A batch that cannot be made ends the line: those asked for after it are not drawn for nobody.
+
     Args:
-        make: makes the next batch.
+        make: makes the next batch, given how long its reader has waited for it; `AGAIN` if that is to ask once more.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[float], Any]) -> None:
         self._make = make
         self._turn = 0
+        self._over = False
         self._gate = threading.Condition()
 
-    def take(self, number: int) -> Any:
-        """Return batch `number`, once those before it are given."""
+    def take(self, number: int, waited_s: float = 0.0) -> Any:
+        """Return batch `number`, once those before it are given; `AGAIN` if nobody asks for these any more."""
         with self._gate:
-            self._gate.wait_for(lambda: self._turn == number)
+            while not self._over and self._turn != number:
+                seen = self._turn
+                if not self._gate.wait_for(lambda: self._over or self._turn != seen, TURN_S):  # noqa: B023
+                    return AGAIN
+            if self._over:
+                return _END
             try:
-                return self._make()
-            finally:
+                found = self._make(waited_s)
+            except BaseException:
+                self._over = True
+                self._gate.notify_all()
+                raise
+            if found is not AGAIN:
                 self._turn += 1
                 self._gate.notify_all()
+            return found
+
+    def close(self) -> None:
+        """Give no further batches. When it returns, none is being made."""
+        with self._gate:
+            self._over = True
+            self._gate.notify_all()
 
 
 @final
@@ -102,25 +123,37 @@ class Host:
         """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
         return _call(self._buffer, name, args, kwargs)
 
+    def wait(self, waited_s: float, name: str, *args: Any, **kwargs: Any) -> Parcel | Again | None:
+        """Do the same for a method that may wait, for one turn; `AGAIN` asks to be called again."""
+        buffer, timeout_s = self._buffer, kwargs.pop("timeout_s", None)
+        found: Parcel | Again | None = take_turn(
+            buffer, lambda **late: _call(buffer, name, args, {**kwargs, **late}), timeout_s, waited_s
+        )
+        return found
+
     def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
         """Call a function with the buffer."""
         return Parcel(function(self._buffer, *args))
 
     def enter(self, line: str, *, epoch: bool) -> None:
-        """Begin a line of batches: those of one iteration, or of `sample(return_info=True)`."""
+        """Begin a line of batches: those of one pass, or of `sample(return_info=True)`."""
         buffer = self._buffer
-        batches = iter(buffer)
-        self._lines[line] = Line((lambda: next(batches, _END)) if epoch else lambda: buffer.sample(return_info=True))
+        batches, draw = iter(buffer), partial(buffer.sample, return_info=True)
+        self._lines[line] = Line((lambda _: next(batches, _END)) if epoch else partial(take_turn, buffer, draw, None))
 
-    def advance(self, line: str, number: int) -> Parcel | None:
-        """Return batch `number` of a line; None after the last one."""
+    def advance(self, line: str, number: int, waited_s: float = 0.0) -> Parcel | Again | None:
+        """Return batch `number` of a line; None after the last one; `AGAIN` asks to be called again."""
         found = self._lines.get(line)
-        batch = _END if found is None else found.take(number)
+        batch = _END if found is None else found.take(number, waited_s)
+        if batch is AGAIN:
+            return AGAIN
         return None if batch is _END else Parcel((batch,))
 
     def leave(self, line: str) -> None:
         """End a line."""
-        self._lines.pop(line, None)
+        found = self._lines.pop(line, None)
+        if found is not None:
+            found.close()
 
 
 @final

@@ -36,7 +36,7 @@ class Parcel:
     Tensors on other devices than the CPU travel through its memory, and arrive there.
 
     Args:
-        data: anything that cloudpickle takes; tensors and TensorDicts travel fast.
+        data: anything that cloudpickle takes; tensors, arrays and TensorDicts travel fast.
     """
 
     __slots__ = ("_data",)
@@ -69,9 +69,11 @@ def _packer() -> Any:
 
 
 def _lay(obj: Any) -> Any:
-    """Return how to make a tensor or a plain TensorDict again; None for all else, which pickles itself."""
+    """Return how to make a tensor, an array or a plain TensorDict again; None for all else, which pickles itself."""
     if type(obj) is Tensor:
         return _lay_tensor(obj)
+    if type(obj) is np.ndarray:
+        return _lay_array(obj)
     return _lay_tensordict(obj) if kinds.is_tensordict(obj) else None
 
 
@@ -80,17 +82,34 @@ def _lay_tensor(tensor: Tensor) -> Any:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or tensor.requires_grad:
         return None
     flat: Any = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    data = pickle.PickleBuffer(flat) if flat.nbytes >= _SMALL_BYTES else flat.tobytes()
-    return _tensor, (data, tensor.dtype, tuple(tensor.shape))
+    return _tensor, (_data(flat), tensor.dtype, tuple(tensor.shape))
+
+
+def _lay_array(array: np.ndarray[Any, Any]) -> Any:
+    """Return how to make an array again that may be written to, as those that Ray makes may not; None for objects."""
+    if array.dtype.hasobject:
+        return None
+    return _array, (_data(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), array.dtype, array.shape)
+
+
+def _data(flat: Any) -> Any:
+    return pickle.PickleBuffer(flat) if flat.nbytes >= _SMALL_BYTES else flat.tobytes()
 
 
 def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Make a tensor of bytes: a copy of few, a view of many."""
     if not len(data):
         return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(_memory(data)).view(dtype).reshape(shape)
+
+
+def _array(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return _memory(data).view(dtype).reshape(shape) if len(data) else np.empty(shape, dtype)
+
+
+def _memory(data: Any) -> np.ndarray[Any, Any]:
+    """Make memory of bytes: a copy of few, a view of many."""
     flat = np.frombuffer(data, dtype=np.uint8)
-    memory = flat.copy() if flat.nbytes < _VIEW_BYTES else np.asarray(_Memory(flat))
-    return torch.from_numpy(memory).view(dtype).reshape(shape)
+    return flat.copy() if flat.nbytes < _VIEW_BYTES else np.asarray(_Memory(flat))
 
 
 @final

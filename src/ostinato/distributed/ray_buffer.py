@@ -13,6 +13,7 @@ from ostinato.distributed.cluster import answer, first_answer, ray, spawn, start
 from ostinato.distributed.host import Host, Recipe
 from ostinato.distributed.parcel import Parcel
 from ostinato.distributed.stream import Stream
+from ostinato.distributed.turns import insist
 from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ class RayReplayBuffer:
 
     def _connect(self, actor: Any) -> None:
         self._actor = actor
-        self._write = actor.call.options(concurrency_group="write")
-        self._read = actor.call.options(concurrency_group="read")
+        self._write = actor.wait.options(concurrency_group="write")
+        self._read = actor.wait.options(concurrency_group="read")
+        self._update = actor.call.options(concurrency_group="update")
         self._stream: Stream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class RayReplayBuffer:
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer that neither writes nor samples."""
-        return answer(self._actor.call.remote(name, *args, **kwargs), _WHAT)
+        return answer(self._actor.call.remote(name, *map(Parcel, args), **kwargs), _WHAT)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -203,8 +205,14 @@ class RayReplayBuffer:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return answer(self._write.remote(name, *map(Parcel, args), **kwargs), _WHAT)
+    def _put(self, name: str, data: Any, **kwargs: Any) -> Any:
+        """Write rows, which may wait for readers."""
+        parcel = Parcel(data)
+        return insist(lambda waited_s: self._write.remote(waited_s, name, parcel, **kwargs), _WHAT)
+
+    def _edit(self, name: str, *args: Any) -> Any:
+        """Call a method that never waits for readers or writers."""
+        return answer(self._update.remote(name, *map(Parcel, args)), _WHAT)
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row; see `ReplayBuffer.add`."""
@@ -217,7 +225,7 @@ class RayReplayBuffer:
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities; see `ReplayBuffer.update_priority`."""
-        self._put("update_priority", index, priority, generation)
+        self._edit("update_priority", index, priority, generation)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that it has; see `TensorDictReplayBuffer`.
@@ -225,35 +233,35 @@ class RayReplayBuffer:
         Raises:
             UsageError: if the buffer is no `TensorDictReplayBuffer`.
         """
-        self._put("update_tensordict_priority", data)
+        self._edit("update_tensordict_priority", data)
 
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
         self._drop()
-        self._put("empty")
+        self._edit("empty")
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present; see `ReplayBuffer`."""
-        self._put("__setitem__", index, data)
+        self._edit("__setitem__", index, data)
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> RayReplayBuffer:
         """Write one stored field at an index, in place. Returns the handle."""
-        self._put("set_at_", key, value, index)
+        self._edit("set_at_", key, value, index)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> RayReplayBuffer:
         """Write one stored field of all rows present, in place. Returns the handle."""
-        self._put("set_", key, value)
+        self._edit("set_", key, value)
         return self
 
     def update_(self, data: Any) -> RayReplayBuffer:
         """Write the stored fields that `data` has, for all rows present. Returns the handle."""
-        self._put("update_", data)
+        self._edit("update_", data)
         return self
 
     def write_all(self, data: Any, end: int | None = None) -> None:
         """Do `rb[:end] = data`."""
-        self._put("write_all", data, end)
+        self._edit("write_all", data, end)
 
     def set_sampler(self, sampler: Any) -> Any:
         """Exchange the sampler; return a copy of the previous one."""
@@ -263,7 +271,7 @@ class RayReplayBuffer:
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Exchange the storage; return a copy of the previous one, with its rows."""
         self._drop()
-        return self._ask("set_storage", Parcel(storage), collate_fn)
+        return self._ask("set_storage", storage, collate_fn)
 
     def set_writer(self, writer: Any) -> Any:
         """Exchange the writer; return a copy of the previous one."""
@@ -306,8 +314,8 @@ class RayReplayBuffer:
         """
         size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
         if not self._depth:
-            asked = {"max_age": max_age, "timeout_s": timeout_s}
-            return answer(self._read.remote("sample", size, return_info, **asked), _WHAT)
+            asked = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
+            return insist(lambda waited_s: self._read.remote(waited_s, "sample", size, return_info, **asked), _WHAT)
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
             raise UsageError(msg)
@@ -316,20 +324,22 @@ class RayReplayBuffer:
         try:
             ((batch, info),) = self._stream.next() or ((None, None),)
         except Exception:
-            self._drop()  # what comes after it may be wrong for the same reason, or not: ask anew
+            self._stream.close()  # the actor draws nothing more for it; the next call begins anew
+            self._stream = None
             raise
         return (batch, info) if return_info else batch
 
     def _drop(self) -> None:
-        """Forget batches on their way."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        """Forget batches on their way; when this returns, no more are drawn for them."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            answer(stream.close(), _WHAT)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
 
-        With prefetch `k` batches are on their way while one is learned from. They come in the order of their draws.
+        With prefetch `k` batches are on their way while one is learned from, in the order of their draws. Those of a
+        pass are dropped when it is left early; others are kept for the next call.
 
         Raises:
             UsageError: if the constructor was given no batch size.
@@ -337,6 +347,9 @@ class RayReplayBuffer:
         if self._batch_size is None:
             msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
             raise UsageError(msg)
+        if not answer(self._actor.about.remote(), _WHAT)["epochal"]:
+            while True:
+                yield self.sample()
         stream = Stream(self._actor, self._depth, epoch=True, what=_WHAT)
         try:
             while (found := stream.next()) is not None:
@@ -346,7 +359,7 @@ class RayReplayBuffer:
 
     def __getitem__(self, index: Any) -> Any:
         """Read rows that are present; see `ReplayBuffer`. Always a copy: edits go through the handle."""
-        return answer(self._read.remote("__getitem__", Parcel(index)), _WHAT)
+        return self._edit("__getitem__", index)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Return `rb[:end]`: the rows in storage order. Copy."""
@@ -362,7 +375,7 @@ class RayReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, of this or of a local buffer."""
         self._drop()
-        self._ask("load_state_dict", Parcel(state))
+        self._ask("load_state_dict", state)
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to a directory of the actor's machine; a local buffer can load it as well."""

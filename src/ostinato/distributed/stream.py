@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any, final
 
 from ostinato.distributed.cluster import answer, ray
+from ostinato.distributed.turns import insist
 
 __all__ = ["Stream"]
 
@@ -37,11 +38,14 @@ class Stream:
         while len(self._coming) <= self._depth:
             self._coming.append(self._advance.remote(self._name, self._asked))
             self._asked += 1
-        found: tuple[Any] | None = answer(self._coming.popleft(), self._what)
+        number, first = self._asked - len(self._coming), self._coming.popleft()
+        # one that gave up its turn before it was wanted is asked for anew, its wait begins now
+        found: tuple[Any] | None = insist(
+            lambda waited_s: self._advance.remote(self._name, number, waited_s), self._what, first
+        )
         return found
 
-    def close(self) -> None:
-        """Forget what is on its way."""
+    def close(self) -> Any:
+        """Forget what is on its way; return the call that is over when nothing more is drawn."""
         self._coming.clear()
-        if ray().is_initialized():
-            self._actor.leave.remote(self._name)
+        return self._actor.leave.remote(self._name) if ray().is_initialized() else None

@@ -27,6 +27,7 @@ from ostinato import (
     TensorStorage,
     Writer,
 )
+from ostinato.buffers.stats import combine
 from ostinato.core.draw import Draw, Picks
 from ostinato.errors import OptionError, SlotError, UsageError
 
@@ -246,9 +247,24 @@ def test_the_schema_of_stats() -> None:
         "redone_gathers",
         "prefetch_ready",
         "prefetch_waits",
+        "rows_lost",
+        "repairs",
     }
+    assert (ReplayBuffer().stats().rows_lost, ReplayBuffer().stats().repairs) == (0, 0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         ReplayBuffer().stats().rows = 5  # type: ignore[misc]
+
+
+def test_counts_of_several_buffers_add_up() -> None:
+    parts = [dataclasses.replace(fill_one().stats(), rows_lost=lost, repairs=1) for lost in (3, 4)]
+    total = combine(parts, None)
+    assert (total.rows, total.rows_lost, total.repairs) == (2, 7, 2)
+
+
+def fill_one() -> ReplayBuffer:
+    rb = buffer("packed", 5)
+    fill(rb, range(1))
+    return rb
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])
