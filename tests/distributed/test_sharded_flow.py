@@ -190,8 +190,9 @@ def test_a_killed_writer_blocks_nobody(cluster: Any, remade: Any, writers: Any) 
     doomed.write.remote(1000)
     time.sleep(0.5)  # it waits for readers by now
     os.kill(pid, signal.SIGKILL)
+    time.sleep(2.0)  # its call is given up
     running = other.write.remote(10)
-    for _ in range(6):
+    for _ in range(5):
         rb.sample(timeout_s=30.0)
     assert cluster.get(running, timeout=60) == 80
 

@@ -274,7 +274,7 @@ class ShardedReplayBuffer:
         parts = updates.route(change, self.num_shards)
         present = self._fleet.present()
         calls = {i: ("update_priority", *map(Parcel, part)) for i, part in parts.items() if i in present}
-        self._fleet.ask("call", calls, "write")
+        self._fleet.ask("call", calls, "update")
 
     def empty(self) -> None:
         """Forget all rows of the shards that are there, and what each has saved only with its next checkpoint."""

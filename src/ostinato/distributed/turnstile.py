@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import pickle
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers.limits import Flow, RateLimiter, Stock, check_timeout
 from ostinato.core import kinds
 from ostinato.distributed.cluster import answer, ray
+from ostinato.distributed.turns import AGAIN, TURN_S, Again, insist
 from ostinato.errors import KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -25,6 +25,18 @@ _LOOK_S = 0.02
 """How often rows are counted while a draw waits for the first of them."""
 _COUNT_S = 1.0
 """How long to wait for a shard that is counted."""
+
+
+class _Side(NamedTuple):
+    """One of the two sides that wait for each other, as the flow sees it."""
+
+    check: Callable[[int, None], None]
+    may: Callable[[int, Stock], bool]
+    note: Callable[[int], None]
+    why: Callable[[int, Stock], str]
+    others: str
+    waiting: list[int]
+    """Rows of the calls that wait."""
 
 
 @final
@@ -42,37 +54,64 @@ class TurnstileHost:
     """
 
     def __init__(self, limiter: RateLimiter, shards: bytes) -> None:
-        self._flow = Flow(limiter)
+        flow = self._flow = Flow(limiter)
         self._shards: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's own channel)
         self._rows = 0
         self._begun = False
-        self._sides: dict[str, list[int]] = {"write": [], "draw": []}
+        self._beginning = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._sides = {
+            "write": _Side(flow.check_write, flow.may_write, flow.wrote, flow.why_no_write, "readers", []),
+            "draw": _Side(flow.check_draw, flow.may_draw, flow.drew, flow.why_no_draw, "writers", []),
+        }
 
-    async def write(self, rows: int, timeout_s: float | None) -> None:
-        """Return once so many rows may be written, and count them.
+    async def let(self, call: str, rows: int, timeout_s: float | None, waited_s: float) -> Again | None:
+        """Return once a call may go ahead, and count it; `AGAIN` where its turn is over, and time is left.
+
+        Args:
+            call: "write" or "draw".
+            rows: how many.
+            timeout_s: longest wait of all turns together; None is the limiter's.
+            waited_s: how long the call has waited before.
 
         Raises:
-            OptionError: if they could never be.
+            OptionError: if it never could.
             WaitTimeoutError: naming who waits for what.
         """
-        flow = self._flow
-        flow.check_write(rows, None)
-        await self._pass(
-            "write", rows, timeout_s, flow.may_write, lambda: "readers: " + flow.why_no_write(rows, self._stock)
-        )
-        flow.wrote(rows)
-        self._wake()
+        side = self._sides[call]
+        side.check(rows, None)
+        async with self._beginning:
+            if not self._begun:
+                await self.begin()  # the first call, or the first one after a restart
+        patience_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
+        left_s = max(0.0, patience_s - waited_s)
+        side.waiting.append(rows)
+        try:
+            if await self._opened(side, rows, min(TURN_S, left_s)):
+                side.note(rows)
+                self._wake()
+                return None
+            if left_s > TURN_S:
+                return AGAIN
+            what = f"a {call} of {rows} row(s) waited {patience_s:g} s for {side.others}: {side.why(rows, self._stock)}"
+            writers, readers = (one.waiting for one in self._sides.values())
+            raise WaitTimeoutError(self._flow.told(what, self._stock, writers, readers))
+        finally:
+            side.waiting.remove(rows)
 
-    async def draw(self, rows: int, timeout_s: float | None) -> None:
-        """Return once so many rows may be drawn, and count them; raises as `write` does."""
-        flow = self._flow
-        flow.check_draw(rows, None)
-        await self._pass(
-            "draw", rows, timeout_s, flow.may_draw, lambda: "writers: " + flow.why_no_draw(rows, self._stock)
-        )
-        flow.drew(rows)
-        self._wake()
+    async def _opened(self, side: _Side, rows: int, seconds: float) -> bool:
+        """Wait until so many rows may pass; False if they may not by then."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while True:
+            if self._short:
+                await self._count()
+            if side.may(rows, self._stock):
+                return True
+            left = until - clock()
+            if left <= 0:
+                return False
+            await self._change(min(left, _LOOK_S) if self._short else left)
 
     async def back(self, written: int, drawn: int) -> None:
         """Take back what was let through and did not come about."""
@@ -104,36 +143,10 @@ class TurnstileHost:
     def _short(self) -> bool:
         return self._rows < self._flow.limiter.min_size_to_sample
 
-    async def _pass(
-        self, side: str, rows: int, timeout_s: float | None, may: Callable[[int, Stock], bool], why: Callable[[], str]
-    ) -> None:
-        clock = asyncio.get_running_loop().time
-        patience = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
-        until = clock() + patience
-        if not self._begun:
-            await self.begin()  # the first call, or the first one after a restart
-        waiting = self._sides[side]
-        waiting.append(rows)
-        try:
-            while self._short or not may(rows, self._stock):
-                if self._short:
-                    await self._count()
-                if may(rows, self._stock):
-                    return
-                left = until - clock()
-                if left <= 0:
-                    what = f"a {side} of {rows} row(s) waited {patience:g} s for {why()}"
-                    raise WaitTimeoutError(
-                        self._flow.told(what, self._stock, self._sides["write"], self._sides["draw"])
-                    )
-                await self._change(min(left, _LOOK_S) if self._short else left)
-        finally:
-            waiting.remove(rows)
-
     async def _change(self, seconds: float) -> None:
         """Wait until something has changed, at most so long."""
         waiter = asyncio.ensure_future(self._changed.wait())
-        await asyncio.wait([waiter], timeout=None if seconds == math.inf else seconds)
+        await asyncio.wait([waiter], timeout=seconds)
         waiter.cancel()
 
     def _wake(self) -> None:
@@ -190,11 +203,11 @@ class Turnstile:
 
     def write(self, rows: int, timeout_s: float | None) -> None:
         """Wait until so many rows may be written."""
-        answer(self.actor.write.remote(rows, timeout_s), _WHAT)
+        insist(lambda waited_s: self.actor.let.remote("write", rows, timeout_s, waited_s), _WHAT)
 
     def draw(self, rows: int, timeout_s: float | None) -> None:
         """Wait until so many rows may be drawn."""
-        answer(self.actor.draw.remote(rows, timeout_s), _WHAT)
+        insist(lambda waited_s: self.actor.let.remote("draw", rows, timeout_s, waited_s), _WHAT)
 
     def back(self, written: int = 0, drawn: int = 0) -> None:
         """Say that what was let through did not come about. Waits for nobody."""
