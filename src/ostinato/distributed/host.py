@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
-from ostinato.distributed.parcel import Parcel
+from ostinato.distributed.parcel import Parcel, seal, unseal
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import OptionError, OstinatoError
 
@@ -63,16 +63,39 @@ class Line:
         self._make = make
         self._turn = 0
         self._gate = threading.Condition()
+        self._error: Exception | None = None
 
-    def take(self, number: int) -> Any:
-        """Return batch `number`, once those before it are given."""
+    def take(self, number: int, count: int) -> list[Any]:
+        """Answer call `number`, once those before it are answered.
+
+        Returns:
+            `count` batches; fewer at the end, or before an error, which the next call raises; none after the end.
+        """
         with self._gate:
             self._gate.wait_for(lambda: self._turn == number)
             try:
-                return self._make()
+                return self._take(count)
             finally:
                 self._turn += 1
                 self._gate.notify_all()
+
+    def _take(self, count: int) -> list[Any]:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        batches: list[Any] = []
+        while len(batches) < count:
+            try:
+                batch = self._make()
+            except Exception as error:
+                if not batches:
+                    raise
+                self._error = error
+                break
+            if batch is _END:
+                break
+            batches.append(batch)
+        return batches
 
 
 @final
@@ -98,9 +121,14 @@ class Host:
         """Return what handles remember."""
         return _describe(self._buffer)
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
-        return _call(self._buffer, name, args, kwargs)
+    def call(self, request: Any) -> bytes | Parcel:
+        """Call a method of the buffer, or read a property.
+
+        Args:
+            request: name, positional and named arguments, sealed, as is the result.
+        """
+        name, args, kwargs = unseal(request)
+        return seal(_call(self._buffer, name, args, kwargs))
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
         """Call a function with the buffer."""
@@ -112,11 +140,12 @@ class Host:
         batches = iter(buffer)
         self._lines[line] = Line((lambda: next(batches, _END)) if epoch else lambda: buffer.sample(return_info=True))
 
-    def advance(self, line: str, number: int) -> Parcel | None:
-        """Return batch `number` of a line; None after the last one."""
+    def advance(self, line: str, number: int, count: int) -> Any:
+        """Return the next `count` batches of a line, each sealed: as many objects for Ray, and None for what lacks."""
         found = self._lines.get(line)
-        batch = _END if found is None else found.take(number)
-        return None if batch is _END else Parcel((batch,))
+        batches = [seal(batch) for batch in (found.take(number, count) if found else ())]
+        batches += [None] * (count - len(batches))
+        return batches if count > 1 else batches[0]
 
     def leave(self, line: str) -> None:
         """End a line."""
@@ -173,7 +202,7 @@ class ShardHost:
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
-        return _call(self._parts[0], name, args, kwargs)
+        return Parcel(_call(self._parts[0], name, args, kwargs))
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
         """Call a function with the buffer."""
@@ -254,9 +283,9 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
     }
 
 
-def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel | None:
+def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "__getitem__":
-        return Parcel(read_own(buffer, *args))
+        return read_own(buffer, *args)
     found = getattr(buffer, name)
     result = found(*args, **kwargs) if callable(found) else found
-    return None if result is buffer or result is None else Parcel(result)
+    return None if result is buffer else result

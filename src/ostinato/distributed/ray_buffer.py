@@ -11,7 +11,7 @@ from ostinato.buffers import ReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_size
 from ostinato.distributed.cluster import answer, first_answer, ray, spawn, start
 from ostinato.distributed.host import Host, Recipe
-from ostinato.distributed.parcel import Parcel
+from ostinato.distributed.parcel import Parcel, seal, unseal
 from ostinato.distributed.stream import Stream
 from ostinato.errors import OptionError, UsageError
 
@@ -105,7 +105,7 @@ class RayReplayBuffer:
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer that neither writes nor samples."""
-        return answer(self._actor.call.remote(name, *args, **kwargs), _WHAT)
+        return _exchange(self._actor.call, name, *args, **kwargs)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class RayReplayBuffer:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return answer(self._write.remote(name, *map(Parcel, args), **kwargs), _WHAT)
+        return _exchange(self._write, name, *args, **kwargs)
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row; see `ReplayBuffer.add`."""
@@ -263,7 +263,7 @@ class RayReplayBuffer:
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Exchange the storage; return a copy of the previous one, with its rows."""
         self._drop()
-        return self._ask("set_storage", Parcel(storage), collate_fn)
+        return self._ask("set_storage", storage, collate_fn)
 
     def set_writer(self, writer: Any) -> Any:
         """Exchange the writer; return a copy of the previous one."""
@@ -306,15 +306,14 @@ class RayReplayBuffer:
         """
         size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
         if not self._depth:
-            asked = {"max_age": max_age, "timeout_s": timeout_s}
-            return answer(self._read.remote("sample", size, return_info, **asked), _WHAT)
+            return _exchange(self._read, "sample", size, return_info, max_age=max_age, timeout_s=timeout_s)
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
             raise UsageError(msg)
         if self._stream is None:
             self._stream = Stream(self._actor, self._depth, epoch=False, what=_WHAT)
         try:
-            ((batch, info),) = self._stream.next() or ((None, None),)
+            batch, info = next(self._stream)
         except Exception:
             self._drop()  # what comes after it may be wrong for the same reason, or not: ask anew
             raise
@@ -339,14 +338,13 @@ class RayReplayBuffer:
             raise UsageError(msg)
         stream = Stream(self._actor, self._depth, epoch=True, what=_WHAT)
         try:
-            while (found := stream.next()) is not None:
-                yield found[0]
+            yield from stream
         finally:
             stream.close()
 
     def __getitem__(self, index: Any) -> Any:
         """Read rows that are present; see `ReplayBuffer`. Always a copy: edits go through the handle."""
-        return answer(self._read.remote("__getitem__", Parcel(index)), _WHAT)
+        return _exchange(self._read, "__getitem__", index)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Return `rb[:end]`: the rows in storage order. Copy."""
@@ -362,7 +360,7 @@ class RayReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, of this or of a local buffer."""
         self._drop()
-        self._ask("load_state_dict", Parcel(state))
+        self._ask("load_state_dict", state)
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to a directory of the actor's machine; a local buffer can load it as well."""
@@ -385,3 +383,8 @@ class RayReplayBuffer:
         """End the actor, and the rows with it, for all handles."""
         self._stream = None
         ray().kill(self._actor)
+
+
+def _exchange(method: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the buffer in its actor, and wait for what it returns."""
+    return unseal(answer(method.remote(seal((name, args, kwargs))), _WHAT))
