@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
+from ostinato.distributed.packet import pack
 from ostinato.distributed.parcel import Parcel, seal, unseal
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import OptionError, OstinatoError
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
     from ostinato.buffers import ReplayBuffer
 
-__all__ = ["Host", "Line", "Recipe", "ShardHost", "ShardRecipe"]
+__all__ = ["END", "Host", "Line", "Recipe", "ShardHost", "ShardRecipe"]
 
-_END = object()
+END = object()
+"""What a line's maker returns after the last batch."""
 
 
 class Recipe(NamedTuple):
@@ -56,7 +58,7 @@ class Line:
     """Gives batches to one reader in the order of its calls, though these come in many threads.
 
     Args:
-        make: makes the next batch.
+        make: makes the next batch, or `END` after the last one.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -92,7 +94,7 @@ class Line:
                     raise
                 self._error = error
                 break
-            if batch is _END:
+            if batch is END:
                 break
             batches.append(batch)
         return batches
@@ -138,14 +140,20 @@ class Host:
         """Begin a line of batches: those of one iteration, or of `sample(return_info=True)`."""
         buffer = self._buffer
         batches = iter(buffer)
-        self._lines[line] = Line((lambda: next(batches, _END)) if epoch else lambda: buffer.sample(return_info=True))
+        self._lines[line] = Line((lambda: next(batches, END)) if epoch else lambda: buffer.sample(return_info=True))
 
     def advance(self, line: str, number: int, count: int) -> Any:
-        """Return the next `count` batches of a line, each sealed: as many objects for Ray, and None for what lacks."""
+        """Return up to `count` batches of a line as `count` objects: a packet each, or one parcel with all of them.
+
+        Packets travel within the answer. An object of Ray's store takes longer to make than to fill, so large batches
+        share one. Objects that are left over are None: all of them after the end.
+        """
         found = self._lines.get(line)
-        batches = [seal(batch) for batch in (found.take(number, count) if found else ())]
-        batches += [None] * (count - len(batches))
-        return batches if count > 1 else batches[0]
+        batches = found.take(number, count) if found else []
+        packets: list[Any] = [pack(batch) for batch in batches]
+        objects = [Parcel(batches)] if None in packets else packets
+        objects += [None] * (count - len(objects))
+        return objects if count > 1 else objects[0]
 
     def leave(self, line: str) -> None:
         """End a line."""

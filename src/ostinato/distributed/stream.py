@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections import deque
 from typing import Any, final
 
 from ostinato.distributed.cluster import answer, ray
-from ostinato.distributed.parcel import unseal
+from ostinato.distributed.packet import unpack
 
 __all__ = ["Stream"]
 
@@ -20,7 +21,7 @@ class Stream:
     """Asks an actor for batches before they are needed; they come in the order of their draws.
 
     A call has a price, so one call asks for several batches: half of those that may be on their way, so that one call
-    is answered while the batches of another are learned from. Each batch is an object of its own to Ray.
+    is answered while the batches of another are learned from.
 
     Args:
         actor: a `Host`.
@@ -33,11 +34,15 @@ class Stream:
         self._actor = actor
         self._depth = depth
         self._share = max(1, min(depth // 2, _MOST))
+        self._advance = {
+            count: actor.advance.options(concurrency_group="read", num_returns=count) for count in {1, self._share}
+        }
         self._what = what
         self._name = uuid.uuid4().hex
         self._coming: deque[list[Any]] = deque()
         self._here: deque[Any] = deque()
         self._calls = self._ahead = 0
+        self._lock = threading.Lock()
         answer(actor.enter.remote(self._name, epoch=epoch), what)
 
     def __iter__(self) -> Stream:
@@ -50,23 +55,24 @@ class Stream:
         Raises:
             StopIteration: after the last one.
         """
-        if not self._calls:
-            self._ask(1)
-        while self._ahead + self._share <= self._depth + 1:
-            self._ask(self._share)
-        while not self._here:
-            chunk = self._coming.popleft()
-            batches = [batch for batch in answer(chunk, self._what) if batch is not None]
-            if not batches:
-                raise StopIteration
-            self._here.extend(batches)
-            self._ahead -= len(chunk) - len(batches)
-        self._ahead -= 1
-        return unseal(self._here.popleft())
+        with self._lock:
+            if not self._calls:
+                self._ask(1)
+            while self._ahead + self._share <= self._depth + 1:
+                self._ask(self._share)
+            while not self._here:
+                references = self._coming.popleft()
+                for found in answer(references, self._what):
+                    if found is not None:
+                        self._here.extend([unpack(found)] if type(found) is bytes else found)
+                if not self._here:
+                    raise StopIteration
+                self._ahead -= len(references) - len(self._here)
+            self._ahead -= 1
+            return self._here.popleft()
 
     def _ask(self, count: int) -> None:
-        advance = self._actor.advance.options(concurrency_group="read", num_returns=count)
-        references = advance.remote(self._name, self._calls, count)
+        references = self._advance[count].remote(self._name, self._calls, count)
         self._coming.append(references if count > 1 else [references])
         self._calls += 1
         self._ahead += count
