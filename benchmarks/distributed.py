@@ -3,7 +3,7 @@
     python -m benchmarks.distributed [--rounds 7] [--seconds 0.5] [--writers 1,2,4] [--forms vectors] [--json FILE]
 
 Needs the extra ray; TorchRL is left out, with the reason, where it is not installed. All run in one Ray cluster, in
-turns, and another one begins each round. Numbers are medians over the rounds.
+turns, and another one begins each round. Numbers are medians over the rounds; ratios are those of one round each.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ray: Any = _ray
 PREFETCH = 4
+MORE = 16
 FORMS = ("vectors", "images")
 BATCH = {"vectors": 256, "images": 32}
 CAPACITY = {"vectors": 100_000, "images": 2_000}
@@ -108,9 +109,10 @@ def members(form: str) -> tuple[dict[str, Any], str | None]:
     found: dict[str, Any] = {
         "local": ReplayBuffer(storage=storage, batch_size=size),
         "ray": RayReplayBuffer(storage=storage, batch_size=size),
-        "ray, prefetch": RayReplayBuffer(storage=storage, batch_size=size, prefetch=PREFETCH),
+        f"ray, prefetch {PREFETCH}": RayReplayBuffer(storage=storage, batch_size=size, prefetch=PREFETCH),
+        f"ray, prefetch {MORE}": RayReplayBuffer(storage=storage, batch_size=size, prefetch=MORE),
         "2 shards": ShardedReplayBuffer(2, storage=storage, batch_size=size, route="round_robin"),
-        "2 shards, prefetch": ShardedReplayBuffer(
+        f"2 shards, prefetch {PREFETCH}": ShardedReplayBuffer(
             2, storage=storage, batch_size=size, route="round_robin", prefetch=PREFETCH
         ),
     }
@@ -142,7 +144,14 @@ def measure_samples(form: str, rounds: int, seconds: float) -> dict[str, Any]:
     for buffer in buffers.values():
         getattr(buffer, "close", lambda: None)()
     ray.kill(bare)
-    return {"batches_per_s": rates, "rows": BATCH[form], "torchrl_missing": why}
+    found = {"batches_per_s": rates, "rows": BATCH[form], "torchrl_missing": why}
+    if "torchrl" in clocks:
+        peer_rates = clocks["torchrl"].rates
+        found["beside_torchrl"] = {
+            name: statistics.median(own / other for own, other in zip(clock.rates, peer_rates, strict=True))
+            for name, clock in clocks.items()
+        }
+    return found
 
 
 @contextmanager
@@ -198,7 +207,7 @@ def show_samples(form: str, found: dict[str, Any]) -> None:
     rates = found["batches_per_s"]
     print(f"\nsample({found['rows']}) of {form}, batches per second")
     for name, rate in rates.items():
-        beside = f"{rate / rates['torchrl']:6.1f} x TorchRL" if "torchrl" in rates else ""
+        beside = f"{found['beside_torchrl'][name]:6.2f} x TorchRL" if "beside_torchrl" in found else ""
         print(f"  {name:20}{rate:10.0f}{1e3 / rate:10.2f} ms{beside:>20}")
     if found["torchrl_missing"]:
         print(f"  torchrl is missing: {found['torchrl_missing']}")

@@ -36,7 +36,7 @@ class RayReplayBuffer:
     Handles can be pickled: pass one to the actors and tasks that write, and sample in another. Methods are those of
     `ReplayBuffer` and do the same; they wait for the answer, and raise what the buffer raised. Rows and batches are
     copied into Ray's object store once each; batches are read from there without another copy (tensors of less than 64
-    KiB are copied, which is faster), and may be changed like any other.
+    KiB are copied, which is faster), and may be changed like any other. Those of up to 90 kB travel within the call.
 
     The buffer's parts stay in the actor: `rb.apply(function)` runs a function there, and gives it the buffer. Up to 32
     calls that write and 32 that read run at once, so readers that wait never keep writers out. Rows end with the actor,
@@ -47,10 +47,10 @@ class RayReplayBuffer:
         replay_buffer_cls: what to make: `ReplayBuffer`, or another buffer with its methods.
         ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
         remote_config: options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
-        **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has `k` batches on their way while the last one
-            is
-            learned from, in iteration and `sample`; they are drawn up to `k` batches ahead. Without `generator=` the
-            buffer gets one, with a seed from torch's global generator here.
+        **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has up to `k` batches on their way while the
+            last one is learned from, in iteration and `sample`: it asks for half of them, at most 8, in one call. Large
+            batches of one call share their memory. Without `generator=` the buffer gets one, with a seed from torch's
+            global generator here.
 
     Raises:
         MissingExtraError: if Ray is not installed.
@@ -298,7 +298,7 @@ class RayReplayBuffer:
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
-        With prefetch batches were drawn up to `k` calls earlier, in order. The info has no key `stale` then: rows that
+        With prefetch a batch was drawn up to `k` batches ago, in order. The info has no key `stale` then: rows that
         were replaced since keep new priorities off by their stamps. Waits for writers then last as the limiter says.
 
         Raises:
@@ -328,7 +328,8 @@ class RayReplayBuffer:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
 
-        With prefetch `k` batches are on their way while one is learned from. They come in the order of their draws.
+        With prefetch up to `k` batches are on their way while one is learned from, in the order of their draws. An
+        error comes after the batches that were drawn before it.
 
         Raises:
             UsageError: if the constructor was given no batch size.
