@@ -91,7 +91,7 @@ class _Packer:
             return "dict", tuple(data), [self.form(value) for value in data.values()]
         if cls is tuple or cls is list:
             return cls.__name__, None, [self.form(value) for value in data]
-        return self._tensordict(data)
+        return self._fields(data)
 
     def _tensor(self, data: Tensor) -> Any:
         if data.layout is not torch.strided or data.is_nested or data.is_meta or data.requires_grad:
@@ -101,10 +101,12 @@ class _Packer:
         if name is None or self._size > _MOST_BYTES or data.is_conj() or data.is_neg():
             raise _NoPacketError
         if size:
-            self.parts += (data.cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), _PADDING[-size % _STEP])
+            whole = data.cpu().contiguous()
+            whole = whole.view(torch.int16) if whole.dtype is torch.bfloat16 else whole  # which numpy does not know
+            self.parts += (whole.numpy(), _PADDING[-size % _STEP])
         return name, tuple(data.shape), at
 
-    def _tensordict(self, data: Any) -> Any:
+    def _fields(self, data: Any) -> Any:
         plain = getattr(sys.modules.get("tensordict"), "TensorDict", None)
         if type(data) is not plain or data.is_memmap() or any(name is not None for name in data.names or ()):
             raise _NoPacketError
