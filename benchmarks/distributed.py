@@ -183,15 +183,26 @@ def measure_writers(form: str, writers: int, seconds: float) -> dict[str, Any]:
             handle = buffer.client() if name == "torchrl" else buffer  # TorchRL's buffer itself cannot be pickled
             actors = [ray.remote(Writer).remote(handle, form, size) for _ in range(writers)]
             ray.get([actor.ready.remote() for actor in actors])
-            alone = sum(ray.get([actor.write.remote(seconds) for actor in actors]))
-            running = [actor.write.remote(seconds) for actor in actors]
-            clock = Clock(lambda buffer=buffer: touch(buffer.sample()))  # type: ignore[misc]
-            clock.run(seconds * 0.8)
-            beside = sum(ray.get(running))
-            found[name] = {"rows_per_s": alone, "beside_rows_per_s": beside, "beside_batches_per_s": clock.rates[0]}
+            found[name] = measure_turns(actors, Clock(lambda buffer=buffer: touch(buffer.sample())), seconds)  # type: ignore[misc]
             for actor in actors:
                 ray.kill(actor)
     return found
+
+
+def measure_turns(writers: list[Any], learner: Clock, seconds: float) -> dict[str, float]:
+    """Rates of writers that are warm, alone and beside the learner in turns: medians of three."""
+    ray.get([writer.write.remote(seconds / 4) for writer in writers])
+    alone, beside = [], []
+    for _ in range(3):
+        alone.append(sum(ray.get([writer.write.remote(seconds) for writer in writers])))
+        running = [writer.write.remote(seconds) for writer in writers]
+        learner.run(seconds * 0.8)
+        beside.append(sum(ray.get(running)))
+    return {
+        "rows_per_s": statistics.median(alone),
+        "beside_rows_per_s": statistics.median(beside),
+        "beside_batches_per_s": statistics.median(learner.rates),
+    }
 
 
 def local_writer(form: str, seconds: float) -> dict[str, float]:
@@ -241,7 +252,7 @@ def main() -> int:
     for form in given.forms.split(","):
         found = {"1, local": {"local": local_writer(form, given.seconds)}}
         for count in filter(None, given.writers.split(",")):
-            found[count] = measure_writers(form, int(count), 4 * given.seconds)
+            found[count] = measure_writers(form, int(count), 2 * given.seconds)
         for count, numbers in found.items():
             show_writers(form, count, numbers)
         report["writers"][form] = found
