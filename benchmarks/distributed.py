@@ -3,7 +3,7 @@
     python -m benchmarks.distributed [--rounds 7] [--seconds 0.5] [--writers 1,2,4] [--forms vectors] [--json FILE]
 
 Needs the extra ray; TorchRL is left out, with the reason, where it is not installed. All run in one Ray cluster, in
-turns, and another one begins each round. Numbers are medians over the rounds.
+turns, and another one begins each round. Numbers are medians over the rounds; ratios are those of one round each.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ray: Any = _ray
 PREFETCH = 4
+MORE = 16
 FORMS = ("vectors", "images")
 BATCH = {"vectors": 256, "images": 32}
 CAPACITY = {"vectors": 100_000, "images": 2_000}
@@ -108,9 +109,10 @@ def members(form: str) -> tuple[dict[str, Any], str | None]:
     found: dict[str, Any] = {
         "local": ReplayBuffer(storage=storage, batch_size=size),
         "ray": RayReplayBuffer(storage=storage, batch_size=size),
-        "ray, prefetch": RayReplayBuffer(storage=storage, batch_size=size, prefetch=PREFETCH),
+        f"ray, prefetch {PREFETCH}": RayReplayBuffer(storage=storage, batch_size=size, prefetch=PREFETCH),
+        f"ray, prefetch {MORE}": RayReplayBuffer(storage=storage, batch_size=size, prefetch=MORE),
         "2 shards": ShardedReplayBuffer(2, storage=storage, batch_size=size, route="round_robin"),
-        "2 shards, prefetch": ShardedReplayBuffer(
+        f"2 shards, prefetch {PREFETCH}": ShardedReplayBuffer(
             2, storage=storage, batch_size=size, route="round_robin", prefetch=PREFETCH
         ),
     }
@@ -142,7 +144,14 @@ def measure_samples(form: str, rounds: int, seconds: float) -> dict[str, Any]:
     for buffer in buffers.values():
         getattr(buffer, "close", lambda: None)()
     ray.kill(bare)
-    return {"batches_per_s": rates, "rows": BATCH[form], "torchrl_missing": why}
+    found = {"batches_per_s": rates, "rows": BATCH[form], "torchrl_missing": why}
+    if "torchrl" in clocks:
+        peer_rates = clocks["torchrl"].rates
+        found["beside_torchrl"] = {
+            name: statistics.median(own / other for own, other in zip(clock.rates, peer_rates, strict=True))
+            for name, clock in clocks.items()
+        }
+    return found
 
 
 @contextmanager
@@ -174,15 +183,26 @@ def measure_writers(form: str, writers: int, seconds: float) -> dict[str, Any]:
             handle = buffer.client() if name == "torchrl" else buffer  # TorchRL's buffer itself cannot be pickled
             actors = [ray.remote(Writer).remote(handle, form, size) for _ in range(writers)]
             ray.get([actor.ready.remote() for actor in actors])
-            alone = sum(ray.get([actor.write.remote(seconds) for actor in actors]))
-            running = [actor.write.remote(seconds) for actor in actors]
-            clock = Clock(lambda buffer=buffer: touch(buffer.sample()))  # type: ignore[misc]
-            clock.run(seconds * 0.8)
-            beside = sum(ray.get(running))
-            found[name] = {"rows_per_s": alone, "beside_rows_per_s": beside, "beside_batches_per_s": clock.rates[0]}
+            found[name] = measure_turns(actors, Clock(lambda buffer=buffer: touch(buffer.sample())), seconds)  # type: ignore[misc]
             for actor in actors:
                 ray.kill(actor)
     return found
+
+
+def measure_turns(writers: list[Any], learner: Clock, seconds: float) -> dict[str, float]:
+    """Rates of writers that are warm, alone and beside the learner in turns: medians of three."""
+    ray.get([writer.write.remote(seconds / 4) for writer in writers])
+    alone, beside = [], []
+    for _ in range(3):
+        alone.append(sum(ray.get([writer.write.remote(seconds) for writer in writers])))
+        running = [writer.write.remote(seconds) for writer in writers]
+        learner.run(seconds * 0.8)
+        beside.append(sum(ray.get(running)))
+    return {
+        "rows_per_s": statistics.median(alone),
+        "beside_rows_per_s": statistics.median(beside),
+        "beside_batches_per_s": statistics.median(learner.rates),
+    }
 
 
 def local_writer(form: str, seconds: float) -> dict[str, float]:
@@ -198,7 +218,7 @@ def show_samples(form: str, found: dict[str, Any]) -> None:
     rates = found["batches_per_s"]
     print(f"\nsample({found['rows']}) of {form}, batches per second")
     for name, rate in rates.items():
-        beside = f"{rate / rates['torchrl']:6.1f} x TorchRL" if "torchrl" in rates else ""
+        beside = f"{found['beside_torchrl'][name]:6.2f} x TorchRL" if "beside_torchrl" in found else ""
         print(f"  {name:20}{rate:10.0f}{1e3 / rate:10.2f} ms{beside:>20}")
     if found["torchrl_missing"]:
         print(f"  torchrl is missing: {found['torchrl_missing']}")
@@ -232,7 +252,7 @@ def main() -> int:
     for form in given.forms.split(","):
         found = {"1, local": {"local": local_writer(form, given.seconds)}}
         for count in filter(None, given.writers.split(",")):
-            found[count] = measure_writers(form, int(count), 4 * given.seconds)
+            found[count] = measure_writers(form, int(count), 2 * given.seconds)
         for count, numbers in found.items():
             show_writers(form, count, numbers)
         report["writers"][form] = found

@@ -148,18 +148,19 @@ def test_draws_are_those_of_a_local_buffer(local_and_ray: Any) -> None:
     assert "LazyTensorStorage" in repr(remote)
 
 
-def test_a_batch_is_the_callers_to_change(local_and_ray: Any) -> None:
-    _, remote = local_and_ray(storage=partial(LazyTensorStorage, 4))
+@pytest.mark.parametrize("prefetch", [0, 6])
+def test_a_batch_is_the_callers_to_change(local_and_ray: Any, prefetch: int) -> None:
+    _, remote = local_and_ray(storage=partial(LazyTensorStorage, 4), prefetch=prefetch)
     images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
     remote.extend({"image": images})
-    for _ in range(3):
+    for _ in range(8):
         batch, info = remote.sample(return_info=True)
         assert torch.equal(batch["image"], images[info["index"]])
         batch["image"].zero_()
     assert torch.equal(remote[:]["image"], images)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [0, 1, 3, 8])
 def test_an_epoch_gives_each_row_once_and_ends(local_and_ray: Any, prefetch: int) -> None:
     local, remote = local_and_ray(sampler=SamplerWithoutReplacement, prefetch=prefetch)
     data = rows(30)
@@ -173,7 +174,7 @@ def test_an_epoch_gives_each_row_once_and_ends(local_and_ray: Any, prefetch: int
     assert sum(len(batch["x"]) for batch in remote) == 30
 
 
-@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("prefetch", [1, 4, 9])
 def test_prefetch_does_not_change_the_draws(local_and_ray: Any, prefetch: int) -> None:
     local, remote = local_and_ray(prefetch=prefetch)
     data = rows(60)
@@ -194,12 +195,59 @@ def test_prefetch_begins_anew_after_an_error(local_and_ray: Any) -> None:
     assert int(remote.sample()["x"].min()) >= 50, "batches made ahead go with the rows"
 
 
+@pytest.mark.parametrize("width", [1, 10_000])
+@pytest.mark.parametrize("iterate", [False, True])
+def test_batches_before_an_error_come_first(local_and_ray: Any, width: int, iterate: bool) -> None:
+    """The fourth batch fails; with a prefetch of 8 it is in the middle of a call."""
+    local, remote = local_and_ray(storage=partial(LazyTensorStorage, 20), prefetch=8, transform=_Fails(at=4))
+    data = {"x": torch.arange(20), "wide": torch.arange(20.0)[:, None].repeat(1, width)}
+    local.extend(data)
+    remote.extend(data)
+    batches = iter(remote)
+    draw = partial(next, batches) if iterate else remote.sample
+    for _ in range(3):
+        batch, expected = draw(), local.sample()
+        assert all(torch.equal(batch[key], expected[key]) for key in expected)
+    with pytest.raises(ValueError, match="batch 4 fails"):
+        draw()
+    assert len(remote.sample()["x"]) == 16, "the next call asks anew"
+
+
+class _Fails:
+    """A transform that fails once."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            msg = f"batch {self.at} fails"
+            raise ValueError(msg)
+        return batch
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5, 8])
+def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, local_and_ray: Any, prefetch: int) -> None:
+    _, remote = local_and_ray(prefetch=prefetch)
+    remote.extend(rows(10))
+    before = remote.stats().rows_drawn
+    fewest = prefetch - max(1, prefetch // 2) + 1
+    for taken in range(1, 12):
+        remote.sample()
+        coming = [reference for _, call in remote._stream._coming for reference in call]
+        cluster.wait(coming, num_returns=len(coming), timeout=60)
+        ahead = (remote.stats().rows_drawn - before) // 16 - taken
+        assert fewest <= ahead <= prefetch
+
+
 def test_prefetch_overlaps_with_learning(cluster: Any, local_and_ray: Any) -> None:
     """While the learner does something else, its next batches are made and sent."""
     _, remote = local_and_ray(prefetch=4)
     remote.extend(rows(10))
     remote.sample()
-    ready, _ = cluster.wait(list(remote._stream._coming), num_returns=4, timeout=60)
+    coming = [reference for _, call in remote._stream._coming for reference in call]
+    ready, _ = cluster.wait(coming, num_returns=4, timeout=60)
     assert len(ready) == 4
 
 

@@ -30,7 +30,6 @@ from ostinato import (
 )
 from ostinato.buffers.gate import make_gate
 from ostinato.distributed.cluster import GROUPS
-from ostinato.distributed.host import Line
 from ostinato.distributed.turns import AGAIN, TURN_S, take_turn
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
@@ -516,7 +515,7 @@ def _negate(data: Any, **_: Any) -> Any:
     return {**data, "x": -data["x"]}
 
 
-# -- turns and lines, without Ray -------------------------------------------------------------------------------------
+# -- turns, without Ray -----------------------------------------------------------------------------------------------
 
 
 def test_a_turn_is_short_and_the_time_of_all_of_them_is_kept() -> None:
@@ -528,26 +527,3 @@ def test_a_turn_is_short_and_the_time_of_all_of_them_is_kept() -> None:
         take_turn(rb, rb.sample, 50.0, 49.9)
     rb.extend(torch.arange(4))
     assert take_turn(rb, rb.sample, 1.0, 70.0).tolist() == [0, 1, 2, 3], "what may go ahead is not refused for its age"
-
-
-def test_a_line_gives_batches_in_order_and_nothing_after_an_error() -> None:
-    made: list[int] = []
-
-    def make(waited_s: float) -> int:
-        made.append(len(made))
-        if len(made) == 5:
-            raise ValueError
-        return made[-1]
-
-    line = Line(make)
-    with ThreadPoolExecutor(4) as pool:
-        tasks = [pool.submit(line.take, number) for number in (3, 1, 2, 0)]
-        assert [task.result(LONG) for task in tasks] == [3, 1, 2, 0]
-        late = pool.submit(line.take, 6)
-        with pytest.raises(ValueError):
-            line.take(4)
-        late.result(LONG)
-    assert made == [0, 1, 2, 3, 4], "nothing was drawn for those that come after"
-    stalled = Line(lambda _: 0)
-    assert stalled.take(1) is AGAIN, "nobody asks for the batch before it"
-    assert stalled.take(0) == stalled.take(1) == 0

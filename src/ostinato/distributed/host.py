@@ -6,14 +6,15 @@ import itertools
 import threading
 import time
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
-from ostinato.distributed.parcel import Parcel
-from ostinato.distributed.turns import AGAIN, TURN_S, Again, take_turn
+from ostinato.distributed.line import Line, maker
+from ostinato.distributed.packet import pack
+from ostinato.distributed.parcel import Parcel, seal, unseal
+from ostinato.distributed.turns import AGAIN, Again, take_turn
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import OptionError, OstinatoError
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from ostinato.buffers import ReplayBuffer
 
-__all__ = ["Host", "Line", "Recipe", "ShardHost", "ShardRecipe"]
+__all__ = ["Host", "Recipe", "ShardHost", "ShardRecipe"]
 
-_END = object()
+"""What a line's maker returns after the last batch."""
 
 
 class Recipe(NamedTuple):
@@ -54,49 +55,6 @@ class ShardRecipe(NamedTuple):
 
 
 @final
-class Line:
-    """Gives batches to one reader in the order of its calls, though these come in many threads.
-
-    A batch that cannot be made ends the line: those asked for after it are not drawn for nobody.
-
-    Args:
-        make: makes the next batch, given how long its reader has waited for it; `AGAIN` if that is to ask once more.
-    """
-
-    def __init__(self, make: Callable[[float], Any]) -> None:
-        self._make = make
-        self._turn = 0
-        self._over = False
-        self._gate = threading.Condition()
-
-    def take(self, number: int, waited_s: float = 0.0) -> Any:
-        """Return batch `number`, once those before it are given; `AGAIN` if nobody asks for these any more."""
-        with self._gate:
-            while not self._over and self._turn != number:
-                seen = self._turn
-                if not self._gate.wait_for(lambda: self._over or self._turn != seen, TURN_S):  # noqa: B023
-                    return AGAIN
-            if self._over:
-                return _END
-            try:
-                found = self._make(waited_s)
-            except BaseException:
-                self._over = True
-                self._gate.notify_all()
-                raise
-            if found is not AGAIN:
-                self._turn += 1
-                self._gate.notify_all()
-            return found
-
-    def close(self) -> None:
-        """Give no further batches. When it returns, none is being made."""
-        with self._gate:
-            self._over = True
-            self._gate.notify_all()
-
-
-@final
 class Host:
     """The actor behind a `RayReplayBuffer`. Its methods run in several threads at once, as those of the buffer may.
 
@@ -119,17 +77,21 @@ class Host:
         """Return what handles remember."""
         return _describe(self._buffer)
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
-        return _call(self._buffer, name, args, kwargs)
+    def call(self, request: Any) -> bytes | Parcel:
+        """Call a method of the buffer, or read a property.
 
-    def wait(self, waited_s: float, name: str, *args: Any, **kwargs: Any) -> Parcel | Again | None:
+        Args:
+            request: name, positional and named arguments, sealed, as is the result.
+        """
+        name, args, kwargs = unseal(request)
+        return seal(_call(self._buffer, name, args, kwargs))
+
+    def wait(self, waited_s: float, request: Any) -> bytes | Parcel | Again:
         """Do the same for a method that may wait, for one turn; `AGAIN` asks to be called again."""
+        name, args, kwargs = unseal(request)
         buffer, timeout_s = self._buffer, kwargs.pop("timeout_s", None)
-        found: Parcel | Again | None = take_turn(
-            buffer, lambda **late: _call(buffer, name, args, {**kwargs, **late}), timeout_s, waited_s
-        )
-        return found
+        found = take_turn(buffer, lambda **late: _call(buffer, name, args, {**kwargs, **late}), timeout_s, waited_s)
+        return AGAIN if found is AGAIN else seal(found)
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
         """Call a function with the buffer."""
@@ -137,17 +99,24 @@ class Host:
 
     def enter(self, line: str, *, epoch: bool) -> None:
         """Begin a line of batches: those of one pass, or of `sample(return_info=True)`."""
-        buffer = self._buffer
-        batches, draw = iter(buffer), partial(buffer.sample, return_info=True)
-        self._lines[line] = Line((lambda _: next(batches, _END)) if epoch else partial(take_turn, buffer, draw, None))
+        self._lines[line] = Line(maker(self._buffer, epoch=epoch))
 
-    def advance(self, line: str, number: int, waited_s: float = 0.0) -> Parcel | Again | None:
-        """Return batch `number` of a line; None after the last one; `AGAIN` asks to be called again."""
+    def advance(self, line: str, number: int, count: int, waited_s: float = 0.0) -> Any:
+        """Return up to `count` batches of a line as `count` objects: a packet each, or one parcel with all of them.
+
+        Packets travel within the answer. An object of Ray's store takes longer to make than to fill, so large batches
+        share one. Objects that are left over are None: all of them after the end. The first one is `AGAIN` where the
+        call should be made once more.
+        """
         found = self._lines.get(line)
-        batch = _END if found is None else found.take(number, waited_s)
-        if batch is AGAIN:
-            return AGAIN
-        return None if batch is _END else Parcel((batch,))
+        batches = found.take(number, count, waited_s) if found else []
+        if batches is AGAIN:
+            objects: list[Any] = [AGAIN]
+        else:
+            packets: list[Any] = [pack(batch) for batch in batches]
+            objects = [Parcel(batches)] if None in packets else packets
+        objects += [None] * (count - len(objects))
+        return objects if count > 1 else objects[0]
 
     def leave(self, line: str) -> None:
         """End a line."""
@@ -206,7 +175,7 @@ class ShardHost:
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
-        return _call(self._parts[0], name, args, kwargs)
+        return Parcel(_call(self._parts[0], name, args, kwargs))
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
         """Call a function with the buffer."""
@@ -294,9 +263,9 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
     }
 
 
-def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Parcel | None:
+def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "__getitem__":
-        return Parcel(read_own(buffer, *args))
+        return read_own(buffer, *args)
     found = getattr(buffer, name)
     result = found(*args, **kwargs) if callable(found) else found
-    return None if result is buffer or result is None else Parcel(result)
+    return None if result is buffer else result

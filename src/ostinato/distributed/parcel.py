@@ -3,7 +3,7 @@
 A tensor that Ray pickles by itself is copied into the pickle and out of it. In a parcel its memory travels out of band
 (pickle protocol 5): one copy into the object store, none out of it. On the way back a large tensor is a view of the
 object, which no one else has a reference to: it may be written to like any other, and the object lives as long as it
-does.
+does. Small data travels as a packet, in one piece.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ostinato._optional import require
 from ostinato.core import kinds
+from ostinato.distributed.packet import pack, unpack
 
-__all__ = ["Parcel"]
+__all__ = ["Parcel", "seal", "unseal"]
 
 _SMALL_BYTES = 1 << 12
 """Smaller tensors stay in the pickle: each buffer beside it has a price."""
@@ -46,10 +47,24 @@ class Parcel:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickle the content, its large tensors out of band where the outer pickler takes buffers."""
+        packet = pack(self._data)
+        if packet is not None:
+            return unpack, (packet,)
         beside: list[pickle.PickleBuffer] = []
         file = io.BytesIO()
         _packer()(file, 5, beside.append).dump(self._data)
         return _open, (file.getbuffer().tobytes(), beside)
+
+
+def seal(data: Any) -> bytes | Parcel:
+    """Return what to send, for `unseal` on the other side: bytes for small data, which Ray does not pickle."""
+    packet = pack(data)
+    return Parcel((data,)) if packet is None else packet
+
+
+def unseal(sealed: Any) -> Any:
+    """Return the data of what came of `seal`."""
+    return unpack(sealed) if type(sealed) is bytes else sealed[0]
 
 
 def _open(pickled: bytes, beside: list[Any]) -> Any:
@@ -134,7 +149,7 @@ def _lay_tensordict(data: Any) -> Any:
     if opened is None or not all(type(value) in {Tensor, plain} for value in opened[1]):
         return None
     node, children = opened
-    return _tensordict, (tuple(node.keys), tuple(children), tuple(data.batch_size), data.device)
+    return _tensordict, (tuple(node.keys), tuple(children), tuple(data.batch_size), data.device and torch.device("cpu"))
 
 
 def _tensordict(keys: tuple[str, ...], children: tuple[Any, ...], batch: tuple[int, ...], device: Any) -> Any:

@@ -13,7 +13,7 @@ from ostinato.distributed.cluster import answer, first_answer, ray, spawn, start
 from ostinato.distributed.host import Host, Recipe
 from ostinato.distributed.parcel import Parcel
 from ostinato.distributed.stream import Stream
-from ostinato.distributed.turns import insist
+from ostinato.distributed.turns import exchange, exchange_in_turns
 from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RayReplayBuffer:
     Handles can be pickled: pass one to the actors and tasks that write, and sample in another. Methods are those of
     `ReplayBuffer` and do the same; they wait for the answer, and raise what the buffer raised. Rows and batches are
     copied into Ray's object store once each; batches are read from there without another copy (tensors of less than 64
-    KiB are copied, which is faster), and may be changed like any other.
+    KiB are copied, which is faster), and may be changed like any other. Those of up to 90 kB travel within the call.
 
     The buffer's parts stay in the actor: `rb.apply(function)` runs a function there, and gives it the buffer. Up to 32
     calls that write and 32 that read run at once, so readers that wait never keep writers out. Rows end with the actor,
@@ -48,10 +48,10 @@ class RayReplayBuffer:
         replay_buffer_cls: what to make: `ReplayBuffer`, or another buffer with its methods.
         ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
         remote_config: options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
-        **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has `k` batches on their way while the last one
-            is
-            learned from, in iteration and `sample`; they are drawn up to `k` batches ahead. Without `generator=` the
-            buffer gets one, with a seed from torch's global generator here.
+        **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has up to `k` batches on their way while the
+            last one is learned from, in iteration and `sample`: it asks for half of them, at most 8, in one call. Large
+            batches of one call share their memory. Without `generator=` the buffer gets one, with a seed from torch's
+            global generator here.
 
     Raises:
         MissingExtraError: if Ray is not installed.
@@ -107,7 +107,7 @@ class RayReplayBuffer:
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer that neither writes nor samples."""
-        return answer(self._actor.call.remote(name, *map(Parcel, args), **kwargs), _WHAT)
+        return exchange(self._actor.call, _WHAT, name, *args, **kwargs)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -205,14 +205,13 @@ class RayReplayBuffer:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _put(self, name: str, data: Any, **kwargs: Any) -> Any:
+    def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Write rows, which may wait for readers."""
-        parcel = Parcel(data)
-        return insist(lambda waited_s: self._write.remote(waited_s, name, parcel, **kwargs), _WHAT)
+        return exchange_in_turns(self._write, _WHAT, name, *args, **kwargs)
 
     def _edit(self, name: str, *args: Any) -> Any:
         """Call a method that never waits for readers or writers."""
-        return answer(self._update.remote(name, *map(Parcel, args)), _WHAT)
+        return exchange(self._update, _WHAT, name, *args)
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row; see `ReplayBuffer.add`."""
@@ -306,7 +305,7 @@ class RayReplayBuffer:
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
-        With prefetch batches were drawn up to `k` calls earlier, in order. The info has no key `stale` then: rows that
+        With prefetch a batch was drawn up to `k` batches ago, in order. The info has no key `stale` then: rows that
         were replaced since keep new priorities off by their stamps. Waits for writers then last as the limiter says.
 
         Raises:
@@ -315,14 +314,14 @@ class RayReplayBuffer:
         size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
         if not self._depth:
             asked = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
-            return insist(lambda waited_s: self._read.remote(waited_s, "sample", size, return_info, **asked), _WHAT)
+            return exchange_in_turns(self._read, _WHAT, "sample", size, return_info, **asked)
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
             raise UsageError(msg)
         if self._stream is None:
             self._stream = Stream(self._actor, self._depth, epoch=False, what=_WHAT)
         try:
-            ((batch, info),) = self._stream.next() or ((None, None),)
+            batch, info = next(self._stream)
         except Exception:
             self._stream.close()  # the actor draws nothing more for it; the next call begins anew
             self._stream = None
@@ -338,8 +337,9 @@ class RayReplayBuffer:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
 
-        With prefetch `k` batches are on their way while one is learned from, in the order of their draws. Those of a
-        pass are dropped when it is left early; others are kept for the next call.
+        With prefetch up to `k` batches are on their way while one is learned from, in the order of their draws; an
+        error comes after the batches that were drawn before it. Those of a pass are dropped when it is left early;
+        others are kept for the next call.
 
         Raises:
             UsageError: if the constructor was given no batch size.
@@ -352,8 +352,7 @@ class RayReplayBuffer:
                 yield self.sample()
         stream = Stream(self._actor, self._depth, epoch=True, what=_WHAT)
         try:
-            while (found := stream.next()) is not None:
-                yield found[0]
+            yield from stream
         finally:
             stream.close()
 

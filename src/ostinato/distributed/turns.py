@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ostinato.buffers.limits import check_timeout
 from ostinato.distributed.cluster import answer
+from ostinato.distributed.parcel import seal, unseal
 from ostinato.errors import WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers import ReplayBuffer
 
-__all__ = ["AGAIN", "TURN_S", "Again", "insist", "take_turn"]
+__all__ = ["AGAIN", "TURN_S", "Again", "exchange", "exchange_in_turns", "insist", "take_turn"]
 
 TURN_S = 1.0
 """Longest wait of one turn: for so long at most an actor waits on behalf of a process that is dead."""
@@ -70,16 +71,34 @@ def take_turn(
         raise WaitTimeoutError(told) from None
 
 
-def insist(send: Callable[[float], Any], what: str, first: Any = None) -> Any:
+def insist(send: Callable[[float], Any], what: str) -> Any:
     """Make a call that may wait, from another process, until it has been let through or its time is up.
 
     Args:
         send: starts the call, given how long it has waited, in seconds.
         what: the actor, in messages.
-        first: the call, where it has been started already.
     """
     began = time.monotonic()
-    found = answer(send(0.0) if first is None else first, what)
+    found = answer(send(0.0), what)
     while found is AGAIN:
         found = answer(send(time.monotonic() - began), what)
     return found
+
+
+def exchange(method: Any, what: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the buffer in its actor, and wait for what it returns.
+
+    Args:
+        method: of the actor, that takes a sealed request.
+        what: the actor, in messages.
+        name: the buffer's method.
+        *args: of it.
+        **kwargs: of it.
+    """
+    return unseal(answer(method.remote(seal((name, args, kwargs))), what))
+
+
+def exchange_in_turns(method: Any, what: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Do the same with a method that may wait."""
+    request = seal((name, args, kwargs))
+    return unseal(insist(lambda waited_s: method.remote(waited_s, request), what))
