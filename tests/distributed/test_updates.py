@@ -55,7 +55,7 @@ def test_tensordicts_carry_the_names_of_the_whole() -> None:
 def test_a_batch_is_split_and_its_parts_are_one_again(kind: str) -> None:
     data, info = part(0, 5)
     data = TensorDict({**data, **info}, [5]) if kind == "tensordict" else data
-    halves = split(data, info, 2)
+    halves = split(data, info, [2, 3])
     assert [half["x"].tolist() for half, _ in halves] == [[0, 1], [2, 3, 4]]
     spots = (torch.arange(2), torch.arange(2, 5))
     batch, said = join([Part(0, *half, at) for half, at in zip(halves, spots, strict=True)])

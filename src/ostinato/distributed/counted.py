@@ -100,7 +100,7 @@ class Counted:
         self._hand = []
         batch, info = join(parts)
         if first > size:
-            (batch, info), rest = split(batch, info, size)
+            (batch, info), rest = split(batch, info, [size, first - size])
             self._hand = [rest]
         return batch, info
 

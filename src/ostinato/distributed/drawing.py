@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 
 from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.portion import Offer
-from ostinato.distributed.joining import Part, join
+from ostinato.distributed.joining import Part, join, split
 from ostinato.distributed.routing import Share, allot, places, weight_factors
 from ostinato.errors import EmptyBufferError, OptionError, PriorityError, UsageError, WaitTimeoutError
 
@@ -23,20 +23,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawer"]
 
+_Made: TypeAlias = tuple[Any, dict[str, Any]]
+"""A batch, and what there is to say of it."""
+_MOST = 8
+"""Batches of one round: more of them hardly make each cheaper, and the first ones wait for the last."""
 _TRIES = 16
 """Batches that shards may spoil, by dying or being emptied between offer and answer, before the caller hears of it."""
 
 
 class _Coming(NamedTuple):
-    """A batch that is made ahead."""
+    """Batches that are made ahead, in one go."""
 
-    size: int
+    sizes: list[int]
     uniforms: Tensor
-    future: Future[tuple[Any, dict[str, Any]] | None]
+    future: Future[_Made | None]
 
     @property
     def made(self) -> bool:
-        """Whether there is a batch that nobody has got."""
+        """Whether there are batches that nobody has got."""
         future = self.future
         return not future.cancelled() and future.exception() is None and future.result() is not None
 
@@ -46,8 +50,9 @@ class Drawer:
     """Draws batches; with prefetch in one thread of its own, in the order in which they were asked for.
 
     Without prefetch a batch takes two rounds: every shard makes an offer, then the chosen ones are asked for rows. With
-    it the next offers come along with the rows, so that a batch takes one round. What a limiter does not let through is
-    not made ahead: it waits its turn when it is asked for.
+    it the next offers come along with the rows, and one round makes half of the batches that may be ahead: draws are
+    independent, so many of them are as many batches. What a limiter does not let through is not made ahead: it waits
+    its turn when it is asked for; there, and where draws use rows up, a round makes one batch.
 
     Args:
         fleet: the shards.
@@ -70,17 +75,20 @@ class Drawer:
         self._generator = generator
         self._turnstile = turnstile
         self._counted = counted
+        self._share = 1 if turnstile is not None or counted is not None else max(1, min(depth // 2, _MOST))
         self._queue: deque[_Coming] = deque()
+        self._here: deque[_Made] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ostinato-shards") if depth else None
         self._held: dict[int, Offer] = {}
+        self._held_rows = 0  # draws in each of these
         self._held_up = False  # a batch could not be made ahead; none behind it is, until it was made
 
     @property
     def ready(self) -> int:
         """Batches that are ready now."""
-        return sum(coming.future.done() for coming in self._queue)
+        return len(self._here) + sum(len(coming.sizes) for coming in self._queue if coming.future.done())
 
-    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> tuple[Any, dict[str, Any]]:
+    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> _Made:
         """Return the next batch of `size` rows and its info.
 
         Raises:
@@ -95,19 +103,29 @@ class Drawer:
             raise OptionError(msg)
         if self._pool is None:
             return self._draw(size, self._uniforms(size), timeout_s, max_age)
-        while len(self._queue) <= self.depth:
-            uniforms = self._uniforms(size)
-            self._queue.append(_Coming(size, uniforms, self._pool.submit(self._draw_ahead, size, uniforms)))
-        coming = self._queue.popleft()
-        try:
-            found = coming.future.result()
-            if found is None:
-                found = self._draw_now(coming, self._pool, timeout_s)
-        except Exception:
-            if self._counted is None:
-                self.drop()  # what was drawn after it may be wrong for the same reason; rows used up must not be lost
-            raise
-        return found
+        self._ask_ahead(size, self._pool)
+        if not self._here:
+            coming = self._queue.popleft()
+            try:
+                found = coming.future.result()
+                if found is None:
+                    found = self._draw_now(coming, self._pool, timeout_s)
+            except Exception:
+                if self._counted is None:
+                    self.drop()  # what was drawn after it may be wrong for the same reason; used rows must not be lost
+                raise
+            self._here.extend([found] if len(coming.sizes) == 1 else split(found[0], found[1], coming.sizes))
+        return self._here.popleft()
+
+    def _ask_ahead(self, size: int, pool: ThreadPoolExecutor) -> None:
+        """Ask for as many batches as may be ahead; the very first one alone, since somebody waits for it."""
+        ahead = len(self._here) + sum(len(coming.sizes) for coming in self._queue)
+        count = self._share if ahead else 1
+        while ahead + count <= self.depth + 1:
+            uniforms = self._uniforms(count * size)
+            future = pool.submit(self._draw_ahead, count * size, uniforms)
+            self._queue.append(_Coming([size] * count, uniforms, future))
+            ahead, count = ahead + count, self._share
 
     def _draw_now(self, first: _Coming, pool: ThreadPoolExecutor, timeout_s: float | None) -> Any:
         """Make a batch that could not be made ahead, and those that wait behind it after it: in order."""
@@ -116,11 +134,12 @@ class Drawer:
 
         def make() -> Any:
             self._held_up = False
-            return self._draw(first.size, first.uniforms, timeout_s)
+            return self._draw(sum(first.sizes), first.uniforms, timeout_s)
 
         future = pool.submit(make)
         self._queue = deque(
-            _Coming(size, uniforms, pool.submit(self._draw_ahead, size, uniforms)) for size, uniforms, _ in self._queue
+            _Coming(sizes, uniforms, pool.submit(self._draw_ahead, sum(sizes), uniforms))
+            for sizes, uniforms, _ in self._queue
         )
         return future.result()
 
@@ -131,8 +150,9 @@ class Drawer:
         if self._pool is not None:
             self._pool.submit(self._held.clear).result()
         self._held_up = False
-        vain = sum(coming.size for coming in self._queue if coming.made)
+        vain = sum(sum(coming.sizes) for coming in self._queue if coming.made)
         self._queue.clear()
+        self._here.clear()
         if self._counted is not None:
             self._counted.forget()
         if vain and self._turnstile is not None:
@@ -142,7 +162,7 @@ class Drawer:
         """Draw the numbers that choose the shards, in the caller's thread: those of torch's generator come in order."""
         return torch.rand(size, dtype=torch.float64, generator=self._generator)
 
-    def _draw_ahead(self, size: int, uniforms: Tensor) -> tuple[Any, dict[str, Any]] | None:
+    def _draw_ahead(self, size: int, uniforms: Tensor) -> _Made | None:
         """Make a batch before it is asked for; None if that is not possible now, and for all that come after it."""
         if not self._held_up:
             try:
@@ -151,9 +171,7 @@ class Drawer:
                 self._held_up = True
         return None
 
-    def _draw(
-        self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def _draw(self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None = None) -> _Made:
         if self._turnstile is None:
             return self._make(size, uniforms, timeout_s, max_age)
         self._turnstile.draw(size, timeout_s)
@@ -163,9 +181,7 @@ class Drawer:
             self._turnstile.back(drawn=size)
             raise
 
-    def _make(
-        self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None
-    ) -> tuple[Any, dict[str, Any]]:
+    def _make(self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None) -> _Made:
         if self._counted is not None:
             rules = RateLimiter() if self._turnstile is None else self._turnstile.limiter
             return self._counted.make(size, uniforms, rules.timeout_s if timeout_s is None else timeout_s)
@@ -176,7 +192,7 @@ class Drawer:
         msg = f"a batch could not be drawn: in {_TRIES} attempts shards died, or were emptied, between two calls"
         raise UsageError(msg)
 
-    def _attempt(self, size: int, uniforms: Tensor, max_age: int | None) -> tuple[Any, dict[str, Any]] | None:
+    def _attempt(self, size: int, uniforms: Tensor, max_age: int | None) -> _Made | None:
         """Make a batch; None if a shard that was chosen is gone by now, or its rows are."""
         offers = self._offers(size) if max_age is None else self._recent_offers(size, max_age)
         if not offers:
@@ -194,7 +210,8 @@ class Drawer:
     def _offers(self, size: int) -> dict[int, Offer]:
         """Return an offer of each shard that is there: those that came with the last rows, and new ones."""
         present = self._fleet.present()
-        held = {i: offer for i, offer in self._held.items() if i in present and offer.number >= 0}
+        known = self._held if size <= self._held_rows else {}
+        held = {i: offer for i, offer in known.items() if i in present and offer.number >= 0}
         self._held = {}
         calls = {i: (size,) for i in present if i not in held}
         fresh = {i: Offer(*found) for i, found in self._fleet.ask("offer", calls, "read").items()}
@@ -222,7 +239,7 @@ class Drawer:
             return self._fleet.ask("take", calls, "read")
         more = {i: (offer.number, counts.get(i, 0), size) for i, offer in offers.items()}
         found = self._fleet.ask("take_and_offer", more, "read")
-        self._held = {i: Offer(*offer) for i, (_, offer) in found.items()}
+        self._held, self._held_rows = {i: Offer(*offer) for i, (_, offer) in found.items()}, size
         for i, offer in self._held.items():
             self._fleet.note(i, offer.rows)
         return {i: part for i, (part, _) in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -65,14 +66,16 @@ def join(parts: Sequence[Part]) -> tuple[Any, dict[Any, Any]]:
     return _built(schema, leaves, said, size), said
 
 
-def split(batch: Any, info: dict[Any, Any], rows: int) -> list[tuple[Any, dict[Any, Any]]]:
-    """Return the first rows of a batch, and the others, each with what was said of it."""
+def split(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[tuple[Any, dict[Any, Any]]]:
+    """Return a batch as several, of so many rows drawn, each with what was said of it. Views of its memory."""
     schema = _schema(batch)
     leaves = schema.flatten(batch, None, 1).leaves
+    each = info["index"].shape[0] // sum(sizes)
+    ends = [each * end for end in itertools.accumulate(sizes)]
     found = []
-    for cut in (slice(None, rows), slice(rows, None)):
+    for cut in map(slice, [0, *ends], ends):
         said = {key: value[cut] for key, value in info.items()}
-        found.append((_built(schema, [leaf[cut] for leaf in leaves], said, said["index"].shape[0]), said))
+        found.append((_built(schema, [leaf[cut] for leaf in leaves], said, cut.stop - cut.start), said))
     return found
 
 
