@@ -330,6 +330,8 @@ nb::tuple tree_learn(SumTree& tree, Address slots, Address values, bool single, 
 }  // namespace ostinato
 
 NB_MODULE(_native, m) {
+    // a thread that runs until the process ends, such as one that saves, keeps its objects: no leak of ours
+    nb::set_leak_warnings(false);
     m.doc() = "Batched copies between storages and batches: numbers in and out only, memory as addresses.";
     nb::class_<ostinato::Fields>(m, "Fields", "The fields of a storage, registered once.")
         .def(nb::init<>())

@@ -324,7 +324,7 @@ def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedRep
         ShardedReplayBuffer(0)
     with pytest.raises(OptionError, match="drawn from as one buffer"):
         ShardedReplayBuffer(1, storage=storage, sampler=SamplerWithoutReplacement)
-    with pytest.raises(OptionError, match=r"shard must be in \[0, 3\)"):
+    with pytest.raises(OptionError, match=r"shard must be an integer in \[0, 3\)"):
         rb.pinned(3)
 
 
@@ -341,7 +341,7 @@ def test_one_shard_resumes_and_waits_for_nobody(cluster: Any, tmp_path: Path) ->
     first.close()
     with pytest.raises(LostBufferError, match="none of the 1 shards answered within 5 s"), pytest.warns(RuntimeWarning):
         first.sample(3)
-    with pytest.raises(OptionError, match="resume=True begins with it"):
+    with pytest.raises(OptionError, match="resume=True begins with them"):
         make()
     second = make(resume=True)
     assert len(second) == 4

@@ -255,7 +255,7 @@ def test_a_queue_gives_each_row_once_in_the_order_of_its_shard(
 def test_what_a_reader_has_in_hand_is_not_lost(remade: Any) -> None:
     rb = remade(None, QueueSampler)
     rb.pinned(0).extend(rows(0, 10))
-    counted = rb._drawer._counted
+    counted = rb._batches.drawer.counted
     assert counted is not None
     counted._take(counted_offers(rb), 6, torch.rand(6))  # as if another shard had been emptied by another reader
     with pytest.raises(WaitTimeoutError, match=r"16 row.* 6 are in hand, .* good for 4 draw"):
@@ -267,9 +267,10 @@ def test_what_a_reader_has_in_hand_is_not_lost(remade: Any) -> None:
 
 
 def counted_offers(rb: ShardedReplayBuffer) -> Any:
-    from ostinato.buffers.portion import Offer
 
-    return {i: Offer(*found) for i, found in rb._drawer._counted._ask_all(1).items()}  # type: ignore[union-attr]
+    counted = rb._batches.drawer.counted
+    assert counted is not None
+    return counted._ask_all(1)
 
 
 @pytest.mark.parametrize("times", [1, 3])

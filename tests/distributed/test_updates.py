@@ -66,7 +66,7 @@ def test_a_batch_is_split_and_its_parts_are_one_again(kind: str) -> None:
 def test_parts_of_other_forms_are_refused() -> None:
     spots = torch.tensor([[0], [1]])
     other = ({"z": torch.zeros(1)}, {"index": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(SchemaError, match="missing"):
+    with pytest.raises(SchemaError, match="shards 0 and 1 hold rows of different forms.*missing"):
         join([Part(0, *part(0, 1), spots[0]), Part(1, *other, spots[1])])
     text = (["a"], {"index": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(KindError, match="tensors"):
@@ -76,7 +76,7 @@ def test_parts_of_other_forms_are_refused() -> None:
 def test_priorities_go_to_their_shards() -> None:
     change = unpack(ABOUT, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
     assert change is not None
-    parts = route(change, 3)
+    parts = route(change, 3, 100)
     assert sorted(parts) == [0, 2]
     slots, values, stamps = parts[2]
     assert slots.tolist() == [5, 7]
@@ -90,16 +90,16 @@ def test_one_priority_is_for_all_and_more_dimensions_are_left_to_the_shard() -> 
     wide = unpack(ABOUT, {"index": INDEX, "index_generation": INDEX}, torch.rand(4, 6), None)
     assert one is not None
     assert wide is not None
-    assert float(route(one, 3)[2][1]) == 0.5
-    assert route(wide, 3)[2][1].shape == (2, 6)
-    assert route(wide, 3)[2][2] is not None
+    assert float(route(one, 3, 100)[2][1]) == 0.5
+    assert route(wide, 3, 100)[2][1].shape == (2, 6)
+    assert route(wide, 3, 100)[2][2] is not None
 
 
 def test_a_batch_brings_its_priorities() -> None:
     batch = TensorDict({"index": INDEX, "td_error": torch.arange(4.0)}, [4])
     change = unpack_batch(ABOUT, batch)
     assert change is not None
-    assert route(change, 3)[0][1].tolist() == [2.0]
+    assert route(change, 3, 100)[0][1].tolist() == [2.0]
     with pytest.raises(KeyMissingError, match="td_error"):
         unpack_batch(ABOUT, batch.exclude("td_error"))
 
@@ -112,7 +112,7 @@ def test_bad_priorities_are_named_before_anything_is_sent(bad: float) -> None:
 
 def test_what_cannot_be_routed_is_refused() -> None:
     with pytest.raises(SlotError, match="of no shard"):
-        route(unpack(ABOUT, INDEX, 1.0, None), 2)  # type: ignore[arg-type]
+        route(unpack(ABOUT, INDEX, 1.0, None), 2, 100)  # type: ignore[arg-type]
     with pytest.raises(SlotError, match="of no shard"):
         one_shard(-7, 2)
     with pytest.raises(SlotError, match="one shard"):

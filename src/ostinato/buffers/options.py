@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -25,6 +27,7 @@ __all__ = [
     "check_generator",
     "check_pin",
     "check_prefetch",
+    "check_seconds",
     "check_size",
     "descend",
     "is_one",
@@ -58,6 +61,17 @@ def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | 
         )
         raise KindError(msg)
     return made
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Refuse what is no number of seconds above 0.
+
+    Raises:
+        OptionError: if it is not finite, or not above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        msg = f"{name} must be a finite number of seconds above 0, got {value!r}"
+        raise OptionError(msg)
 
 
 def positive(name: str, value: Any) -> int:

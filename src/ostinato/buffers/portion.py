@@ -7,6 +7,7 @@ are asked for. What does not: who asks, and how.
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -51,6 +52,8 @@ class Offer(NamedTuple):
     """Draws that the rows are good for, where draws use rows up: these are made when they are asked for."""
     newest: int | None = None
     """Newest version, where versions were asked for and there are rows."""
+    era: int = 0
+    """Which of the buffers that follow each other in one place has made it."""
 
 
 @final
@@ -65,16 +68,18 @@ class Portion:
 
     Args:
         buffer: the buffer.
+        era: which of the buffers that follow each other in its place this is; offers say it.
 
     Raises:
         OptionError: if its draws are not independent draws of single rows, or its index is not one number.
     """
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
+    def __init__(self, buffer: ReplayBuffer, era: int = 0) -> None:
         self._buffer = buffer
+        self._era = era
         self._member = Member(buffer, None)
         self._offers: OrderedDict[int, Ticket] = OrderedDict()
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(secrets.randbits(60))  # so that no other portion's are the same
         self._check()
 
     def _check(self) -> None:
@@ -108,8 +113,14 @@ class Portion:
         is the portion's own.
         """
         engine = self._member.engine
-        if max_age is not None:
-            return self._offer_recent(rows, check_age(engine, max_age, prefetch=False), newest)
+        if max_age is None:
+            made = self._offer(rows)
+        else:
+            made = self._offer_recent(rows, check_age(engine, max_age, prefetch=False), newest)
+        return made._replace(era=self._era)
+
+    def _offer(self, rows: int) -> Offer:
+        engine = self._member.engine
         with engine.lock:
             view = engine.view()
             if engine.sampler.counting:
@@ -185,6 +196,13 @@ def reseed(buffer: ReplayBuffer, seed: int) -> None:
     engine = buffer._engine  # noqa: SLF001 (one room)
     with engine.lock:
         engine.generator = torch.Generator(engine.storage.device).manual_seed(seed)
+
+
+def written(buffer: ReplayBuffer) -> tuple[int, int, int]:
+    """Return what is not the same after any write, load or emptying."""
+    engine = buffer._engine  # noqa: SLF001 (one room)
+    with engine.lock:
+        return engine.stamps.written, len(buffer), buffer.write_count
 
 
 def begin_era(buffer: ReplayBuffer, era: int) -> None:

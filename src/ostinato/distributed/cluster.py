@@ -52,7 +52,7 @@ def spawn(host: type, options: Mapping[str, Any] | None, recipe: tuple[Any, ...]
         OptionError: if the user's options undo what the actor relies on.
     """
     given = dict(options or {})
-    for name in _OURS:
+    for name in (*_OURS, *({"max_restarts"} & more.keys())):
         if name in given:
             msg = f"remote_config must not hold {name!r}, which the buffer sets itself, got {given[name]!r}"
             raise OptionError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,6 +31,8 @@ class Counted:
     Rows that were taken and do not make a whole batch yet (another reader was quicker at another shard, or a shard
     died) stay in hand for the next one: they are not to be had a second time.
 
+    Thread-safe: of several threads each gets rows of its own.
+
     Args:
         fleet: the shards.
         waits: whether to wait for writers.
@@ -39,10 +42,12 @@ class Counted:
         self._fleet = fleet
         self._waits = waits
         self._hand: list[tuple[Any, dict[Any, Any]]] = []
+        self._lock = threading.Lock()
 
     def forget(self) -> None:
         """Forget what is in hand."""
-        self._hand.clear()
+        with self._lock:
+            self._hand = []
 
     def make(self, size: int, uniforms: Tensor, patience_s: float) -> tuple[Any, dict[Any, Any]]:
         """Return a batch; of each shard the rows stand together, in their order.
@@ -53,20 +58,25 @@ class Counted:
         """
         until, pause = time.monotonic() + patience_s, _LOOK_S[0]
         while True:
-            missing = size - sum(map(_rows, self._hand))
-            if missing <= 0:
-                return self._give(size)
-            offers = {i: Offer(*found) for i, found in self._ask_all(missing).items()}
-            left = sum(offer.draws or 0 for offer in offers.values())
-            if left >= missing:
-                self._take(offers, missing, uniforms)
-                continue
+            with self._lock:
+                missing = size - sum(map(_rows, self._hand))
+                if missing <= 0:
+                    return self._give(size)
+                offers = self._ask_all(missing)
+                left = sum(offer.draws or 0 for offer in offers.values())
+                if left >= missing:
+                    self._take(offers, missing, uniforms)
+                    continue
             self._refuse(missing, size, left, patience_s, late=time.monotonic() >= until)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, _LOOK_S[1])
 
-    def _ask_all(self, rows: int) -> dict[int, Any]:
-        return self._fleet.ask("offer", dict.fromkeys(self._fleet.present(), (rows,)), "read")
+    def _ask_all(self, rows: int) -> dict[int, Offer]:
+        found = self._fleet.ask("offer", dict.fromkeys(self._fleet.present(), (rows,)), "read")
+        offers = {i: Offer(*offer) for i, offer in found.items()}
+        for i, offer in offers.items():
+            self._fleet.note(i, offer.rows, offer.era)
+        return offers
 
     def _refuse(self, missing: int, size: int, left: int, patience_s: float, *, late: bool) -> None:
         held = size - missing
@@ -83,7 +93,7 @@ class Counted:
         chosen = deal([int(offers[i].mass) for i in shards], [offers[i].draws or 0 for i in shards], uniforms[:rows])
         counts = {shards[at]: int(where.shape[0]) for at, where in places(chosen).items()}
         calls = {i: (offers[i].number, count) for i, count in counts.items()}
-        found, failed = self._fleet.hear("take", calls, "read", timeout_s=None)
+        found, failed = self._fleet.hear("take", calls, "read")
         for i in (i for i in sorted(found) if found[i] is not None):
             data, info = found[i]
             self._hand.append(join([Part(i, data, info, torch.arange(counts[i]))]))

@@ -37,7 +37,8 @@ class Fleet:
         self.actors = list(actors)
         self.patience_s = patience_s
         self.missing: dict[int, str] = {}
-        self._known = [0] * len(self.actors)
+        self._known: dict[int, int] = {}  # rows when last heard of
+        self._eras: dict[int, int] = {}
         self._probes: dict[int, tuple[float, Any]] = {}
         self._lock = threading.Lock()
         self._changed = changed
@@ -129,9 +130,31 @@ class Fleet:
             self._lose(shard, error)
             return None
 
-    def note(self, shard: int, rows: int) -> None:
-        """Remember how many rows a shard has, to say what is missing when it is."""
-        self._known[shard] = rows
+    def note(self, shard: int, rows: int, era: int) -> None:
+        """Remember how many rows a shard has, to say what is missing when it is.
+
+        Args:
+            shard: its number.
+            rows: how many it has.
+            era: which of the buffers that follow each other in its place this is.
+        """
+        with self._lock:
+            before, known = self._eras.get(shard, era), self._rows(shard)
+            self._known[shard], self._eras[shard] = rows, era
+        if before != era:
+            self._changed()
+            warnings.warn(
+                f"{self.name(shard)} was restarted: it is there with {rows:,} rows ({known} when it was last seen), "
+                "those of its last checkpoint",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _rows(self, *shards: int) -> str:
+        """Say how many rows shards have, as far as that is known here."""
+        if any(i not in self._known for i in shards):
+            return "an unknown number of rows"
+        return f"about {sum(self._known[i] for i in shards):,} rows"
 
     def _lose(self, shard: int, error: Exception) -> None:
         with self._lock:
@@ -140,38 +163,60 @@ class Fleet:
             self.missing[shard] = brief(error)
             self._probes[shard] = (time.monotonic(), None)
             left = [i for i in range(len(self)) if i not in self.missing]
+            told = (
+                f"{self.name(shard)} does not answer ({self.missing[shard]}): sampling goes on from {len(left)} "
+                f"shard{'s' * (len(left) != 1)} with {self._rows(*left)}; {self._rows(shard)} are missing until it is "
+                "back, and then those written after its last checkpoint"
+            )
         self._changed()
-        warnings.warn(
-            f"{self.name(shard)} does not answer ({self.missing[shard]}): sampling goes on from {len(left)} shards "
-            f"with about {sum(self._known[i] for i in left):,} rows; about {self._known[shard]:,} rows are missing "
-            "until it is back, and then those written after its last checkpoint",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
 
     def _look_for_missing(self) -> None:
         for shard in list(self.missing):
-            asked, probe = self._probes.get(shard, (0.0, None))
-            if probe is None:
-                if time.monotonic() - asked >= _PROBE_S:
-                    self._probes[shard] = (time.monotonic(), self.actors[shard].about.remote())
+            probe = self._probe(shard)
+            if probe is None or not ray().wait([probe], timeout=0)[0]:
                 continue
-            if not ray().wait([probe], timeout=0)[0]:
-                continue
-            self._probes[shard] = (time.monotonic(), None)
             try:
                 about = answer(probe, self.name(shard))
             except LostBufferError:
-                continue
-            self._take_back(shard, int(about["rows"]))
+                self._probe(shard, done=True)
+            except Exception as error:  # noqa: BLE001 (whatever keeps it from coming back)
+                self._probe(shard, done=True)
+                self._tell(shard, brief(error))
+            else:
+                self._take_back(shard, int(about["rows"]), int(about["era"]))
 
-    def _take_back(self, shard: int, rows: int) -> None:
+    def _probe(self, shard: int, *, done: bool = False) -> Any:
+        """Return the question to a missing shard that is under way; None if there is none, or it is answered."""
         with self._lock:
-            self.missing.pop(shard, None)
-        before, self._known[shard] = self._known[shard], rows
+            asked, probe = self._probes.get(shard, (0.0, None))
+            if done:
+                probe = None
+                self._probes[shard] = (time.monotonic(), None)
+            elif probe is None and time.monotonic() - asked >= _PROBE_S:
+                probe = self.actors[shard].about.remote()
+                self._probes[shard] = (time.monotonic(), probe)
+            return probe
+
+    def _tell(self, shard: int, why: str) -> None:
+        """Say, once, why a shard does not come back."""
+        with self._lock:
+            news = self.missing.get(shard) not in {None, why}
+            if news:
+                self.missing[shard] = why
+        if news:
+            warnings.warn(f"{self.name(shard)} cannot come back: {why}", RuntimeWarning, stacklevel=2)
+
+    def _take_back(self, shard: int, rows: int, era: int) -> None:
+        with self._lock:
+            if self.missing.pop(shard, None) is None:
+                return  # another thread was quicker
+            self._probes.pop(shard, None)
+            known = self._rows(shard)
+            self._known[shard], self._eras[shard] = rows, era
         self._changed()
         warnings.warn(
-            f"{self.name(shard)} is back with {rows:,} rows (about {before:,} when it was last seen)",
+            f"{self.name(shard)} is back with {rows:,} rows ({known} when it was last seen)",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
-from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted
+from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
 from ostinato.distributed.line import Line, maker
 from ostinato.distributed.packet import pack
 from ostinato.distributed.parcel import Parcel, seal, unseal
 from ostinato.distributed.turns import AGAIN, Again, take_turn
 from ostinato.durable.manifest import MANIFEST_NAME
-from ostinato.errors import OptionError, OstinatoError
+from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,6 +140,7 @@ class ShardHost:
         self._plan = plan
         self._saving = threading.Lock()
         self._seats = itertools.count()
+        self._era = 0
         self._saved: dict[str, Any] = {"saved_rows": 0, "saved_write_count": 0, "save_error": None}
         self._made = _attempt(self._build)
         if plan.path is not None and plan.every_s is not None and not isinstance(self._made, Exception):
@@ -159,9 +160,10 @@ class ShardHost:
             buffer.loads(str(plan.path))
             self._saved |= {"saved_rows": len(buffer), "saved_write_count": buffer.write_count}
         begin_era(buffer, era)
+        self._era = era
         if again:
             reseed(buffer, (plan.recipe.seed or 0) ^ era)
-        return buffer, Portion(buffer)
+        return buffer, Portion(buffer, era)
 
     @property
     def _parts(self) -> tuple[ReplayBuffer, Portion]:
@@ -171,7 +173,8 @@ class ShardHost:
     def about(self) -> dict[str, Any]:
         """Return what handles remember, and what the last checkpoint holds."""
         buffer, _ = self._parts
-        return {**_describe(buffer), **self._saved, "rows": len(buffer), "write_count": buffer.write_count}
+        counts = {"rows": len(buffer), "write_count": buffer.write_count, "era": self._era}
+        return {**_describe(buffer), **self._saved, **counts}
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
@@ -217,14 +220,17 @@ class ShardHost:
 
     def _keep_saving(self, every_s: float) -> None:
         buffer, path = self._parts[0], str(self._plan.path)
+        saved = written(buffer)
         while True:
             time.sleep(every_s)
-            if buffer.write_count == self._saved["saved_write_count"]:
+            now = written(buffer)
+            if now == saved and self._saved["save_error"] is None:
                 continue
             try:
                 self.save(path)
-            except (OSError, OstinatoError) as error:
-                self._saved = {**self._saved, "save_error": str(error)}
+                saved = now
+            except Exception as error:  # noqa: BLE001 (the next attempt may succeed; `report` tells)
+                self._saved = {**self._saved, "save_error": f"{type(error).__name__}: {error}"}
 
 
 def _restarted() -> bool:

@@ -61,7 +61,7 @@ def join(parts: Sequence[Part]) -> tuple[Any, dict[Any, Any]]:
         if isinstance(value, Tensor) and all(key in mine for mine in infos)
     }
     schema = _schema(first.data)
-    flats = [schema.flatten(part.data, None, 1).leaves for part in parts]
+    flats = [_leaves(part, schema, first.shard) for part in parts]
     leaves = [_scatter([flat[at] for flat in flats], where, size) for at in range(len(schema.leaves))]
     return _built(schema, leaves, said, size), said
 
@@ -77,6 +77,14 @@ def split(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[tuple[
         said = {key: value[cut] for key, value in info.items()}
         found.append((_built(schema, [leaf[cut] for leaf in leaves], said, cut.stop - cut.start), said))
     return found
+
+
+def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
+    try:
+        return schema.flatten(part.data, None, 1).leaves
+    except SchemaError as error:
+        msg = f"shards {other} and {part.shard} hold rows of different forms ({error}): empty one of them"
+        raise SchemaError(msg) from error
 
 
 def _schema(data: Any) -> Schema:

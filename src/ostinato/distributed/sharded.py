@@ -18,7 +18,7 @@ from ostinato.distributed.parcel import Parcel
 from ostinato.distributed.placement import place
 from ostinato.distributed.routing import Rota, join_index
 from ostinato.distributed.turnstile import Turnstile, check_wait
-from ostinato.distributed.way import Way, launch
+from ostinato.distributed.way import Way, check_options, launch
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ostinato.buffers.limits import RateLimiter
 
 __all__ = ["ShardedReplayBuffer"]
-
-_ROUTES = ("round_robin", "sticky")
 
 
 @final
@@ -56,7 +54,8 @@ class ShardedReplayBuffer:
             belong together; "round_robin" to one after the other, call by call.
         checkpoint_dir: where shards are saved, one directory each; every machine that may run a shard must see it.
         checkpoint_every_s: save each shard every so many seconds, if it was written to; None leaves it to
-        `checkpoint()`. resume: begin with the checkpoints that are in `checkpoint_dir`; without it there must be none.
+            `checkpoint()`.
+        resume: begin with the checkpoints that are in `checkpoint_dir`; without it there must be none.
         placement: "SPREAD", "STRICT_SPREAD" (one per node), "PACK" or "STRICT_PACK"; None leaves it to Ray.
         patience_s: how long to wait for the draw of a shard before it is left out.
         ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
@@ -100,31 +99,32 @@ class ShardedReplayBuffer:
         **kwargs: Any,
     ) -> None:
         number = positive("num_shards", num_shards)
-        if route not in _ROUTES:
-            msg = f"route must be one of {list(_ROUTES)}, got {route!r}"
-            raise OptionError(msg)
-        if checkpoint_dir is None and (checkpoint_every_s is not None or resume):
-            msg = "checkpoint_every_s and resume need checkpoint_dir: where shards are saved"
-            raise OptionError(msg)
+        check_options(route, patience_s, checkpoint_dir, checkpoint_every_s, resume=resume)
         Rota(number, 0, sticky=True)  # refuses too many
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         depth = check_prefetch(prefetch, kwargs.get("batch_size"))
         seeds = torch.randint(2**62, (number,), generator=check_generator(generator)).tolist()
+        shelter.check(directory, number, resume=resume)
         start(ray_init_config)
-        self._placed = place(placement, number, remote_config)
+        placed = place(placement, number, remote_config)
         recipe = Recipe(replay_buffer_cls, args, kwargs, None)
         plans = [
             ShardRecipe(recipe._replace(seed=seed), path, checkpoint_every_s, resume)
             for seed, path in zip(seeds, shelter.folders(directory, number), strict=True)
         ]
-        actors, about = launch(plans, remote_config, self._placed.options)
-        turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about.capacity)
-        self._connect(Way(actors, about, patience_s, depth, route == "sticky", None, turnstile, directory), generator)
+        try:
+            actors, about = launch(plans, remote_config, placed.options)
+            turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about.capacity)
+        except Exception:
+            placed.free()
+            raise
+        sticky = route == "sticky"
+        self._connect(Way(actors, about, patience_s, depth, sticky, None, turnstile, directory, placed), generator)
 
     def _connect(self, way: Way, generator: torch.Generator | None) -> None:
         self._way = way
         self._fleet = way.fleet()
-        self._drawer = way.drawer(self._fleet, generator)
+        self._batches = way.batches(self._fleet, generator)
         self._sender = way.sender(self._fleet)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,13 +170,13 @@ class ShardedReplayBuffer:
         return sum(int(found) for found in self._each("write_count").values())
 
     def pinned(self, shard: int) -> ShardedReplayBuffer:
-        """Return a handle that writes to one shard, whatever the route.
+        """Return a handle that writes to one shard, whatever the route; to the next one while that is missing.
 
         Raises:
             OptionError: if there is no such shard.
         """
-        if not 0 <= shard < self.num_shards:
-            msg = f"shard must be in [0, {self.num_shards}), got {shard}"
+        if type(shard) is not int or not 0 <= shard < self.num_shards:
+            msg = f"shard must be an integer in [0, {self.num_shards}), got {shard!r}"
             raise OptionError(msg)
         return self._along(sticky=True, home=shard)
 
@@ -190,15 +190,12 @@ class ShardedReplayBuffer:
 
         A schedule: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
         """
-        return list(self._all("apply", function, *args).values())
+        calls = dict.fromkeys(self._fleet.present(), (function, *args))
+        return list(self._fleet.ask("apply", calls, timeout_s=None).values())
 
-    def _all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """Call a method of all actors that are there, and wait for them as long as they live."""
-        return self._fleet.ask(method, dict.fromkeys(self._fleet.present(), arguments), timeout_s=None)
-
-    def _each(self, name: str, *arguments: Any) -> dict[int, Any]:
+    def _each(self, name: str) -> dict[int, Any]:
         """Call a method of all buffers that are there."""
-        return self._all("call", name, *arguments)
+        return self._fleet.ask("call", dict.fromkeys(self._fleet.present(), (name,)))
 
     def report(self) -> list[shelter.ShardReport]:
         """Return how each shard is."""
@@ -207,7 +204,7 @@ class ShardedReplayBuffer:
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over the shards that are there; ages count rows of the same shard."""
         total = combine(list(self._each("stats").values()), None)
-        return dataclasses.replace(total, prefetch_ready=self._drawer.ready)
+        return dataclasses.replace(total, prefetch_ready=self._batches.ready)
 
     def __len__(self) -> int:
         """Rows present in the shards that are there."""
@@ -271,14 +268,14 @@ class ShardedReplayBuffer:
     def _write_priorities(self, change: updates.Change | None) -> None:
         if change is None:
             return
-        parts = updates.route(change, self.num_shards)
+        parts = updates.route(change, self.num_shards, self._way.about.capacity)
         present = self._fleet.present()
         calls = {i: ("update_priority", *map(Parcel, part)) for i, part in parts.items() if i in present}
         self._fleet.ask("call", calls, "update")
 
     def empty(self) -> None:
         """Forget all rows of the shards that are there, and what each has saved only with its next checkpoint."""
-        self._drawer.drop()
+        self._batches.drop()
         self._each("empty")
         self._begin_counts()
 
@@ -318,7 +315,7 @@ class ShardedReplayBuffer:
         """
         check_wait(timeout_s, waits=self._way.waits)
         size = check_size(batch_size, self.batch_size, fixed=bool(self._way.depth))
-        batch, info = self._drawer.next(size, timeout_s, max_age)
+        batch, info = self._batches.next(size, timeout_s, max_age)
         return (batch, info) if return_info else batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -384,7 +381,7 @@ class ShardedReplayBuffer:
             CheckpointError: if a checkpoint is not there, or does not fit; shards before it are loaded then.
             LostBufferError: if a shard is missing; the others are loaded.
         """
-        self._drawer.drop()
+        self._batches.drop()
         try:
             shelter.load(self._fleet, Path(path).absolute())
         finally:
@@ -392,9 +389,9 @@ class ShardedReplayBuffer:
 
     def close(self) -> None:
         """End the actors, and the rows with them, for all handles; checkpoints stay."""
-        self._drawer.drop()
+        self._batches.drop()
         for actor in self._fleet.actors:
             ray().kill(actor)
         if self._way.turnstile is not None:
             ray().kill(self._way.turnstile.actor)
-        self._placed.free()
+        self._way.placed.free()

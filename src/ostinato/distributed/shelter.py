@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.errors import LostBufferError
+from ostinato.durable.manifest import MANIFEST_NAME
+from ostinato.errors import LostBufferError, OptionError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ostinato.distributed.fleet import Fleet
 
-__all__ = ["ShardReport", "folders", "load", "report", "save"]
+__all__ = ["ShardReport", "check", "folders", "load", "report", "save"]
 
 
 class ShardReport(NamedTuple):
@@ -39,6 +40,33 @@ def _folder(directory: Path, shard: int, shards: int) -> Path:
 def folders(directory: Path | None, shards: int) -> list[str | None]:
     """Return where each shard is saved; None where none is."""
     return [None if directory is None else str(_folder(directory, i, shards)) for i in range(shards)]
+
+
+def check(directory: Path | None, shards: int, *, resume: bool) -> None:
+    """Look what a directory holds before shards begin there.
+
+    Raises:
+        OptionError: if it holds shards of another number, or shards at all that nobody resumes.
+    """
+    if directory is None:
+        return
+    mine = {Path(name).name for name in folders(directory, shards) if name is not None}
+    held = {path.parent.name for path in directory.glob(f"shard-*-of-*/{MANIFEST_NAME}")}
+    if held - mine:
+        msg = (
+            f"{directory} holds checkpoints of another number of shards, such as {min(held - mine)}: make as many, or "
+            "take another checkpoint_dir"
+        )
+        raise OptionError(msg)
+    if held and not resume:
+        msg = f"{directory} holds checkpoints already: resume=True begins with them; else take another checkpoint_dir"
+        raise OptionError(msg)
+    if resume and mine - held:
+        warnings.warn(
+            f"resume=True finds {len(held)} of {shards} checkpoints in {directory}: the other shards begin empty",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def save(fleet: Fleet, directory: Path) -> dict[int, Any]:

@@ -123,14 +123,19 @@ def _integers(name: str, value: Any) -> Tensor:
     return found.detach().to("cpu", torch.int64)
 
 
-def route(change: Change, shards: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+def route(change: Change, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
     """Return slots, priorities and stamps for each shard; rows that were not kept (-1) are left out.
 
     Raises:
-        SlotError: if an index names no shard.
+        SlotError: if an index names no shard, or no slot of one.
     """
     owners, slots = split_index(change.where)
     _check_owners(owners, change.where, shards)
+    bad = slots >= capacity
+    if bool(bad.any()):
+        first = int(change.where[bad][0])
+        msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
+        raise SlotError(msg)
     parts = {}
     for shard in sorted(set(owners.tolist())):
         at = (owners == shard).nonzero().flatten()
@@ -146,6 +151,9 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
     Raises:
         SlotError: if it names no shard, or several.
     """
+    if not isinstance(index, (int, Tensor, np.ndarray, np.integer, list)):
+        msg = f"rows of shards are read by what extend() or sample() gave, got {type(index).__name__}: {index!r}"
+        raise KindError(msg)
     where = _integers("index", index)
     owners, slots = split_index(where)
     _check_owners(owners, where, shards)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ostinato.buffers.options import check_seconds
+from ostinato.distributed.ahead import Ahead
 from ostinato.distributed.cluster import first_answer, spawn
 from ostinato.distributed.counted import Counted
 from ostinato.distributed.drawing import Drawer
@@ -11,6 +13,7 @@ from ostinato.distributed.fleet import Fleet
 from ostinato.distributed.host import ShardHost, ShardRecipe
 from ostinato.distributed.sending import Sender
 from ostinato.distributed.updates import About
+from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,9 +21,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ostinato.distributed.placement import Placed
     from ostinato.distributed.turnstile import Turnstile
 
-__all__ = ["Way", "launch"]
+__all__ = ["Way", "check_options", "launch"]
+
+_ROUTES = ("round_robin", "sticky")
 
 
 class Way(NamedTuple):
@@ -37,6 +43,7 @@ class Way(NamedTuple):
     turnstile: Turnstile | None
     directory: Path | None
     """Where checkpoints go."""
+    placed: Placed
 
     @property
     def waits(self) -> bool:
@@ -48,14 +55,33 @@ class Way(NamedTuple):
         turnstile = self.turnstile
         return Fleet(self.actors, self.patience_s, (lambda: None) if turnstile is None else turnstile.look)
 
-    def drawer(self, fleet: Fleet, generator: torch.Generator | None) -> Drawer:
+    def batches(self, fleet: Fleet, generator: torch.Generator | None) -> Ahead:
         """Make what draws batches."""
         counted = Counted(fleet, waits=self.waits) if self.about.counting else None
-        return Drawer(fleet, generator, self.depth, self.turnstile, counted)
+        return Ahead(Drawer(fleet, generator, self.turnstile, counted), self.depth)
 
     def sender(self, fleet: Fleet) -> Sender:
         """Make what writes."""
         return Sender(fleet, self.turnstile, sticky=self.sticky, home=self.home)
+
+
+def check_options(
+    route: str, patience_s: float, checkpoint_dir: Any, checkpoint_every_s: float | None, *, resume: bool
+) -> None:
+    """Refuse options of a sharded buffer that are none, or exclude each other.
+
+    Raises:
+        OptionError: naming them.
+    """
+    if route not in _ROUTES:
+        msg = f"route must be one of {list(_ROUTES)}, got {route!r}"
+        raise OptionError(msg)
+    if checkpoint_dir is None and (checkpoint_every_s is not None or resume):
+        msg = "checkpoint_every_s and resume need checkpoint_dir: where shards are saved"
+        raise OptionError(msg)
+    check_seconds("patience_s", patience_s)
+    if checkpoint_every_s is not None:
+        check_seconds("checkpoint_every_s", checkpoint_every_s)
 
 
 def launch(

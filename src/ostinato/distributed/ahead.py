@@ -1,0 +1,207 @@
+"""Batches of shards that are made before they are asked for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ostinato.distributed.drawing import Held, Made
+from ostinato.distributed.joining import split
+from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ostinato.distributed.drawing import Drawer
+
+__all__ = ["Ahead"]
+
+_MOST = 8
+"""Batches of one round: more of them hardly make each cheaper, and the first ones wait for the last."""
+
+
+class _Coming(NamedTuple):
+    """Batches that are made in one go."""
+
+    sizes: list[int]
+    uniforms: Tensor
+    future: Future[Made | None]
+
+
+@final
+class _Worker:
+    """A thread that makes batches in the order in which they were asked for, and what it remembers between them.
+
+    Nobody waits for it: neither the interpreter's exit, nor who has lost interest.
+
+    Args:
+        drawer: draws.
+    """
+
+    def __init__(self, drawer: Drawer) -> None:
+        self._drawer = drawer
+        self._held = Held()
+        self._held_up = False  # a batch could not be made ahead; none behind it is, until it was made
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._calls,), name="ostinato-shards", daemon=True).start()
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    def make(self, sizes: list[int], uniforms: Tensor, timeout_s: float | None, *, ahead: bool) -> _Coming:
+        """Ask for batches; ahead of their time they are None where they, or those before them, cannot be made now."""
+        future: Future[Made | None] = Future()
+        drawer, held, size = self._drawer, self._held, sum(sizes)
+
+        def draw() -> Made | None:
+            if not ahead:
+                self._held_up = False
+                return drawer.draw(size, uniforms, timeout_s, held=held)
+            if not self._held_up:
+                try:
+                    return drawer.draw(size, uniforms, 0.0, held=held)
+                except (EmptyBufferError, WaitTimeoutError):
+                    self._held_up = True
+            return None
+
+        self._calls.put((future, draw))
+        return _Coming(sizes, uniforms, future)
+
+    def end(self) -> None:
+        """Make nothing more."""
+        self._calls.put(None)
+
+
+def _work(calls: queue.SimpleQueue[Any]) -> None:
+    while (call := calls.get()) is not None:
+        future, make = call
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(make())
+        except BaseException as error:  # noqa: BLE001 (raised where the batch is asked for)
+            future.set_exception(error)
+        del call, future, make  # else the last batch, and the worker, would live until the next one
+
+
+@final
+class Ahead:
+    """Gives batches, of which some are ready. Thread-safe.
+
+    One round makes half of the batches that may be ahead: draws are independent, so many of them are as many batches.
+    What a limiter does not let through is not made ahead: it waits its turn when it is asked for; there, and where
+    draws use rows up, a round makes one batch.
+
+    Args:
+        drawer: draws.
+        depth: batches to keep ready; 0 is no prefetch.
+    """
+
+    def __init__(self, drawer: Drawer, depth: int) -> None:
+        self.drawer = drawer
+        self.depth = depth
+        self._share = max(1, min(depth // 2, _MOST)) if drawer.free else 1
+        self._queue: deque[_Coming] = deque()
+        self._here: deque[Made] = deque()
+        self._worker: _Worker | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready now."""
+        with self._lock:
+            return len(self._here) + sum(len(coming.sizes) for coming in self._queue if coming.future.done())
+
+    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> Made:
+        """Return the next batch of `size` rows and its info.
+
+        Raises:
+            OptionError: if `max_age` is asked for where rows are used up, or batches made ahead.
+            EmptyBufferError: if there are no rows.
+            PriorityError: if no row has a priority above 0.
+            WaitTimeoutError: if writers did not come in time; `timeout_s=None` is the limiter's.
+        """
+        drawer = self.drawer
+        if max_age is not None and (self.depth or drawer.counted is not None):
+            what = "batches are prefetched, and max_age is of the moment" if self.depth else "rows are used up"
+            msg = f"max_age={max_age} is not available where {what}: leave one of them out"
+            raise OptionError(msg)
+        if not self.depth:
+            return drawer.draw(size, drawer.uniforms(size), timeout_s, max_age)
+        with self._lock:
+            self._ask(size)
+            if self._here:
+                return self._here.popleft()
+            coming = self._queue.popleft()
+        batch, info = self._finish(coming, timeout_s)
+        if len(coming.sizes) == 1:
+            return batch, info
+        first, *others = split(batch, info, coming.sizes)
+        with self._lock:
+            self._here.extend(others)
+        return first
+
+    def _ask(self, size: int) -> None:
+        """Ask for as many batches as may be ahead; the very first one alone, since somebody waits for it."""
+        worker = self._worker = self._worker or _Worker(self.drawer)
+        ahead = len(self._here) + sum(len(coming.sizes) for coming in self._queue)
+        count = self._share if ahead else 1
+        while ahead + count <= self.depth + 1:
+            self._queue.append(worker.make([size] * count, self.drawer.uniforms(count * size), None, ahead=True))
+            ahead, count = ahead + count, self._share
+
+    def _finish(self, coming: _Coming, timeout_s: float | None) -> Made:
+        """Wait for batches; those that could not be made ahead are made now."""
+        try:
+            found = coming.future.result()
+            if found is None:
+                coming = self._make_now(coming, timeout_s)
+                found = coming.future.result()
+            if found is not None:
+                return found
+        except Exception:
+            if self.drawer.counted is None:
+                self.drop()  # what was drawn after it may be wrong for the same reason; used rows must not be lost
+            raise
+        except BaseException:
+            with self._lock:
+                self._queue.appendleft(coming)  # interrupted: it comes all the same
+            raise
+        msg = "a batch was forgotten while it was waited for: empty(), loads() or close() came in between"
+        raise UsageError(msg)
+
+    def _make_now(self, first: _Coming, timeout_s: float | None) -> _Coming:
+        """Make a batch that could not be made ahead, and those that wait behind it after it: in order."""
+        with self._lock:
+            worker = self._worker = self._worker or _Worker(self.drawer)
+            for coming in self._queue:
+                coming.future.cancel()  # one that has run made nothing either
+            now = worker.make(first.sizes, first.uniforms, timeout_s, ahead=False)
+            self._queue = deque(worker.make(coming.sizes, coming.uniforms, None, ahead=True) for coming in self._queue)
+        return now
+
+    def drop(self) -> None:
+        """Forget batches made ahead, and offers of what was there then. Waits for nobody."""
+        with self._lock:
+            queued, self._queue, worker, self._worker = self._queue, deque(), self._worker, None
+            self._here.clear()
+        if worker is not None:
+            worker.end()
+        for coming in queued:
+            if not coming.future.cancel():
+                coming.future.add_done_callback(_returns(self.drawer, sum(coming.sizes)))
+        self.drawer.forget()
+
+
+def _returns(drawer: Drawer, rows: int) -> Callable[[Future[Made | None]], None]:
+    """Return what gives a batch back that reaches nobody."""
+
+    def give_back(future: Future[Made | None]) -> None:
+        if future.exception() is None and future.result() is not None:
+            drawer.give_back(rows)
+
+    return give_back
