@@ -66,7 +66,7 @@ def test_a_batch_is_split_and_its_parts_are_one_again(kind: str) -> None:
 def test_parts_of_other_forms_are_refused() -> None:
     spots = torch.tensor([[0], [1]])
     other = ({"z": torch.zeros(1)}, {"index": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(SchemaError, match="shards 0 and 1 hold rows of different forms.*missing"):
+    with pytest.raises(SchemaError, match=r"shards 0 and 1 hold rows of different forms.*missing"):
         join([Part(0, *part(0, 1), spots[0]), Part(1, *other, spots[1])])
     text = (["a"], {"index": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(KindError, match="tensors"):
