@@ -166,10 +166,10 @@ def test_a_stopped_actor_is_waited_for_no_longer_than_the_grace(
     handle: Any, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     rb = handle(prefetch=2 if call == "prefetch" else 0)
+    rb._about = {**rb._about, "limit_s": 0.2}  # as for a buffer that was made with this limit
     rb.extend(rows(0, 100))
     rb.sample()
     monkeypatch.setattr(turns, "GRACE_S", 0.5)
-    rb._about = {**rb._about, "limit_s": 0.2}  # as for a buffer that was made with this limit
     calls: dict[str, Callable[[], Any]] = {
         "sample": partial(rb.sample, timeout_s=0.2),
         "extend": partial(rb.extend, rows(0, 8)),
@@ -228,7 +228,7 @@ def test_a_dropped_handle_leaves_nothing_in_the_actor(cluster: Any, handle: Any)
     next(batches)
     assert lines(rb) > before
     del mine, batches
-    until(lambda: lines(rb) == before)
+    until(lambda: lines(rb) <= before)
 
 
 def test_a_line_that_the_actor_gave_up_begins_anew(handle: Any) -> None:

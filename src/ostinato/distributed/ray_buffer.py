@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -98,9 +97,9 @@ class RayReplayBuffer:
         self._write = actor.wait.options(concurrency_group="write")
         self._read = actor.wait.options(concurrency_group="read")
         self._update = actor.call.options(concurrency_group="update")
-        self._supply = Supply(partial(self._begin, epoch=False))
+        self._supply = Supply()
 
-    def _begin(self, *, epoch: bool) -> Stream:
+    def _begin(self, *, epoch: bool = False) -> Stream:
         return Stream(self._actor, self._depth, epoch=epoch, what=_WHAT, limit_s=self._about["limit_s"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -321,7 +320,7 @@ class RayReplayBuffer:
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
             raise UsageError(msg)
-        batch, info = self._supply.next()
+        batch, info = self._supply.next(self._begin)
         return (batch, info) if return_info else batch
 
     def _drop(self) -> None:

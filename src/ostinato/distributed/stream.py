@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
-from ostinato.distributed.cluster import answer, ray
+from ostinato.distributed.cluster import ray
 from ostinato.distributed.packet import unpack
 from ostinato.distributed.turns import AGAIN, GONE, TURN_S, in_time
 from ostinato.errors import UsageError
@@ -59,7 +59,7 @@ class Stream:
         self._calls = self._ahead = 0
         self._lock = threading.Lock()
         self._over = False
-        answer(actor.enter.remote(self._name, epoch=epoch), what)
+        in_time(actor.enter.remote(self._name, epoch=epoch), what, time.monotonic(), limit_s)
         self._leaving = weakref.finalize(self, _leave, actor, self._name)
         self._leaving.atexit = False  # the actor may be gone by then, and Ray with it
 
@@ -140,23 +140,23 @@ def _leave(actor: Any, name: str) -> Any:
 class Supply:
     """The stream of one handle: begun when a batch is asked for, and anew once it was dropped or has failed.
 
-    Thread-safe: threads share one stream.
-
-    Args:
-        begin: makes a stream.
+    Thread-safe: threads share one stream. Holds nothing of the handle, so that a dropped one goes at once.
     """
 
-    def __init__(self, begin: Callable[[], Stream]) -> None:
+    def __init__(self) -> None:
         self.stream: Stream | None = None
-        self._begin = begin
         self._lock = threading.Lock()
 
-    def next(self) -> Any:
-        """Return the next batch; an error ends the stream, and reaches one of the threads that wait."""
+    def next(self, begin: Callable[[], Stream]) -> Any:
+        """Return the next batch; an error ends the stream, and reaches one of the threads that wait.
+
+        Args:
+            begin: makes a stream.
+        """
         while True:
             with self._lock:
                 if self.stream is None:
-                    self.stream = self._begin()
+                    self.stream = begin()
                 stream = self.stream
             try:
                 return next(stream)
