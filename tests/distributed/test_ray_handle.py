@@ -79,7 +79,6 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
-    """Run in so many threads; a failure, not a hang, where one of them never ends."""
     with ThreadPoolExecutor(count) as pool:
         return [task.result(LONG) for task in [pool.submit(work) for _ in range(count)]]
 
