@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
-from ostinato.distributed.line import END, Line, maker
-from ostinato.distributed.turns import AGAIN
-from ostinato.errors import WaitTimeoutError
+from ostinato import LazyTensorStorage, QueueSampler, RateLimiter, ReplayBuffer, SamplerWithoutReplacement
+from ostinato.distributed.line import END, IDLE_S, MANY_LINES, Line, Lines, maker
+from ostinato.distributed.turns import AGAIN, GONE
+from ostinato.errors import UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,3 +104,69 @@ def test_a_call_waits_one_turn_for_those_that_nobody_makes() -> None:
     stalled = Line(lambda _: 0)
     assert stalled.take(1, 1) is AGAIN
     assert stalled.take(0, 1) == stalled.take(1, 1) == [0]
+
+
+@pytest.mark.parametrize(("number", "waited_s"), [(0, -2.0), (3, 1.5)])
+def test_a_call_whose_turn_never_comes_ends_the_line(number: int, waited_s: float) -> None:
+    """One that was answered before, and one whose reader waits for it though those before it were never made."""
+    line = Line(lambda _: 0)
+    assert line.take(0, 1) == line.take(1, 1) == [0]
+    with pytest.raises(UsageError, match=rf"call {number} for batches does not follow the 2 that were answered"):
+        line.take(number, 1, waited_s)
+    assert line.take(2, 1) == []
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.3])
+@pytest.mark.parametrize("epoch", [False, True])
+def test_a_batch_that_nobody_waits_for_is_never_late(limit_s: float, *, epoch: bool) -> None:
+    sampler = SamplerWithoutReplacement() if epoch else QueueSampler()
+    limiter = RateLimiter(min_size_to_sample=4, timeout_s=limit_s)
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=4, rate_limiter=limiter)
+    line = Line(maker(rb, epoch=epoch))
+    assert line.take(0, 1, -2.0) is AGAIN
+    with pytest.raises(WaitTimeoutError, match=rf"waited {limit_s:g} s for writers"):
+        Line(maker(rb, epoch=epoch)).take(0, 1, 1.0)
+    rb.extend(list(range(4)))
+    found = line.take(0, 2, 1.0)
+    assert found is not AGAIN
+    batches = found if epoch else [batch for batch, _ in found]
+    assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2, 3]]
+
+
+def test_a_pass_is_one_epoch_though_it_waits_in_turns() -> None:
+    limiter = RateLimiter(samples_per_insert=1, error_buffer=4, min_size_to_sample=4, timeout_s=50.0)
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=4, rate_limiter=limiter
+    )
+    rb.extend(list(range(8)))
+    rb.sample(4)
+    line, seen, number = Line(maker(rb, epoch=True)), list[int](), 0
+    while found := line.take(number, 1):
+        if found is AGAIN:
+            rb.extend(list(range(8, 12)))  # lets the second half be drawn
+            continue
+        seen += found[0].tolist()
+        number += 1
+    assert len(seen) == 8
+
+
+# -- the lines of all readers -----------------------------------------------------------------------------------------
+
+
+def test_idle_lines_are_closed_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("ostinato.distributed.line.time.monotonic", lambda: now[0])
+    lines = Lines()
+    for i in range(MANY_LINES + 10):
+        lines.begin(str(i), Line(counting(["batch"] * 9)))
+    assert len(lines) == MANY_LINES + 10, "none was idle for long"
+    now[0] += IDLE_S + 1
+    assert lines.take("3", 0, 1, 0.0) == [0]
+    lines.begin("new", Line(counting([])))
+    assert len(lines) == MANY_LINES
+    assert lines.take("3", 1, 1, 0.0) == [1], "who asks is kept"
+    assert lines.take("0", 0, 1, 0.0) is lines.take("never", 0, 1, 0.0) is GONE
+    assert lines.take("70", 0, 1, 0.0) == [0], "no more are closed than there are too many"
+    lines.end("3")
+    lines.end("3")
+    assert lines.take("3", 2, 1, 0.0) is GONE

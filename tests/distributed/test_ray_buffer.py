@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import threading
 import time
 from functools import partial
@@ -20,6 +21,7 @@ from ostinato import (
     RandomSampler,
     RayReplayBuffer,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     RoundRobinWriter,
     SamplerWithoutReplacement,
     ShardedReplayBuffer,
@@ -107,12 +109,12 @@ def members(cls: type) -> set[str]:
 
 
 def test_every_public_word_of_a_buffer_is_there() -> None:
-    words = members(ReplayBuffer) | {"update_tensordict_priority"}
+    words = members(ReplayBuffer) | {"update_tensordict_priority", "priority_key"}
     assert words - members(RayReplayBuffer) == set()
     assert members(RayReplayBuffer) - words == {"actor", "apply", "close"}
     for name in words:
         local = getattr(TensorDictReplayBuffer, name)
-        if inspect.isfunction(local) and name != "sample":
+        if inspect.isfunction(local):
             remote = list(inspect.signature(getattr(RayReplayBuffer, name)).parameters)
             assert remote == list(inspect.signature(local).parameters), name
 
@@ -235,7 +237,7 @@ def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, local_and_ray: Any,
     fewest = prefetch - max(1, prefetch // 2) + 1
     for taken in range(1, 12):
         remote.sample()
-        coming = [reference for _, call in remote._stream._coming for reference in call]
+        coming = [reference for _, call in remote._supply.stream._coming for reference in call]
         cluster.wait(coming, num_returns=len(coming), timeout=60)
         ahead = (remote.stats().rows_drawn - before) // 16 - taken
         assert fewest <= ahead <= prefetch
@@ -246,7 +248,7 @@ def test_prefetch_overlaps_with_learning(cluster: Any, local_and_ray: Any) -> No
     _, remote = local_and_ray(prefetch=4)
     remote.extend(rows(10))
     remote.sample()
-    coming = [reference for _, call in remote._stream._coming for reference in call]
+    coming = [reference for _, call in remote._supply.stream._coming for reference in call]
     ready, _ = cluster.wait(coming, num_returns=4, timeout=60)
     assert len(ready) == 4
 
@@ -263,6 +265,25 @@ def test_tensordicts_and_priorities(rb: Any) -> None:
     rb.update_tensordict_priority(batch)
     kept = rb.apply(lambda buffer: buffer.sampler.priorities)
     assert bool((kept[batch["index"]] == 50.0).all())
+
+
+def test_the_field_of_priorities_can_be_changed(rb: Any) -> None:
+    rb.empty()
+    rb.extend(TensorDict(rows(10), [10]))
+    assert rb.priority_key == "td_error"
+    rb.priority_key = ("agent", "loss")
+    batch = rb.sample(None, False, True)
+    batch["agent", "loss"] = torch.full((8,), 30.0)
+    rb.update_tensordict_priority(batch)
+    assert rb.priority_key == ("agent", "loss")
+    rb.priority_key = "td_error"
+    assert bool((rb.apply(lambda buffer: buffer.sampler.priorities)[batch["index"]] == 30.0).all())
+
+
+def test_rows_may_come_from_an_iterator(local_and_ray: Any) -> None:
+    _, remote = local_and_ray()
+    assert remote.extend({"x": torch.tensor(i)} for i in range(3)).tolist() == [0, 1, 2]
+    assert remote[:]["x"].tolist() == [0, 1, 2]
 
 
 def test_priorities_of_replaced_rows_are_dropped(rb: Any) -> None:
@@ -405,22 +426,27 @@ def test_what_cannot_be_is_refused(cluster: Any) -> None:
         RayReplayBuffer(prefetch=2)
     with pytest.raises(KindError, match="storage must be an instance of"):
         RayReplayBuffer(storage=7)
+    with pytest.raises(OptionError, match="must make a ReplayBuffer, or a subclass of it, got ReplayBufferEnsemble"):
+        RayReplayBuffer(ReplayBuffer(storage=STORAGE()), replay_buffer_cls=ReplayBufferEnsemble)
     with pytest.warns(UserWarning, match="ray_init_config"):
         handle = RayReplayBuffer(storage=STORAGE, ray_init_config={"num_cpus": 1})
     with pytest.raises(UsageError, match="batch_size not specified"):
         handle.sample()
     with pytest.raises(UsageError, match="Cannot iterate"):
         next(iter(handle))
+    other = pickle.loads(pickle.dumps(handle))
+    with pytest.raises(UsageError, match=r"priority_key is of a TensorDictReplayBuffer, and the actor holds a Replay"):
+        _ = handle.priority_key
+    with pytest.raises(UsageError, match=r"sample\(include_info=...\) is of a TensorDictReplayBuffer"):
+        handle.sample(4, include_info=True)
+    with pytest.raises(UsageError, match=r"update_tensordict_priority\(\) is of a TensorDictReplayBuffer"):
+        handle.update_tensordict_priority({})
     handle.close()
-    with pytest.raises(LostBufferError, match="is gone, and its rows with it"):
-        ask_for_a_while(handle)
-
-
-def ask_for_a_while(handle: RayReplayBuffer) -> None:
-    """Ray ends an actor soon, not at once."""
-    for _ in range(200):
-        len(handle)
-        time.sleep(0.05)
+    with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):
+        len(other)
+    with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):
+        handle.extend({"x": torch.arange(3)})
+    handle.close()
 
 
 def test_the_seed_comes_from_here(cluster: Any) -> None:

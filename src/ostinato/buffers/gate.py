@@ -121,7 +121,7 @@ class Gate:
         done: Callable[[], bool],
         why: Callable[[], str],
     ) -> None:
-        patience = self.flow.limiter.timeout_s if timeout_s is None else timeout_s
+        patience = float(self.flow.limiter.timeout_s if timeout_s is None else timeout_s)  # numpy's may be narrow
         until = time.monotonic() + patience
         side.append(rows)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.errors import OptionError
@@ -105,7 +106,7 @@ def check_timeout(timeout_s: Any) -> None:
     Raises:
         OptionError: if it is negative or no number.
     """
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not float(timeout_s) >= 0:
         msg = f"timeout_s must be a number of seconds of at least 0 (math.inf waits without end), got {timeout_s!r}"
         raise OptionError(msg)
 

@@ -10,22 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
+from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
-from ostinato.distributed.line import Line, maker
+from ostinato.distributed.line import Line, Lines, maker
 from ostinato.distributed.packet import pack
 from ostinato.distributed.parcel import Parcel, seal, unseal
 from ostinato.distributed.turns import AGAIN, Again, take_turn
 from ostinato.durable.manifest import MANIFEST_NAME
-from ostinato.errors import OptionError
+from ostinato.errors import LostBufferError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.buffers import ReplayBuffer
-
 __all__ = ["Host", "Recipe", "ShardHost", "ShardRecipe"]
-
-"""What a line's maker returns after the last batch."""
 
 
 class Recipe(NamedTuple):
@@ -38,8 +35,18 @@ class Recipe(NamedTuple):
     """Of the generator that the buffer gets; None leaves it the one in `kwargs`."""
 
     def make(self) -> ReplayBuffer:
-        """Make it."""
-        buffer: ReplayBuffer = self.cls(*self.args, **self.kwargs)
+        """Make it.
+
+        Raises:
+            OptionError: if it is no `ReplayBuffer`.
+        """
+        buffer = self.cls(*self.args, **self.kwargs)
+        if not isinstance(buffer, ReplayBuffer):
+            msg = (
+                f"replay_buffer_cls must make a ReplayBuffer, or a subclass of it, got {type(buffer).__name__}: an "
+                "actor holds one buffer; to mix several, make a handle for each, and draw a part of the batch from each"
+            )
+            raise OptionError(msg)
         if self.seed is not None:
             reseed(buffer, self.seed)
         return buffer
@@ -65,7 +72,7 @@ class Host:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._lines: dict[str, Line] = {}
+        self._lines = Lines()
         self._made = _attempt(recipe.make)
 
     @property
@@ -75,7 +82,14 @@ class Host:
 
     def about(self) -> dict[str, Any]:
         """Return what handles remember."""
-        return _describe(self._buffer)
+        buffer = self._buffer
+        limiter = buffer.rate_limiter
+        return {
+            **_describe(buffer),
+            "kind": type(buffer).__name__,
+            "tensordicts": isinstance(buffer, TensorDictReplayBuffer),
+            "limit_s": None if limiter is None else float(limiter.timeout_s),
+        }
 
     def call(self, request: Any) -> bytes | Parcel:
         """Call a method of the buffer, or read a property.
@@ -99,30 +113,33 @@ class Host:
 
     def enter(self, line: str, *, epoch: bool) -> None:
         """Begin a line of batches: those of one pass, or of `sample(return_info=True)`."""
-        self._lines[line] = Line(maker(self._buffer, epoch=epoch))
+        self._lines.begin(line, Line(maker(self._buffer, epoch=epoch)))
 
     def advance(self, line: str, number: int, count: int, waited_s: float = 0.0) -> Any:
         """Return up to `count` batches of a line as `count` objects: a packet each, or one parcel with all of them.
 
         Packets travel within the answer. An object of Ray's store takes longer to make than to fill, so large batches
         share one. Objects that are left over are None: all of them after the end. The first one is `AGAIN` where the
-        call should be made once more.
+        call should be made once more, and `GONE` where the actor has no such line.
         """
-        found = self._lines.get(line)
-        batches = found.take(number, count, waited_s) if found else []
-        if batches is AGAIN:
-            objects: list[Any] = [AGAIN]
-        else:
+        batches = self._lines.take(line, number, count, waited_s)
+        if isinstance(batches, list):
             packets: list[Any] = [pack(batch) for batch in batches]
             objects = [Parcel(batches)] if None in packets else packets
+        else:
+            objects = [batches]
         objects += [None] * (count - len(objects))
         return objects if count > 1 else objects[0]
 
     def leave(self, line: str) -> None:
         """End a line."""
-        found = self._lines.pop(line, None)
-        if found is not None:
-            found.close()
+        self._lines.end(line)
+
+    def end(self) -> None:
+        """Answer every further call with what has happened: the buffer was closed."""
+        self._made = LostBufferError(
+            "the replay buffer was closed, by close() of one of its handles, and its rows are gone: make a new one"
+        )
 
 
 @final

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from ostinato.buffers import ReplayBuffer
+from ostinato.buffers.gate import replayable
 from ostinato.buffers.options import check_generator, check_prefetch, check_size
 from ostinato.distributed.cluster import answer, first_answer, ray, spawn, start
 from ostinato.distributed.host import Host, Recipe
 from ostinato.distributed.parcel import Parcel
-from ostinato.distributed.stream import Stream
+from ostinato.distributed.refusals import Kept, need_tensordicts, refuse_restarts
+from ostinato.distributed.stream import Stream, Supply
 from ostinato.distributed.turns import exchange, exchange_in_turns
-from ostinato.errors import OptionError, UsageError
+from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,16 +30,22 @@ if TYPE_CHECKING:
 __all__ = ["RayReplayBuffer"]
 
 _WHAT = "the actor of the replay buffer"
+_END_S = 5.0
+"""How long `close` waits for the actor to take note."""
 
 
 @final
 class RayReplayBuffer:
     """A `ReplayBuffer` that lives in a Ray actor; this is a handle to it.
 
-    Handles can be pickled: pass one to the actors and tasks that write, and sample in another. Methods are those of
-    `ReplayBuffer` and do the same; they wait for the answer, and raise what the buffer raised. Rows and batches are
-    copied into Ray's object store once each; batches are read from there without another copy (tensors of less than 64
-    KiB are copied, which is faster), and may be changed like any other. Those of up to 90 kB travel within the call.
+    Handles can be pickled: pass one to the actors and tasks that write, and sample in another; threads may share one.
+    Methods are those of `ReplayBuffer` and do the same; they wait for the answer, and raise what the buffer raised. A
+    call that may wait for others (`timeout_s`, or the limiter's) and has no answer 30 s after its time is up raises
+    `LostBufferError`: the actor is stopped, or cannot be reached. What it asked for may still happen.
+
+    Rows and batches are copied into Ray's object store once each; batches are read from there without another copy
+    (tensors of less than 64 KiB are copied, which is faster), and may be changed like any other. Those of up to 90 kB
+    travel within the call.
 
     The buffer's parts stay in the actor: `rb.apply(function)` runs a function there, and gives it the buffer. Up to 32
     calls that write and 32 that read run at once, so readers that wait never keep writers out. Rows end with the actor,
@@ -45,17 +53,18 @@ class RayReplayBuffer:
 
     Args:
         *args: of `replay_buffer_cls`. Parts are copied to the actor; callables that make them, are called there.
-        replay_buffer_cls: what to make: `ReplayBuffer`, or another buffer with its methods.
+        replay_buffer_cls: what to make: `ReplayBuffer` or a subclass, or what makes one; no ensemble.
         ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
         remote_config: options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
         **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has up to `k` batches on their way while the
             last one is learned from, in iteration and `sample`: it asks for half of them, at most 8, in one call. Large
-            batches of one call share their memory. Without `generator=` the buffer gets one, with a seed from torch's
-            global generator here.
+            batches of one call share their memory. What is on its way to a handle that is dropped, or whose process
+            dies, was drawn and is lost: with `QueueSampler` these rows reach nobody. Without `generator=` the buffer
+            gets one, with a seed from torch's global generator here.
 
     Raises:
         MissingExtraError: if Ray is not installed.
-        OptionError: if options exclude each other.
+        OptionError: if options exclude each other, or no `ReplayBuffer` is made.
 
     Example:
         >>> import torch
@@ -75,34 +84,31 @@ class RayReplayBuffer:
         remote_config: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if remote_config and remote_config.get("max_restarts"):
-            msg = (
-                f"remote_config must not hold max_restarts={remote_config['max_restarts']}: a restarted buffer is "
-                "empty; ShardedReplayBuffer(num_shards=1, checkpoint_dir=...) comes back with its last checkpoint"
-            )
-            raise OptionError(msg)
+        refuse_restarts(remote_config)
         depth = check_prefetch(kwargs.pop("prefetch", None), kwargs.get("batch_size"))
         seed = int(torch.randint(2**62, ())) if check_generator(kwargs.get("generator")) is None else None
         start(ray_init_config)
         self._connect(spawn(Host, remote_config, Recipe(replay_buffer_cls, args, kwargs, seed)))
-        about = first_answer(self._actor, _WHAT)
         self._depth = depth
-        self._batch_size: int | None = about["batch_size"]
+        self._about = first_answer(self._actor, _WHAT)
 
     def _connect(self, actor: Any) -> None:
         self._actor = actor
         self._write = actor.wait.options(concurrency_group="write")
         self._read = actor.wait.options(concurrency_group="read")
         self._update = actor.call.options(concurrency_group="update")
-        self._stream: Stream | None = None
+        self._supply = Supply()
+
+    def _begin(self, *, epoch: bool = False) -> Stream:
+        return Stream(self._actor, self._depth, epoch=epoch, what=_WHAT, limit_s=self._about["limit_s"])
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled handle leads to the same buffer; batches on their way stay with this one."""
-        return {"actor": self._actor, "depth": self._depth, "batch_size": self._batch_size}
+        return {"actor": self._actor, "depth": self._depth, "about": self._about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect."""
-        self._depth, self._batch_size = state["depth"], state["batch_size"]
+        self._depth, self._about = state["depth"], state["about"]
         self._connect(state["actor"])
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -123,48 +129,36 @@ class RayReplayBuffer:
         """
         return answer(self._actor.apply.remote(function, *map(Parcel, args)), _WHAT)
 
-    def _refuse(self, name: str) -> Never:
-        msg = (
-            f"the buffer's {name} is in its actor, and a copy of it here would change nothing there: call "
-            f"rb.apply(lambda rb: ... rb.{name} ...)"
-        )
-        raise UsageError(msg)
-
-    @property
-    def storage(self) -> Never:
-        """Refuse: parts stay in the actor, see `apply`."""
-        self._refuse("storage")
-
-    @property
-    def sampler(self) -> Never:
-        """Refuse: parts stay in the actor, see `apply`."""
-        self._refuse("sampler")
-
-    @property
-    def writer(self) -> Never:
-        """Refuse: parts stay in the actor, see `apply`."""
-        self._refuse("writer")
-
-    @property
-    def transform(self) -> Never:
-        """Refuse: parts stay in the actor, see `apply`."""
-        self._refuse("transform")
-
-    @property
-    def sample_unit(self) -> Never:
-        """Refuse: parts stay in the actor, see `apply`."""
-        self._refuse("sample_unit")
+    storage, sampler, writer, transform, sample_unit = Kept(), Kept(), Kept(), Kept(), Kept()
+    """Parts stay in the actor, see `apply`: to read one here raises `UsageError`."""
 
     @property
     def batch_size(self) -> int | None:
         """Rows that `sample()` gives; None if the constructor was given none."""
-        return self._batch_size
+        found: int | None = self._about["batch_size"]
+        return found
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
         """The limiter; None if the constructor was given none. Its waits are in the actor."""
         found: RateLimiter | None = self._ask("rate_limiter")
         return found
+
+    @property
+    def priority_key(self) -> str | tuple[str, ...]:
+        """Field that holds priorities; see `TensorDictReplayBuffer`. To set it, sets it in the actor.
+
+        Raises:
+            UsageError: if the buffer is no `TensorDictReplayBuffer`.
+        """
+        need_tensordicts(self._about, "priority_key")
+        found: str | tuple[str, ...] = self._ask("priority_key")
+        return found
+
+    @priority_key.setter
+    def priority_key(self, key: str | tuple[str, ...]) -> None:
+        need_tensordicts(self._about, "priority_key")
+        self.apply(lambda buffer: setattr(buffer, "priority_key", key))
 
     @property
     def write_count(self) -> int:
@@ -207,7 +201,7 @@ class RayReplayBuffer:
 
     def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Write rows, which may wait for readers."""
-        return exchange_in_turns(self._write, _WHAT, name, *args, **kwargs)
+        return exchange_in_turns(self._write, _WHAT, self._about["limit_s"], name, *args, **kwargs)
 
     def _edit(self, name: str, *args: Any) -> Any:
         """Call a method that never waits for readers or writers."""
@@ -218,8 +212,8 @@ class RayReplayBuffer:
         return self._put("add", data, timeout_s=timeout_s)
 
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
-        """Add rows, in order; see `ReplayBuffer.extend`. When it returns, they are there."""
-        index: Tensor = self._put("extend", data, update_priority=update_priority, timeout_s=timeout_s)
+        """Add rows, in order; see `ReplayBuffer.extend`. When it returns, they are there. Iterators are read here."""
+        index: Tensor = self._put("extend", replayable(data), update_priority=update_priority, timeout_s=timeout_s)
         return index
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
@@ -232,6 +226,7 @@ class RayReplayBuffer:
         Raises:
             UsageError: if the buffer is no `TensorDictReplayBuffer`.
         """
+        need_tensordicts(self._about, "update_tensordict_priority()")
         self._edit("update_tensordict_priority", data)
 
     def empty(self) -> None:
@@ -265,7 +260,9 @@ class RayReplayBuffer:
     def set_sampler(self, sampler: Any) -> Any:
         """Exchange the sampler; return a copy of the previous one."""
         self._drop()
-        return self._ask("set_sampler", sampler)
+        found = self._ask("set_sampler", sampler)
+        self._about = answer(self._actor.about.remote(), _WHAT)  # a queue waits, others may not
+        return found
 
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Exchange the storage; return a copy of the previous one, with its rows."""
@@ -299,6 +296,7 @@ class RayReplayBuffer:
         self,
         batch_size: int | None = None,
         return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
         *,
         max_age: int | None = None,
         timeout_s: float | None = None,
@@ -306,33 +304,30 @@ class RayReplayBuffer:
         """Draw a batch; see `ReplayBuffer.sample`.
 
         With prefetch a batch was drawn up to `k` batches ago, in order. The info has no key `stale` then: rows that
-        were replaced since keep new priorities off by their stamps. Waits for writers then last as the limiter says.
+        were replaced since keep new priorities off by their stamps. Waits for writers then last as the limiter says;
+        threads that share the handle take turns. `include_info` has no effect on a `TensorDictReplayBuffer`.
 
         Raises:
-            UsageError: for `max_age` or `timeout_s` with prefetch: batches on their way were asked for without.
+            UsageError: for `max_age` or `timeout_s` with prefetch: batches on their way were asked for without; for
+                `include_info` if the buffer is no `TensorDictReplayBuffer`.
         """
-        size = check_size(batch_size, self._batch_size, fixed=bool(self._depth))
+        if include_info is not None:
+            need_tensordicts(self._about, "sample(include_info=...)")
+        size = check_size(batch_size, self.batch_size, fixed=bool(self._depth))
         if not self._depth:
             asked = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
-            return exchange_in_turns(self._read, _WHAT, "sample", size, return_info, **asked)
+            return exchange_in_turns(self._read, _WHAT, self._about["limit_s"], "sample", size, return_info, **asked)
         if max_age is not None or timeout_s is not None:
             msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
             raise UsageError(msg)
-        if self._stream is None:
-            self._stream = Stream(self._actor, self._depth, epoch=False, what=_WHAT)
-        try:
-            batch, info = next(self._stream)
-        except Exception:
-            self._stream.close()  # the actor draws nothing more for it; the next call begins anew
-            self._stream = None
-            raise
+        batch, info = self._supply.next(self._begin)
         return (batch, info) if return_info else batch
 
     def _drop(self) -> None:
         """Forget batches on their way; when this returns, no more are drawn for them."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            answer(stream.close(), _WHAT)
+        leaving = self._supply.drop()
+        if leaving is not None:
+            answer(leaving, _WHAT)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -344,13 +339,13 @@ class RayReplayBuffer:
         Raises:
             UsageError: if the constructor was given no batch size.
         """
-        if self._batch_size is None:
+        if self.batch_size is None:
             msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
             raise UsageError(msg)
         if not answer(self._actor.about.remote(), _WHAT)["epochal"]:
             while True:
                 yield self.sample()
-        stream = Stream(self._actor, self._depth, epoch=True, what=_WHAT)
+        stream = self._begin(epoch=True)
         try:
             yield from stream
         finally:
@@ -394,6 +389,9 @@ class RayReplayBuffer:
         self._ask("register_load_hook", hook)
 
     def close(self) -> None:
-        """End the actor, and the rows with it, for all handles."""
-        self._stream = None
-        ray().kill(self._actor)
+        """End the actor, and the rows with it, for all handles: their calls raise `LostBufferError` from now on."""
+        module = ray()
+        if not module.is_initialized():
+            return  # all actors are gone
+        module.wait([self._actor.end.options(concurrency_group="update").remote()], timeout=_END_S)
+        module.kill(self._actor)

@@ -11,30 +11,51 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ostinato.buffers.limits import check_timeout
-from ostinato.distributed.cluster import answer
+from ostinato.distributed.cluster import answer, ray
 from ostinato.distributed.parcel import seal, unseal
-from ostinato.errors import WaitTimeoutError
+from ostinato.errors import LostBufferError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.buffers import ReplayBuffer
 
-__all__ = ["AGAIN", "TURN_S", "Again", "exchange", "exchange_in_turns", "insist", "take_turn"]
+__all__ = [
+    "AGAIN",
+    "GONE",
+    "GRACE_S",
+    "TURN_S",
+    "Again",
+    "Gone",
+    "exchange",
+    "exchange_in_turns",
+    "in_time",
+    "insist",
+    "take_turn",
+]
 
 TURN_S = 1.0
 """Longest wait of one turn: for so long at most an actor waits on behalf of a process that is dead."""
+GRACE_S = 30.0
+"""How long the answer to a call may take beyond the time that the call may wait: its actor may have much to do, or to
+send. One that has not answered by then is stopped, or its machine cannot be reached."""
+_ENDLESS_S = 1e8
+"""Waits of more than three years are without end, as far as Ray's clock is concerned."""
 
 
 class _Turn(Enum):
-    """One value, which is itself on both sides of a pickle."""
+    """Values that are themselves on both sides of a pickle."""
 
     AGAIN = "again"
+    GONE = "gone"
 
 
 AGAIN: Final = _Turn.AGAIN
 """What a call gives whose turn is over and whose time is not: nothing has changed, make it again."""
 Again: TypeAlias = Literal[_Turn.AGAIN]
+GONE: Final = _Turn.GONE
+"""What a call gives that asks for batches of a line that the actor does not have, or has no more."""
+Gone: TypeAlias = Literal[_Turn.GONE]
 
 
 def take_turn(
@@ -46,7 +67,7 @@ def take_turn(
         buffer: whose method it is.
         call: makes it; takes `timeout_s` where there is a limiter, or one was given.
         timeout_s: longest wait of all turns together; None is the limiter's.
-        waited_s: how long it has waited in the turns before this one.
+        waited_s: how long it has waited in the turns before this one; below 0 for one that nobody waits for yet.
 
     Returns:
         What the call returns; `AGAIN` if it must be made again.
@@ -54,12 +75,12 @@ def take_turn(
     Raises:
         WaitTimeoutError: if all the time is up; nothing is changed.
     """
-    limiter = getattr(buffer, "rate_limiter", None)  # an ensemble has none
+    limiter = buffer.rate_limiter
     if limiter is None:
         return call() if timeout_s is None else call(timeout_s=timeout_s)
     if timeout_s is not None:
         check_timeout(timeout_s)
-    limit = limiter.timeout_s if timeout_s is None else timeout_s
+    limit = float(limiter.timeout_s if timeout_s is None else timeout_s)
     left = max(0.0, limit - waited_s)
     turn = min(left, TURN_S)
     try:
@@ -71,17 +92,47 @@ def take_turn(
         raise WaitTimeoutError(told) from None
 
 
-def insist(send: Callable[[float], Any], what: str) -> Any:
+def in_time(reference: Any, what: str, began: float, limit_s: float | None = None) -> Any:
+    """Wait for the answer to a call that may wait for so long, and for `GRACE_S` beyond.
+
+    Args:
+        reference: of the call, or a list of them.
+        what: the actor, in messages.
+        began: when the call began to wait, of `time.monotonic`.
+        limit_s: how long it may wait; None and infinity set no end.
+
+    Raises:
+        LostBufferError: if the actor is gone, or did not answer by then.
+    """
+    if limit_s is None or limit_s > _ENDLESS_S:
+        return answer(reference, what)
+    try:
+        return answer(reference, what, max(0.0, began + limit_s + GRACE_S - time.monotonic()))
+    except UsageError as error:
+        if not isinstance(error.__cause__, ray().exceptions.GetTimeoutError):
+            raise  # of the buffer
+        msg = (
+            f"{what} did not answer within {GRACE_S:g} s after the {limit_s:g} s that the call may wait: it is stopped,"
+            " cannot be reached, or has too much to do; what the call asked for may still come about"
+        )
+        raise LostBufferError(msg) from error
+
+
+def insist(send: Callable[[float], Any], what: str, limit_s: float | None = None) -> Any:
     """Make a call that may wait, from another process, until it has been let through or its time is up.
 
     Args:
         send: starts the call, given how long it has waited, in seconds.
         what: the actor, in messages.
+        limit_s: how long it may wait, as far as known here; see `in_time`.
+
+    Raises:
+        LostBufferError: if the actor is gone, or did not answer within that time and `GRACE_S`.
     """
     began = time.monotonic()
-    found = answer(send(0.0), what)
+    found = in_time(send(0.0), what, began, limit_s)
     while found is AGAIN:
-        found = answer(send(time.monotonic() - began), what)
+        found = in_time(send(time.monotonic() - began), what, began, limit_s)
     return found
 
 
@@ -98,7 +149,11 @@ def exchange(method: Any, what: str, name: str, *args: Any, **kwargs: Any) -> An
     return unseal(answer(method.remote(seal((name, args, kwargs))), what))
 
 
-def exchange_in_turns(method: Any, what: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Do the same with a method that may wait."""
+def exchange_in_turns(method: Any, what: str, limit_s: float | None, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Do the same with a method that may wait, as long as its argument `timeout_s` says; without it, for `limit_s`."""
+    timeout_s = kwargs.get("timeout_s")
+    if timeout_s is not None:
+        check_timeout(timeout_s)
+        limit_s = float(timeout_s)
     request = seal((name, args, kwargs))
-    return unseal(insist(lambda waited_s: method.remote(waited_s, request), what))
+    return unseal(insist(lambda waited_s: method.remote(waited_s, request), what, limit_s))
