@@ -174,9 +174,9 @@ class Drawer:
     def _draw(self, size: int, uniforms: Tensor, timeout_s: float | None, max_age: int | None = None) -> _Made:
         if self._turnstile is None:
             return self._make(size, uniforms, timeout_s, max_age)
-        self._turnstile.draw(size, timeout_s)
+        left_s = self._turnstile.draw(size, timeout_s)
         try:
-            return self._make(size, uniforms, timeout_s, max_age)
+            return self._make(size, uniforms, left_s, max_age)
         except Exception:
             self._turnstile.back(drawn=size)
             raise

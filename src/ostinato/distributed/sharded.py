@@ -118,7 +118,7 @@ class ShardedReplayBuffer:
             for seed, path in zip(seeds, shelter.folders(directory, number), strict=True)
         ]
         actors, about = launch(plans, remote_config, self._placed.options)
-        turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about.capacity)
+        turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about)
         self._connect(Way(actors, about, patience_s, depth, route == "sticky", None, turnstile, directory), generator)
 
     def _connect(self, way: Way, generator: torch.Generator | None) -> None:
@@ -284,7 +284,7 @@ class ShardedReplayBuffer:
 
     def _begin_counts(self) -> None:
         if self._way.turnstile is not None:
-            self._way.turnstile.begin()
+            self._way.turnstile.begin(self._way.patience_s)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
