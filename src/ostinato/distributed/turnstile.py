@@ -27,7 +27,7 @@ GRACE_S = 5.0
 """How much longer than its time a call may take before who was asked is held to be dead or stopped."""
 _MOST_CALLS = 1 << 16
 """Calls that may wait at once."""
-_LAST_LOOK_S = 0.1
+_LAST_LOOK_S = 0.25
 """How long a call whose time is up waits for the count that it has asked for."""
 
 
