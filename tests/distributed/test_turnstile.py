@@ -208,9 +208,9 @@ def test_many_writers_wait_for_room_and_are_told_in_time(remade: Any) -> None:
     rb = remade(None, QueueSampler, 16)
     rb.pinned(0).extend(rows(16))
     writers = [rb.pinned(0) for _ in range(100)]
-    found, took = all_at_once(100, lambda i: writers[i].extend(rows(8), timeout_s=1.0))
+    found, took = all_at_once(100, lambda i: writers[i].extend(rows(8), timeout_s=4.0))
     assert all(isinstance(error, WaitTimeoutError) for error in found), found
-    assert took < 1.0 + 100 / 32 + 6.0  # a turn for each, and Ray's time
+    assert took < 4.0 + 100 / 32 + 5.0  # a turn for each, and Ray's time: not 4 s for each 32 of them
     assert len(rb) == 16
 
 
@@ -234,8 +234,6 @@ def test_a_dead_writer_is_given_up_at_a_full_queue(cluster: Any, remade: Any) ->
     os.kill(pid, signal.SIGKILL)
     time.sleep(2.5)
     assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
-    time.sleep(0.3)
-    assert len(rb._each("__len__")) == 2
     with pytest.raises(WaitTimeoutError, match=r"good for 0 draw"):
         rb.sample(8, timeout_s=0.3)  # nothing of the dead one's was written
 
