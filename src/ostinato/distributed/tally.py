@@ -110,13 +110,14 @@ class Tally:
 
     async def _count(self) -> None:
         self._begun += 1
-        self._underway, self._drawn, self._written = self._drawn, 0, 0
+        written, drawn = self._written, self._drawn  # what comes in between is on top of either count
         asked = [i for i in range(len(self._shards)) if i not in self._open]
         self._open |= {i: asyncio.ensure_future(_drawable(self._shards[i])) for i in asked}
         if asked:
             await asyncio.wait([self._open[i] for i in asked], timeout=_COUNT_S)
         answered = [i for i, call in self._open.items() if call.done()]
         self.rows = sum(self._open.pop(i).result() for i in answered)
+        self._written, self._drawn, self._underway = self._written - written, self._drawn - drawn, drawn
         self.done = self._begun
 
 
