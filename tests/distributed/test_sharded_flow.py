@@ -60,7 +60,6 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
     ) -> ShardedReplayBuffer:
         shards.apply(_renew, partial(LazyTensorStorage, capacity), sampler)
         way = shards._way
-        turnstile = None if limiter is None else Turnstile.make(limiter, way.actors, capacity)
         made = sampler()
         about = way.about._replace(
             capacity=capacity,
@@ -68,6 +67,7 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
+        turnstile = None if limiter is None else Turnstile.make(limiter, way.actors, about)
         if turnstile is not None:
             started.append(turnstile.actor)
         return shards._along(about=about, turnstile=turnstile, depth=prefetch)

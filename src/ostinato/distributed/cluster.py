@@ -12,12 +12,13 @@ from ostinato.errors import LostBufferError, OptionError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GROUPS", "answer", "brief", "first_answer", "lost", "ray", "spawn", "start"]
+__all__ = ["GROUPS", "START_S", "answer", "brief", "first_answer", "lost", "ray", "spawn", "start"]
 
 GROUPS = {"write": 32, "read": 32, "update": 8}
 """Threads of an actor for each kind of call: readers that wait for rows never keep writers out, nor writers readers.
 Neither keeps out what never waits: priorities, edits, reads by index."""
-_START_S = 120.0
+START_S = 120.0
+"""How long to wait for a new actor."""
 _OURS = ("concurrency_groups", "max_task_retries")
 
 
@@ -98,5 +99,5 @@ def brief(error: BaseException) -> str:
 
 def first_answer(actor: Any, what: str) -> dict[str, Any]:
     """Wait until a new actor stands, and return what it says of its buffer; its constructor's errors are raised."""
-    found: dict[str, Any] = answer(actor.about.remote(), what, _START_S)
+    found: dict[str, Any] = answer(actor.about.remote(), what, START_S)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
@@ -96,14 +95,10 @@ class Drawer:
         held: Held | None = None,
     ) -> Made:
         """Return a batch of `size` rows and its info; `uniforms` choose their shards."""
-        began, left = time.monotonic(), timeout_s
-        if self._turnstile is not None:
-            self._turnstile.draw(size, timeout_s)
-            left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+        left_s = timeout_s if self._turnstile is None else self._turnstile.draw(size, timeout_s)
         try:
             if self.counted is not None:
-                rules = RateLimiter() if self._turnstile is None else self._turnstile.limiter
-                return self.counted.make(size, uniforms, rules.timeout_s if left is None else left)
+                return self.counted.make(size, uniforms, RateLimiter().timeout_s if left_s is None else left_s)
             return self._make(size, uniforms, max_age, held)
         except Exception:
             self.give_back(size)

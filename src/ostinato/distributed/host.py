@@ -201,6 +201,25 @@ class ShardHost:
         """Call a function with the buffer."""
         return Parcel(function(self._parts[0], *args))
 
+    def write(
+        self, waited_s: float, timeout_s: float | None, name: str, data: Any, kwargs: dict[str, Any]
+    ) -> Parcel | Again:
+        """Call a method of the buffer that writes rows, and may wait for room, for one turn.
+
+        Args:
+            waited_s: how long it has waited before.
+            timeout_s: longest wait of all turns together; None where the buffer waits for nobody.
+            name: the method.
+            data: the rows.
+            kwargs: its other arguments.
+
+        Returns:
+            What it returned, as a parcel; `AGAIN` asks to be called again.
+        """
+        buffer = self._parts[0]
+        found = take_turn(buffer, lambda **late: _call(buffer, name, (data,), {**kwargs, **late}), timeout_s, waited_s)
+        return AGAIN if found is AGAIN else Parcel(found)
+
     def seat(self) -> int:
         """Return how many were asked for a seat before: handles begin to write at shards one after the other."""
         return next(self._seats)

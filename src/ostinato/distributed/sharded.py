@@ -114,7 +114,7 @@ class ShardedReplayBuffer:
         ]
         try:
             actors, about = launch(plans, remote_config, placed.options)
-            turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about.capacity)
+            turnstile = None if rate_limiter is None else Turnstile.make(rate_limiter, actors, about)
         except Exception:
             placed.free()
             raise
@@ -281,7 +281,7 @@ class ShardedReplayBuffer:
 
     def _begin_counts(self) -> None:
         if self._way.turnstile is not None:
-            self._way.turnstile.begin()
+            self._way.turnstile.begin(self._way.patience_s)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

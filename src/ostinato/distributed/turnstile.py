@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers.limits import Flow, RateLimiter, Stock, check_timeout
 from ostinato.core import kinds
-from ostinato.distributed.cluster import answer, ray
-from ostinato.distributed.turns import AGAIN, TURN_S, Again, insist
-from ostinato.errors import KindError, OptionError, WaitTimeoutError
+from ostinato.distributed.cluster import START_S, answer, brief, ray
+from ostinato.distributed.tally import Bell, Tally
+from ostinato.distributed.turns import AGAIN, TURN_S, Again
+from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Turnstile", "TurnstileHost", "check_wait", "count_rows"]
+    from ostinato.distributed.updates import About
 
-_WHAT = "the actor of the rate limiter"
+__all__ = ["GRACE_S", "Turnstile", "TurnstileHost", "check_wait", "count_rows"]
+
+GRACE_S = 5.0
+"""How much longer than its time a call may take before who was asked is held to be dead or stopped."""
 _MOST_CALLS = 1 << 16
 """Calls that may wait at once."""
-_LOOK_S = 0.02
-"""How often rows are counted while a draw waits for the first of them."""
-_COUNT_S = 1.0
-"""How long to wait for a shard that is counted."""
+_LAST_LOOK_S = 0.25
+"""How long a call whose time is up waits for the count that it has asked for."""
 
 
 class _Side(NamedTuple):
@@ -34,9 +38,11 @@ class _Side(NamedTuple):
     may: Callable[[int, Stock], bool]
     note: Callable[[int], None]
     why: Callable[[int, Stock], str]
+    stock: Callable[[], Stock]
     others: str
     waiting: list[int]
     """Rows of the calls that wait."""
+    bell: Bell
 
 
 @final
@@ -44,26 +50,26 @@ class TurnstileHost:
     """The actor. Calls wait in one thread, as coroutines, so that any number of them may.
 
     A write counts once it is let through, before it reaches its shard: a client that dies between the two leaves it
-    counted, and nobody waits for what will not come. Rows present are asked of the shards, until there are enough to
-    begin, and again when a client says that some may be gone.
+    counted, and nobody waits for what will not come. Rows are counted in the shards until there are enough to begin,
+    where draws use them up again whenever there may be too few, and when a client says that some may be gone.
 
     Args:
         limiter: the rules.
         shards: the actors to count the rows of, pickled: Ray keeps handles among arguments in its object store, where a
             restart may not find them any more.
+        counting: whether draws use rows up.
     """
 
-    def __init__(self, limiter: RateLimiter, shards: bytes) -> None:
+    def __init__(self, limiter: RateLimiter, shards: bytes, *, counting: bool) -> None:
         flow = self._flow = Flow(limiter)
-        self._shards: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's own channel)
-        self._rows = 0
+        known: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's own channel)
+        tally = self._tally = Tally(known, self._needed, self._recounted, counting=counting)
         self._begun = False
         self._beginning = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._sides = {
-            "write": _Side(flow.check_write, flow.may_write, flow.wrote, flow.why_no_write, "readers", []),
-            "draw": _Side(flow.check_draw, flow.may_draw, flow.drew, flow.why_no_draw, "writers", []),
-        }
+        room, left = lambda: Stock(tally.most), lambda: Stock(tally.least)
+        write = flow.check_write, flow.may_write, flow.wrote, flow.why_no_write, room, "readers"
+        draw = flow.check_draw, flow.may_draw, flow.drew, flow.why_no_draw, left, "writers"
+        self._sides = {"write": _Side(*write, [], Bell()), "draw": _Side(*draw, [], Bell())}
 
     async def let(self, call: str, rows: int, timeout_s: float | None, waited_s: float) -> Again | None:
         """Return once a call may go ahead, and count it; `AGAIN` where its turn is over, and time is left.
@@ -80,38 +86,53 @@ class TurnstileHost:
         """
         side = self._sides[call]
         side.check(rows, None)
-        async with self._beginning:
-            if not self._begun:
-                await self.begin()  # the first call, or the first one after a restart
+        if not self._begun:
+            async with self._beginning:
+                if not self._begun:
+                    await self.begin()  # the first call, or the first one after a restart
         patience_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
         left_s = max(0.0, patience_s - waited_s)
         side.waiting.append(rows)
         try:
             if await self._opened(side, rows, min(TURN_S, left_s)):
-                side.note(rows)
-                self._wake()
+                self._note(call, rows)
                 return None
             if left_s > TURN_S:
                 return AGAIN
-            what = f"a {call} of {rows} row(s) waited {patience_s:g} s for {side.others}: {side.why(rows, self._stock)}"
+            stock = Stock(self._tally.least)
+            what = f"a {call} of {rows} row(s) waited {patience_s:g} s for {side.others}: {side.why(rows, stock)}"
             writers, readers = (one.waiting for one in self._sides.values())
-            raise WaitTimeoutError(self._flow.told(what, self._stock, writers, readers))
+            raise WaitTimeoutError(self._flow.told(what, stock, writers, readers))
         finally:
             side.waiting.remove(rows)
 
     async def _opened(self, side: _Side, rows: int, seconds: float) -> bool:
         """Wait until so many rows may pass; False if they may not by then."""
         clock = asyncio.get_running_loop().time
-        until = clock() + seconds
-        while True:
-            if self._short:
-                await self._count()
-            if side.may(rows, self._stock):
-                return True
+        until, count = clock() + seconds, 0
+        while not side.may(rows, side.stock()):
+            if self._short and not count:
+                count = self._tally.want()
             left = until - clock()
             if left <= 0:
-                return False
-            await self._change(min(left, _LOOK_S) if self._short else left)
+                await self._tally.reach(count, _LAST_LOOK_S)  # a verdict on rows as they were before the call is none
+                return side.may(rows, side.stock())
+            await side.bell.heard(left)
+        return True
+
+    def _note(self, call: str, rows: int) -> None:
+        """Count what was let through, and wake whom it may help."""
+        write, draw = self._sides.values()
+        self._sides[call].note(rows)
+        if call == "write":
+            self._tally.wrote(rows)
+            if not self._short:
+                draw.bell.ring()
+            return
+        self._tally.drew(rows)
+        write.bell.ring()
+        if self._needed():
+            self._tally.want()
 
     async def back(self, written: int, drawn: int) -> None:
         """Take back what was let through and did not come about."""
@@ -121,13 +142,12 @@ class TurnstileHost:
 
     async def look(self) -> None:
         """Count the rows anew: some may be gone."""
-        await self._count()
-        self._wake()
+        self._tally.want()
 
     async def begin(self) -> None:
         """Begin to count anew, with the rows that there are."""
-        await self._count()
-        self._flow.begin(self._rows)
+        await self._tally.reach(self._tally.want())
+        self._flow.begin(self._tally.rows)
         self._begun = True
         self._wake()
 
@@ -135,36 +155,28 @@ class TurnstileHost:
         """Return rows written and drawn since counts began."""
         return self._flow.written, self._flow.drawn
 
-    @property
-    def _stock(self) -> Stock:
-        return Stock(self._rows)
+    async def looks(self) -> int:
+        """Return how often the rows were counted."""
+        return self._tally.done
 
     @property
     def _short(self) -> bool:
-        return self._rows < self._flow.limiter.min_size_to_sample
+        """Whether there may be too few rows to draw any."""
+        return self._tally.least < self._flow.limiter.min_size_to_sample
 
-    async def _change(self, seconds: float) -> None:
-        """Wait until something has changed, at most so long."""
-        waiter = asyncio.ensure_future(self._changed.wait())
-        await asyncio.wait([waiter], timeout=seconds)
-        waiter.cancel()
+    def _needed(self) -> bool:
+        return self._short and any(side.waiting for side in self._sides.values())
+
+    def _recounted(self) -> None:
+        """Wake those who can go on: no reader, while there are too few rows."""
+        self._sides["write"].bell.ring()
+        if not self._short:
+            self._sides["draw"].bell.ring()
 
     def _wake(self) -> None:
-        """Let those who wait look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _count(self) -> None:
-        """Ask the shards for their rows; one that does not answer has none."""
-        calls = [asyncio.ensure_future(_future(shard.drawable.remote())) for shard in self._shards]
-        done, late = await asyncio.wait(calls, timeout=_COUNT_S)
-        for call in late:
-            call.cancel()
-        self._rows = sum(call.result() for call in done if call.exception() is None)
-
-
-async def _future(reference: Any) -> int:
-    return int(await reference)
+        """Let all who wait look again."""
+        for side in self._sides.values():
+            side.bell.ring()
 
 
 @final
@@ -181,33 +193,71 @@ class Turnstile:
         self.limiter = limiter
 
     @classmethod
-    def make(cls, limiter: Any, shards: Sequence[Any], capacity: int) -> Turnstile:
-        """Start the actor; Ray restarts it if it dies, and it counts anew then.
+    def make(cls, limiter: Any, shards: Sequence[Any], about: About) -> Turnstile:
+        """Start the actor, and wait until it stands; Ray restarts it if it dies, and it counts anew then.
+
+        Args:
+            limiter: the rules.
+            shards: actors.
+            about: what they are.
 
         Raises:
             KindError: if the limiter is none.
             OptionError: if sampling could never begin.
+            UsageError: if it does not come up.
         """
         if not isinstance(limiter, RateLimiter):
             msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
             raise KindError(msg)
-        if limiter.min_size_to_sample > capacity * len(shards):
+        if limiter.min_size_to_sample > about.capacity * len(shards):
             msg = (
                 f"min_size_to_sample={limiter.min_size_to_sample} rows are never there: {len(shards)} shards hold "
-                f"{capacity} each"
+                f"{about.capacity} each"
             )
             raise OptionError(msg)
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": _MOST_CALLS}
         known = require("ray.cloudpickle", "ray").dumps(list(shards))
-        return cls(ray().remote(**options)(TurnstileHost).remote(limiter, known), limiter)
+        host = ray().remote(**options)(TurnstileHost)
+        actor = host.remote(limiter, known, counting=about.counting)
+        answer(actor.counts.remote(), "the actor of the rate limiter", START_S)  # no call's time is to begin earlier
+        return cls(actor, limiter)
 
-    def write(self, rows: int, timeout_s: float | None) -> None:
-        """Wait until so many rows may be written."""
-        insist(lambda waited_s: self.actor.let.remote("write", rows, timeout_s, waited_s), _WHAT)
+    def write(self, rows: int, timeout_s: float | None) -> float:
+        """Wait until so many rows may be written; return how many seconds are left then."""
+        return self._pass("write", rows, timeout_s)
 
-    def draw(self, rows: int, timeout_s: float | None) -> None:
-        """Wait until so many rows may be drawn."""
-        insist(lambda waited_s: self.actor.let.remote("draw", rows, timeout_s, waited_s), _WHAT)
+    def draw(self, rows: int, timeout_s: float | None) -> float:
+        """Wait until so many rows may be drawn; return how many seconds are left then."""
+        return self._pass("draw", rows, timeout_s)
+
+    def _pass(self, call: str, rows: int, timeout_s: float | None) -> float:
+        patience_s = self.limiter.timeout_s if timeout_s is None else timeout_s
+        began = time.monotonic()
+        waited_s = 0.0
+        while True:
+            asked = self.actor.let.remote(call, rows, timeout_s, waited_s)
+            limit = max(0.0, patience_s - waited_s) + GRACE_S
+            if not _ready(asked, limit):
+                self._abandon(asked, call, rows)
+                msg = (
+                    f"a {call} of {rows} row(s) waited {patience_s:g} s for the rate limiter, whose actor does not "
+                    "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
+                )
+                raise WaitTimeoutError(msg)
+            found = _heard(asked)
+            waited_s = time.monotonic() - began
+            if found is not AGAIN:
+                return max(0.0, patience_s - waited_s)
+
+    def _abandon(self, asked: Any, call: str, rows: int) -> None:
+        """Take back what nobody will make any more, should it be let through after all."""
+        vain = {"written" if call == "write" else "drawn": rows}
+
+        def settle(done: Any) -> None:
+            if done.exception() is None and done.result() is None:
+                threading.Thread(target=self.back, kwargs=vain, daemon=True).start()  # not in Ray's own thread
+
+        asked.future().add_done_callback(settle)
 
     def back(self, written: int = 0, drawn: int = 0) -> None:
         """Say that what was let through did not come about. Waits for nobody."""
@@ -217,9 +267,49 @@ class Turnstile:
         """Say that rows may be gone. Waits for nobody."""
         self.actor.look.options(max_task_retries=0).remote()
 
-    def begin(self) -> None:
-        """Let counts begin anew, with the rows that there are."""
-        answer(self.actor.begin.remote(), _WHAT)
+    def begin(self, patience_s: float) -> None:
+        """Let counts begin anew, with the rows that there are.
+
+        Raises:
+            LostBufferError: if the actor is gone.
+            WaitTimeoutError: if it does not answer.
+        """
+        asked = self.actor.begin.remote()
+        if not _ready(asked, patience_s + GRACE_S):
+            msg = (
+                f"the actor of the rate limiter has not answered for {patience_s + GRACE_S:g} s: counts begin anew "
+                "when it goes on, rows are in place already"
+            )
+            raise WaitTimeoutError(msg)
+        _heard(asked)
+
+
+def _ready(reference: Any, seconds: float) -> bool:
+    """Whether a call is answered within so many seconds."""
+    limit = seconds if seconds < threading.TIMEOUT_MAX else None
+    return bool(ray().wait([reference], timeout=limit)[0])
+
+
+def _heard(reference: Any) -> Any:
+    """Return what the actor answered.
+
+    Raises:
+        LostBufferError: if it is gone.
+        OstinatoError: what it raised itself.
+    """
+    known = ray().exceptions
+    try:
+        return ray().get(reference)
+    except known.RayTaskError as error:
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
+    except (known.RayActorError, known.ObjectLostError) as error:
+        msg = (
+            f"the actor of the rate limiter is gone for good ({brief(error)}): it lets nothing through any more; "
+            "shards keep their rows, so save them with dumps(path) and load them into a new buffer"
+        )
+        raise LostBufferError(msg) from error
 
 
 def check_wait(timeout_s: float | None, *, waits: bool) -> None:

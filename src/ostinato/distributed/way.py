@@ -62,7 +62,7 @@ class Way(NamedTuple):
 
     def sender(self, fleet: Fleet) -> Sender:
         """Make what writes."""
-        return Sender(fleet, self.turnstile, sticky=self.sticky, home=self.home)
+        return Sender(fleet, self.turnstile, waits=self.about.waits, sticky=self.sticky, home=self.home)
 
 
 def check_options(
