@@ -110,11 +110,10 @@ class Collector:
 class Learner:
     """Double DQN with importance weights; it sees batches, never the environment."""
 
-    def __init__(self, updates: int) -> None:
+    def __init__(self) -> None:
         self.network, self.target = network(), network()
         self.target.load_state_dict(self.network.state_dict())
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=1e-3, eps=1e-3)
-        self.updates = updates
         self.best, self.best_return, self.latest = self.target, 0.0, 0.0
 
     def play(self) -> bool:
@@ -187,7 +186,7 @@ def train(settings: Settings) -> None:
         for number in range(settings.collectors)
     ]
     running = [actor.run.remote() for actor in actors]
-    learner = Learner(settings.updates)
+    learner = Learner()
     returns: list[float] = [0.0]
     asked: list[Any] = []
     solved = 0

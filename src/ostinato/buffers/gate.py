@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ostinato.buffers.limits import Flow, RateLimiter, Stock, check_timeout
+from ostinato.buffers.limits import Flow, RateLimiter, Stock
 from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ __all__ = [
     "Ask",
     "Gate",
     "as_counting",
-    "check_ask",
     "check_counting",
     "check_queue",
     "give_back",
@@ -245,18 +244,6 @@ def renew_gate(engine: Engine) -> None:
 def replayable(data: Any) -> Any:
     """Return rows that can be read twice: before a wait, and after it."""
     return list(data) if isinstance(data, Iterator) else data
-
-
-def check_ask(gate: Gate | None, timeout_s: Any) -> None:
-    """Refuse a timeout that is none, or that nothing could wait for.
-
-    Raises:
-        OptionError: always with a buffer where no call ever waits.
-    """
-    check_timeout(timeout_s)
-    if gate is None:
-        msg = f"timeout_s={timeout_s} has no effect: no call waits in a buffer without rate_limiter; leave it out"
-        raise OptionError(msg)
 
 
 def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> None:

@@ -111,6 +111,20 @@ def check_timeout(timeout_s: Any) -> None:
         raise OptionError(msg)
 
 
+def check_wait(timeout_s: Any, *, waits: bool) -> None:
+    """Refuse a timeout that is none, or that no call would wait for; None is no timeout.
+
+    Raises:
+        OptionError: naming it.
+    """
+    if timeout_s is None:
+        return
+    check_timeout(timeout_s)
+    if not waits:
+        msg = f"timeout_s={timeout_s} has no effect: no call waits in a buffer without rate_limiter; leave it out"
+        raise OptionError(msg)
+
+
 @final
 class Flow:
     """Counts of rows written and drawn, and what a limiter says of them. Not thread-safe: its owner holds a lock.

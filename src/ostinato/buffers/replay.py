@@ -11,7 +11,7 @@ from ostinato.buffers import checkpoint, edits, opening, priorities, saving
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
-from ostinato.buffers.gate import Ask, check_ask, make_gate, renew_gate, replayable
+from ostinato.buffers.gate import Ask, make_gate, renew_gate, replayable
 from ostinato.buffers.options import (
     check_dim,
     check_drop_last,
@@ -256,7 +256,7 @@ class ReplayBuffer:
             add = torch.compiler.disable(ReplayBuffer.add)  # type: ignore[no-untyped-call]
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
-            check_ask(self._engine.gate, timeout_s)
+            check_wait(timeout_s, waits=self._engine.gate is not None)
         data = self._accept(data)
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
@@ -288,7 +288,7 @@ class ReplayBuffer:
             extend = torch.compiler.disable(ReplayBuffer.extend)  # type: ignore[no-untyped-call]
             return extend(self, data, update_priority=update_priority, timeout_s=timeout_s)  # type: ignore[no-any-return]
         if timeout_s is not None:
-            check_ask(self._engine.gate, timeout_s)
+            check_wait(timeout_s, waits=self._engine.gate is not None)
         if self._engine.gate is not None:
             data = replayable(data)
         data = self._accept(data)
@@ -363,7 +363,7 @@ class ReplayBuffer:
 
     def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
         if timeout_s is not None:
-            check_ask(self._engine.gate, timeout_s)
+            check_wait(timeout_s, waits=self._engine.gate is not None)
         if max_age is None:
             return Ask(timeout_s)
         return Ask(timeout_s, check_age(self._engine, max_age, prefetch=self._feed.prefetch is not None))

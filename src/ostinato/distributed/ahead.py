@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.distributed.drawing import Held, Made
 from ostinato.distributed.joining import split
+from ostinato.distributed.stream import share_of
 from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ostinato.distributed.drawing import Drawer
 
 __all__ = ["Ahead"]
-
-_MOST = 8
-"""Batches of one round: more of them hardly make each cheaper, and the first ones wait for the last."""
 
 
 class _Coming(NamedTuple):
@@ -104,7 +102,7 @@ class Ahead:
     def __init__(self, drawer: Drawer, depth: int) -> None:
         self.drawer = drawer
         self.depth = depth
-        self._share = max(1, min(depth // 2, _MOST)) if drawer.free else 1
+        self._share = share_of(depth) if drawer.free else 1
         self._queue: deque[_Coming] = deque()
         self._here: deque[Made] = deque()
         self._worker: _Worker | None = None

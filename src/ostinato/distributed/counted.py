@@ -72,11 +72,7 @@ class Counted:
             pause = min(2 * pause, _LOOK_S[1])
 
     def _ask_all(self, rows: int) -> dict[int, Offer]:
-        found = self._fleet.ask("offer", dict.fromkeys(self._fleet.present(), (rows,)), "read")
-        offers = {i: Offer(*offer) for i, offer in found.items()}
-        for i, offer in offers.items():
-            self._fleet.note(i, offer.rows, offer.era)
-        return offers
+        return self._fleet.offers(self._fleet.ask("offer", dict.fromkeys(self._fleet.present(), (rows,)), "read"))
 
     def _refuse(self, missing: int, size: int, left: int, patience_s: float, *, late: bool) -> None:
         held = size - missing

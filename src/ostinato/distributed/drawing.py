@@ -134,13 +134,7 @@ class Drawer:
         return {**kept, **self._ask({i: (size,) for i in present if i not in kept})}
 
     def _ask(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Offer]:
-        return self._noted(self._fleet.ask("offer", calls, "read"))
-
-    def _noted(self, found: dict[int, Any]) -> dict[int, Offer]:
-        offers = {i: Offer(*offer) for i, offer in found.items()}
-        for i, offer in offers.items():
-            self._fleet.note(i, offer.rows, offer.era)
-        return offers
+        return self._fleet.offers(self._fleet.ask("offer", calls, "read"))
 
     def _recent_offers(self, size: int, max_age: int) -> dict[int, Offer]:
         """Return offers of rows that are young enough: those of a shard that did not know the newest version again."""
@@ -161,7 +155,7 @@ class Drawer:
             return self._fleet.ask("take", calls, "read")
         more = {i: (offer.number, counts.get(i, 0), size) for i, offer in offers.items()}
         found = self._fleet.ask("take_and_offer", more, "read")
-        held.keep(self._noted({i: offer for i, (_, offer) in found.items()}), size)
+        held.keep(self._fleet.offers({i: offer for i, (_, offer) in found.items()}), size)
         return {i: part for i, (part, _) in found.items()}
 
     def _check(self, shares: dict[int, Share]) -> None:

@@ -7,6 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, final
 
+from ostinato.buffers.portion import Offer
 from ostinato.distributed.cluster import answer, brief, lost, ray
 from ostinato.errors import LostBufferError
 
@@ -129,6 +130,13 @@ class Fleet:
                 raise
             self._lose(shard, error)
             return None
+
+    def offers(self, found: Mapping[int, Any]) -> dict[int, Offer]:
+        """Return what shards offered, having taken note of it."""
+        offers = {i: Offer(*offer) for i, offer in found.items()}
+        for i, offer in offers.items():
+            self.note(i, offer.rows, offer.era)
+        return offers
 
     def note(self, shard: int, rows: int, era: int) -> None:
         """Remember how many rows a shard has, to say what is missing when it is.

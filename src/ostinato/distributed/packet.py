@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ostinato.core import kinds
 
-__all__ = ["pack", "unpack"]
+__all__ = ["open_plain", "pack", "unpack"]
 
 _MOST_BYTES = 90_000
 """Ray sends objects of up to 100 KiB within the answer; larger ones are better off as views of its object store."""
@@ -107,15 +107,21 @@ class _Packer:
         return name, tuple(data.shape), at
 
     def _fields(self, data: Any) -> Any:
-        plain = getattr(sys.modules.get("tensordict"), "TensorDict", None)
-        if type(data) is not plain or data.is_memmap() or any(name is not None for name in data.names or ()):
-            raise _NoPacketError
-        opened = kinds.open_node(data, 0)
-        if opened is None or not all(type(child) in {Tensor, plain} for child in opened[1]):
+        opened = open_plain(data)
+        if opened is None:
             raise _NoPacketError
         node, children = opened
         device = None if data.device is None else "cpu"
         return "tensordict", node.keys, [self.form(child) for child in children], tuple(data.batch_size), device
+
+
+def open_plain(data: Any) -> tuple[kinds.Node, list[Any]] | None:
+    """Return the fields of a TensorDict that is nothing but these; None for all else."""
+    plain = getattr(sys.modules.get("tensordict"), "TensorDict", None)
+    if type(data) is not plain or data.is_memmap() or any(name is not None for name in data.names or ()):
+        return None
+    opened = kinds.open_node(data, 0)
+    return opened if opened is not None and all(type(child) in {Tensor, plain} for child in opened[1]) else None
 
 
 def _build(form: Any, memory: bytearray, begin: int) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from functools import cache
 from typing import Any, final
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ostinato._optional import require
 from ostinato.core import kinds
-from ostinato.distributed.packet import pack, unpack
+from ostinato.distributed.packet import open_plain, pack, unpack
 
 __all__ = ["Parcel", "seal", "unseal"]
 
@@ -142,11 +141,8 @@ class _Memory:
 
 def _lay_tensordict(data: Any) -> Any:
     """Return how to make a TensorDict again of its fields; None for kinds that pickle themselves."""
-    plain = sys.modules["tensordict"].TensorDict
-    if type(data) is not plain or data.is_memmap() or any(name is not None for name in data.names or ()):
-        return None
-    opened = kinds.open_node(data, 0)
-    if opened is None or not all(type(value) in {Tensor, plain} for value in opened[1]):
+    opened = open_plain(data)
+    if opened is None:
         return None
     node, children = opened
     return _tensordict, (tuple(node.keys), tuple(children), tuple(data.batch_size), data.device and torch.device("cpu"))

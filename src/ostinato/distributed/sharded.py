@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import BufferStats, ReplayBuffer
+from ostinato.buffers.limits import check_wait
 from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
 from ostinato.buffers.stats import combine
 from ostinato.distributed import shelter, updates
@@ -17,7 +18,7 @@ from ostinato.distributed.host import Recipe, ShardRecipe
 from ostinato.distributed.parcel import Parcel
 from ostinato.distributed.placement import place
 from ostinato.distributed.routing import Rota, join_index
-from ostinato.distributed.turnstile import Turnstile, check_wait
+from ostinato.distributed.turnstile import Turnstile
 from ostinato.distributed.way import Way, check_options, launch
 from ostinato.errors import LostBufferError, OptionError, UsageError
 

@@ -18,12 +18,17 @@ from ostinato.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Stream", "Supply"]
+__all__ = ["Stream", "Supply", "share_of"]
 
 _MOST = 8
-"""Batches of one call: more of them hardly make each cheaper, and the first ones wait for the last."""
+"""Batches made at once: more of them hardly make each cheaper, and the first ones wait for the last."""
 _AHEAD_S = -2 * TURN_S
 """How long a batch has been waited for that is asked for ahead: whatever its time, it is not up in the first turn."""
+
+
+def share_of(depth: int) -> int:
+    """Return how many batches to make at once, of those that may be ahead: half, so that the next are made meanwhile."""
+    return max(1, min(depth // 2, _MOST))
 
 
 @final
@@ -46,7 +51,7 @@ class Stream:
     def __init__(self, actor: Any, depth: int, *, epoch: bool, what: str, limit_s: float | None = None) -> None:
         self._actor = actor
         self._depth = depth
-        self._share = max(1, min(depth // 2, _MOST))
+        self._share = share_of(depth)
         self._advance = {
             count: actor.advance.options(concurrency_group="read", num_returns=count) for count in {1, self._share}
         }

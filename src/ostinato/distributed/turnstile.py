@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
-from ostinato.buffers.limits import Flow, RateLimiter, Stock, check_timeout
+from ostinato.buffers.limits import Flow, RateLimiter, Stock
 from ostinato.core import kinds
 from ostinato.distributed.cluster import START_S, answer, brief, ray
 from ostinato.distributed.tally import Bell, Tally
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from ostinato.distributed.updates import About
 
-__all__ = ["GRACE_S", "Turnstile", "TurnstileHost", "check_wait", "count_rows"]
+__all__ = ["GRACE_S", "Turnstile", "TurnstileHost", "count_rows"]
 
+_WHAT = "the actor of the rate limiter"
 GRACE_S = 5.0
 """How much longer than its time a call may take before who was asked is held to be dead or stopped."""
 _MOST_CALLS = 1 << 16
@@ -219,7 +220,7 @@ class Turnstile:
         known = require("ray.cloudpickle", "ray").dumps(list(shards))
         host = ray().remote(**options)(TurnstileHost)
         actor = host.remote(limiter, known, counting=about.counting)
-        answer(actor.counts.remote(), "the actor of the rate limiter", START_S)  # no call's time is to begin earlier
+        answer(actor.counts.remote(), _WHAT, START_S)  # no call's time is to begin earlier
         return cls(actor, limiter)
 
     def write(self, rows: int, timeout_s: float | None) -> float:
@@ -277,7 +278,7 @@ class Turnstile:
         asked = self.actor.begin.remote()
         if not _ready(asked, patience_s + GRACE_S):
             msg = (
-                f"the actor of the rate limiter has not answered for {patience_s + GRACE_S:g} s: counts begin anew "
+                f"{_WHAT} has not answered for {patience_s + GRACE_S:g} s: counts begin anew "
                 "when it goes on, rows are in place already"
             )
             raise WaitTimeoutError(msg)
@@ -297,33 +298,15 @@ def _heard(reference: Any) -> Any:
         LostBufferError: if it is gone.
         OstinatoError: what it raised itself.
     """
-    known = ray().exceptions
     try:
-        return ray().get(reference)
-    except known.RayTaskError as error:
-        if isinstance(error.cause, Exception):
-            raise error.cause from error
-        raise
-    except (known.RayActorError, known.ObjectLostError) as error:
+        return answer(reference, _WHAT)
+    except LostBufferError as error:
+        why = brief(error.__cause__ or error)
         msg = (
-            f"the actor of the rate limiter is gone for good ({brief(error)}): it lets nothing through any more; "
-            "shards keep their rows, so save them with dumps(path) and load them into a new buffer"
+            f"{_WHAT} is gone for good ({why}): it lets nothing through any more; shards keep their rows, so save them "
+            "with dumps(path) and load them into a new buffer"
         )
         raise LostBufferError(msg) from error
-
-
-def check_wait(timeout_s: float | None, *, waits: bool) -> None:
-    """Refuse a timeout that is none, or that no call would wait for.
-
-    Raises:
-        OptionError: naming it.
-    """
-    if timeout_s is None:
-        return
-    check_timeout(timeout_s)
-    if not waits:
-        msg = f"timeout_s={timeout_s} has no effect: no call waits for others without rate_limiter; leave it out"
-        raise OptionError(msg)
 
 
 def count_rows(data: Any) -> int:
