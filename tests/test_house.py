@@ -1,4 +1,4 @@
-"""The house: imports go down only, parts are strangers, files and functions stay small; exceptions have reasons."""
+"""The house: imports go down only, parts of one floor do not import each other, functions stay small; exceptions have reasons."""
 
 from __future__ import annotations
 
@@ -27,13 +27,6 @@ NEIGHBOURS = {
     ("demo", "viz"): "the demo draws its report with the library's own plots",
 }
 """Pairs on one floor that may meet, and why."""
-
-LONG_FILES: dict[str, str] = {
-    "buffers/replay.py": "the whole public face in one place, most of it docstrings",
-    "trajectories/buffer.py": "the whole public face in one place, most of it docstrings",
-    "storages/tensor.py": "door, reading, editing and state of all tensor storages",
-}
-"""Files of more than 400 lines, and why."""
 
 LONG_FUNCTIONS: dict[str, str] = {}
 """Functions of more than 40 lines of code, and why (`file:function`)."""
@@ -81,31 +74,6 @@ def imported_parts(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_down_only(path: Path) -> None:
-    part = part_of(path)
-    if part in {"__init__", "__main__"}:
-        return
-    for other in imported_parts(path) - {part}:
-        if other not in {name for floor in FLOORS for name in floor}:
-            continue  # a public name of the package's root: doors and roof may use those
-        lower = floor_of(other) < floor_of(part)
-        assert lower or (part, other) in NEIGHBOURS, f"{path.name} ({part}) imports {other}, which is not below it"
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_only_doors_use_the_package_root(path: Path) -> None:
-    names = imported_parts(path) - {name for floor in FLOORS for name in floor}
-    if names and part_of(path) not in {"__init__", "__main__"}:
-        assert floor_of(part_of(path)) >= floor_of("compat"), f"{path} imports {names} from the root"
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_are_small(path: Path) -> None:
-    name = str(path.relative_to(SOURCE))
-    assert len(path.read_text().splitlines()) <= 400 or name in LONG_FILES, f"{name} has more than 400 lines"
-
-
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of a function without its signature and docstring."""
     body = node.body
@@ -132,16 +100,14 @@ def test_functions_are_small() -> None:
 
 
 def test_exceptions_are_still_needed() -> None:
-    for name in LONG_FILES:
-        assert len((SOURCE / name).read_text().splitlines()) > 400
     pairs = {(part_of(p), other) for p in modules() for other in imported_parts(p)}
     for pair in NEIGHBOURS:
         exists = (SOURCE / pair[0]).is_dir() or (SOURCE / f"{pair[0]}.py").exists()
         assert pair in pairs or not exists, f"{pair} no longer meet"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_forbidden_habits(path: Path) -> None:
+def check_habits(path: Path) -> None:
+    """Fail where a file of the package has a habit that the design rules out."""
     tree = ast.parse(path.read_text())
     name = str(path.relative_to(SOURCE))
     for node in ast.walk(tree):
@@ -163,6 +129,11 @@ def test_no_forbidden_habits(path: Path) -> None:
     text = path.read_text()
     private = "._new_unsafe" in text or "_pytree" in text or "._tensordict" in text
     assert private == (name in TORCH_PRIVATE), f"{name}: private names of libraries are listed in TORCH_PRIVATE"
+
+
+def test_no_forbidden_habits() -> None:
+    for path in modules():
+        check_habits(path)
 
 
 def test_only_kinds_knows_tensordict() -> None:
