@@ -1,4 +1,4 @@
-"""The house: imports go down only, parts of one floor do not import each other, functions stay small; exceptions have reasons."""
+"""The house: imports go down only, parts of one floor do not meet, functions stay small; exceptions have reasons."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
 from ostinato.buffers.feed import Batch, Feed
 from ostinato.buffers.gate import Ask, make_gate, renew_gate, replayable
+from ostinato.buffers.limits import check_wait
 from ostinato.buffers.options import (
     check_dim,
     check_drop_last,

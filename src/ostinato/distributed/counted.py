@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato.buffers.portion import Offer
 from ostinato.distributed.joining import Part, join, split
 from ostinato.distributed.routing import deal, places
 from ostinato.errors import EmptyBufferError, WaitTimeoutError
@@ -16,6 +15,7 @@ from ostinato.errors import EmptyBufferError, WaitTimeoutError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.buffers.portion import Offer
     from ostinato.distributed.fleet import Fleet
 
 __all__ = ["Counted"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import torch
 
 from ostinato.buffers.limits import RateLimiter
-from ostinato.buffers.portion import Offer
 from ostinato.distributed.joining import Part, join
 from ostinato.distributed.routing import Share, allot, places, weight_factors
 from ostinato.errors import EmptyBufferError, PriorityError, UsageError
@@ -15,6 +14,7 @@ from ostinato.errors import EmptyBufferError, PriorityError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.buffers.portion import Offer
     from ostinato.distributed.counted import Counted
     from ostinato.distributed.fleet import Fleet
     from ostinato.distributed.turnstile import Turnstile

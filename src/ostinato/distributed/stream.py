@@ -27,7 +27,7 @@ _AHEAD_S = -2 * TURN_S
 
 
 def share_of(depth: int) -> int:
-    """Return how many batches to make at once, of those that may be ahead: half, so that the next are made meanwhile."""
+    """Return how many batches to make at once: half of `depth`, so that the next ones are made meanwhile."""
     return max(1, min(depth // 2, _MOST))
 
 
