@@ -1,4 +1,4 @@
-"""A report as tables: for the terminal and, shorter, as README's markdown."""
+"""A report as tables: for the terminal and, shorter, as the markdown of docs/benchmarks.md."""
 
 from __future__ import annotations
 
