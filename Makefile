@@ -4,6 +4,7 @@ PYTEST_ARGS ?=
 # ON makes compiler warnings errors; a newcomer's unknown compiler may warn, and `make demo` must still run.
 WERROR ?= OFF
 
+COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -36,46 +37,71 @@ $(VENV)/.layout: FORCE
 .PHONY: FORCE
 FORCE:
 
-# Without isolation the build uses the tools above: it never fetches torch (nor needs it).
-$(VENV)/.installed: $(VENV)/.tools $(VENV)/.layout pyproject.toml $(NATIVE_SOURCES)
-	$(PIP) install -c constraints.txt --no-build-isolation -Ccmake.define.OSTINATO_WERROR=$(WERROR) -e '.[dev,parity,ray]'
+# One environment in three sizes: what the demo needs, what contributors need, and the libraries that some tests run beside
+# Ostinato. Without isolation the build uses the tools above: it never fetches torch (nor needs it).
+SOURCES := $(VENV)/.tools $(VENV)/.layout pyproject.toml $(NATIVE_SOURCES)
+define install
+	$(PIP) install -c constraints.txt --no-build-isolation -Ccmake.define.OSTINATO_WERROR=$(WERROR) -e '.[$(1)]'
 	@ls $(COMPILED) >/dev/null 2>&1 \
-		|| echo 'make: ostinato has NO compiled part (no working C++20 compiler?); all runs through torch, slower.'
-	@touch $@
+		|| echo 'make: ostinato has NO native extension (no working C++20 compiler?); all runs through torch, slower.'
+	@touch $(2)
+endef
+
+$(VENV)/.demo: $(SOURCES)
+	$(call install,demo,$@)
+
+$(VENV)/.installed: $(SOURCES)
+	$(call install,dev,$@ $(VENV)/.demo)
+
+$(VENV)/.all: $(SOURCES)
+	$(call install,dev$(COMMA)parity$(COMMA)ray,$@ $(VENV)/.installed $(VENV)/.demo)
 
 .PHONY: venv
-venv: $(VENV)/.installed ## Set up .venv and build the compiled part
+venv: $(VENV)/.installed ## Set up .venv and build the native extension
 
 .PHONY: demo
-demo: $(VENV)/.installed ## The main job: train a small agent through the buffer
+demo: $(VENV)/.demo ## The main job: train a small agent through the buffer
 	$(BIN)/ostinato demo
 
-# The suite, then the parts that differ without the native extension, then what starts a Ray cluster, which needs both
-# cores for itself. All three run whatever the first ones say; the status is that of the first run that failed.
-.PHONY: test
-test: $(VENV)/.installed ## The tests, with the native extension and without it (PYTEST_ARGS=...)
-	@status=0; \
-	run() { \
-		env "$$@" || { code=$$?; \
+# Runs `env $(1)`, and keeps the status of the first run that failed in $$status. PYTEST_ARGS may leave a run without tests.
+define run
+	{ env $(1) || { code=$$?; \
 		if [ $$code -eq 5 ] && $(if $(PYTEST_ARGS),true,false); then code=0; fi; \
-		[ $$status -ne 0 ] || status=$$code; }; \
-	}; \
+		[ $$status -ne 0 ] || status=$$code; }; }
+endef
+QUICK := not slow and not ray and not parity
+
+.PHONY: test
+test: $(VENV)/.installed ## The tests, then those that differ without the native extension (PYTEST_ARGS=...)
+	@status=0; \
 	if ls $(COMPILED) >/dev/null 2>&1; then \
 		echo "== tests with OSTINATO_NATIVE=1"; \
-		run OSTINATO_NATIVE=1 $(PYTEST) -m "not slow and not ray" $(PYTEST_ARGS); \
+		$(call run,OSTINATO_NATIVE=1 $(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)); \
 		echo "== tests with OSTINATO_NATIVE=0"; \
-		run OSTINATO_NATIVE=0 $(PYTEST) -m "not slow and not ray" $(or $(PYTEST_ARGS),$(TORCH_ONLY)); \
+		$(call run,OSTINATO_NATIVE=0 $(PYTEST) -m "$(QUICK)" $(or $(PYTEST_ARGS),$(TORCH_ONLY))); \
 	else \
 		echo '== tests with OSTINATO_NATIVE=0: there is no native extension here'; \
-		run OSTINATO_NATIVE=0 $(PYTEST) -m "not slow and not ray" $(PYTEST_ARGS); \
+		$(call run,OSTINATO_NATIVE=0 $(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)); \
 	fi; \
+	exit $$status
+
+# Ray starts a cluster, which needs both cores for itself.
+.PHONY: test-peers
+test-peers: $(VENV)/.all ## The tests beside TorchRL, and those in a Ray cluster (PYTEST_ARGS=...)
+	@status=0; \
+	echo "== tests beside TorchRL"; \
+	$(call run,$(PYTEST) -m "parity and not slow" $(or $(PYTEST_ARGS),tests/parity)); \
 	echo "== tests in a Ray cluster"; \
-	run $(BIN)/python -m pytest -m "ray and not slow" $(or $(PYTEST_ARGS),tests/distributed tests/e2e/test_examples.py); \
+	$(call run,$(BIN)/python -m pytest -m "ray and not slow" $(or $(PYTEST_ARGS),tests/distributed tests/e2e)); \
 	exit $$status
 
 .PHONY: test-slow
-test-slow: $(VENV)/.installed ## Whole training runs, kills at every step and other tests of minutes (PYTEST_ARGS=...)
+test-slow: $(VENV)/.all ## Whole training runs, kills at every step and other tests of minutes (PYTEST_ARGS=...)
 	$(PYTEST) --timeout 1800 -m slow $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: ## All tests: test, test-peers and test-slow, whatever the first ones say
+	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target || status=$$?; done; exit $$status
 
 .PHONY: check
 check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the house test
@@ -86,7 +112,7 @@ check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the hous
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 .PHONY: bench
-bench: $(VENV)/.installed build/peers/.installed ## Measure against the peers that can be installed (BENCH_ARGS=...)
+bench: $(VENV)/.all build/peers/.installed ## Measure against the peers that can be installed (BENCH_ARGS=...)
 	OSTINATO_BENCH_PEERS_PYTHON=build/peers/bin/python $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 # Peers have an environment of their own. One that cannot be installed here does not stop the others.
