@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="EXE",
         help=f"interpreter with benchmarks/requirements.txt installed (${PEERS_VARIABLE}, else this one)",
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="only print the table of docs/benchmarks.md from a report")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print docs/benchmarks.md's table of a report")
     return parser
 
 

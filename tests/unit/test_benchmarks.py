@@ -17,7 +17,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # other packages install a folder of this name: ours must come first
 
-from benchmarks import data  # noqa: E402
+from benchmarks import calls, data  # noqa: E402
 from benchmarks.adapter import Seconds  # noqa: E402
 from benchmarks.coordinator import SEATS, Table  # noqa: E402
 from benchmarks.peers._start import importing, program  # noqa: E402
@@ -244,3 +244,17 @@ def test_quick_run_of_ostinato(tmp_path: Path) -> None:
         assert ours.rounds[0].calls > 0
         assert 0 < ours.median_s <= ours.worst_s
     assert "dict (quick: 50,000 rows)" in done.stdout
+
+
+def test_calls_are_counted_inside_a_library_alone() -> None:
+    import ostinato
+
+    home = Path(str(ostinato.__file__)).parent
+    rows = torch.zeros(4)
+    outside = calls.count(lambda: [rows.clone() for _ in range(3)], home)
+    assert outside == calls.Count(0, 0)
+    rb = ostinato.ReplayBuffer(storage=ostinato.LazyTensorStorage(8), batch_size=2)
+    rb.extend({"x": rows})
+    found = calls.count(rb.sample, home)
+    assert 1 <= found.files <= found.calls
+    assert calls.count(rb.sample, home / "nowhere").calls == 0
