@@ -1,7 +1,7 @@
 """How many Python calls, in how many files, a warm operation takes: a measure of indirection, not of time.
 
-Run as ``python -m benchmarks.calls``; TorchRL stands beside Ostinato where it is installed. A call counts if its function
-lies in the library's own folder; calls of C functions, of torch and of tensordict do not count.
+Run as ``python -m benchmarks.calls``; TorchRL stands beside Ostinato where it is installed. A call counts if its
+function lies in the library's own folder; calls of C functions, of torch and of tensordict do not count.
 """
 
 from __future__ import annotations
