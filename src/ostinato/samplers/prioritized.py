@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import Placement, View
-    from ostinato.core.episodes import Starts
+    from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.shared_ring import SharedRing
 
 __all__ = ["PrioritizedSampler"]
@@ -98,6 +98,7 @@ class PrioritizedSampler(PrioritySampler):
         self.reduction = reduction
         self.max_priority_within_buffer = within
         self.stratified = bool(stratified)
+        self._held: Tensor | None = None  # bool for each slot that `hide` was called for
 
     @property
     def alpha(self) -> float:
@@ -206,7 +207,7 @@ class PrioritizedSampler(PrioritySampler):
     def begin(self, view: View) -> None:
         """Give the rows present the default priority, but those that a state brought priorities for."""
         self._ledger.tree(view)
-        if view.rows:
+        if view.rows and (self._ledger.hides or self._starts(view) is not None):
             self._limit(torch.arange(view.rows, device=view.device), view)
 
     def receive(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
@@ -219,23 +220,36 @@ class PrioritizedSampler(PrioritySampler):
         else:
             kept = None if priorities is None else priorities[placement.rows.to(priorities.device)]
             self._ledger.assign(placement.slots.to(view.device), kept, view)
-        starts = self._starts(view)
-        if starts is not None and view.episodes is not None and isinstance(placement, Run):
-            slots = placement.slots(view.device)
-            self._limit(slots, view)
-            self._limit(view.episodes.shift(slots, 1 - starts.need), view)  # rows whose windows these ones complete
+        if view.episodes is not None and isinstance(placement, Run):
+            starts, slots = self._starts(view), placement.slots(view.device)
+            if starts is not None:
+                self._limit(slots, view)
+                self._limit(self._reached(slots, starts, view.episodes), view)
+            elif self._ledger.hides:  # the last rows that could not be drawn were replaced by these
+                self._limit(slots, view)
 
     def _starts(self, view: View) -> Starts | None:
         """Return the rows that may be drawn; None stands for all of them."""
         return view.starts
 
-    def _limit(self, slots: Tensor, view: View) -> None:
-        """Let rows be drawn, or not, as the view says now."""
+    def _reached(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        """Return older rows that may be drawn since these were written: those whose windows they complete."""
+        return episodes.shift(slots, 1 - starts.need)
+
+    def _allowed(self, slots: Tensor, view: View) -> Tensor | None:
+        """Return which rows the view lets be drawn, bool `[n]`; None stands for all of them."""
         starts = self._starts(view)
-        if starts is None:
+        return None if starts is None else starts.allowed(slots)
+
+    def _limit(self, slots: Tensor, view: View) -> None:
+        """Let rows be drawn, or not, as the view says now; rows that `hide` was called for stay hidden."""
+        allowed = self._allowed(slots, view)
+        if self._held is not None:
+            free = ~self._held[slots]
+            allowed = free if allowed is None else allowed & free
+        if allowed is None:
             self._ledger.show(slots, view)
             return
-        allowed = starts.allowed(slots)
         self._ledger.hide(slots[~allowed], view)
         self._ledger.show(slots[allowed], view)
 
@@ -270,14 +284,21 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
         self._ledger.hide(slots, view)
+        if self._held is None:
+            self._held = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
+        self._held[slots] = True
 
     def show(self, slots: Tensor, view: View) -> None:
-        """Let rows be drawn again, by the priority that they have; see `hide`.
+        """Let rows be drawn again, by the priority that they have; see `hide`. Rows without a mask, or with a window
+        that is not complete, still wait for that.
 
         Raises:
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
-        self._ledger.show(slots, view)
+        self._ledger.tree(view).get(slots)  # checks the slots
+        if self._held is not None:
+            self._held[slots] = False
+            self._limit(slots, view)
 
     def settle(self) -> None:
         """Raise if priorities on a device were bad; they had no effect.
@@ -290,6 +311,7 @@ class PrioritizedSampler(PrioritySampler):
     def clear(self) -> None:
         """Forget all priorities, the largest included."""
         self._ledger.clear()
+        self._held = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and priorities and values of the rows present (the priorities are a view)."""
@@ -325,6 +347,7 @@ class PrioritizedSampler(PrioritySampler):
         self.check_state(state, state["priorities"].shape[0])
         self._beta = float(state["beta"])
         self._ledger.load_state_dict(state)
+        self._held = None
 
 
 def _capacity(value: Any) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.boundaries import Key
     from ostinato.core.draw import Draw, View
-    from ostinato.core.episodes import Starts
+    from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
@@ -30,17 +30,20 @@ __all__ = ["PrioritizedSliceSampler"]
 class PrioritizedSliceSampler(PrioritizedSampler):
     """Draws slices of episodes that begin at rows drawn in proportion to their priority.
 
-    The law of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their episode;
-    others keep their priority, but are not drawn until they have. Weights are those of the first row, repeated
-    for all rows of its slice; stamps are those of each row, and `update_priority` with a sample gives priorities to all
-    of its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
+    The distribution of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their
+    episode; others keep their priority, but are not drawn until they have. With `strict_length=False` the first row
+    present of an episode can always be drawn, so that an episode shorter than a slice is drawn whole; a slice of a
+    longer episode has full length. Weights are those of the first row, repeated for all rows of its slice; generations
+    are those of each row, and `update_priority` with a sample gives priorities to all of its rows. An instance of
+    `PrioritizedSampler`, as TorchRL's is.
 
     With `num_slices` the length of a slice follows from the batch size; a new one costs one pass over the rows.
 
     Args:
         max_capacity: see `PrioritizedSampler`, also for `alpha` to `reduction` and `max_priority_within_buffer`.
         num_slices: see `SliceSampler`, also for the arguments that follow.
-        span: lets slices end early at the end of their episode; the left side has no effect, and warns.
+        span: lets slices end early at the end of their episode, True by any number of rows, a number by at most so
+            many; the left side has no effect, and warns.
 
     Raises:
         KindError: if not exactly one of `num_slices` and `slice_len` is given.
@@ -114,6 +117,26 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         need = 1 if self._length is None else self._slicing.least(self._length)
         return None if need == 1 and not table.masked else table.starts(need)
 
+    def _reached(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        older = super()._reached(slots, starts, episodes)
+        if self._slicing.options.strict_length:
+            return older
+        episodes.track_firsts()
+        return torch.cat((older, episodes.moved_firsts(slots)))
+
+    def _allowed(self, slots: Tensor, view: View) -> Tensor | None:
+        """Return which rows have room for a slice; without `strict_length` also the first row of each episode."""
+        allowed = super()._allowed(slots, view)
+        if allowed is None or self._slicing.options.strict_length:
+            return allowed
+        return allowed | (episodes_of(view).behind(slots) == 0)
+
+    def begin(self, view: View) -> None:
+        """Give the rows present the default priority, but those that a state brought priorities for."""
+        if view.rows and not self._slicing.options.strict_length:
+            episodes_of(view).track_firsts()
+        super().begin(view)
+
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: it draws slices, not single rows."""
         return
@@ -131,7 +154,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             self.begin(view)
         table, starts = episodes_of(view), self._starts(view)
         if starts is not None:
-            self._slicing.require(starts.rows, starts.need, table)
+            rows = starts.rows if self._slicing.options.strict_length else table.rows
+            self._slicing.require(rows, starts.need, table)
         drawn = super().draw(view, number, generator)
         if self._slicing.plain:
             return drawn._replace(length=length)
