@@ -18,7 +18,7 @@ from ostinato import (
     ReplayBuffer,
     Sequence,
 )
-from ostinato.errors import EmptyBufferError, OstinatoError
+from ostinato.errors import CheckpointError, EmptyBufferError, OstinatoError
 
 from ...episodes import Log
 
@@ -183,6 +183,44 @@ def test_every_row_in_an_episode_can_be_drawn_and_no_masked_one(name: str, tmp_p
                 agree(kind, twins, log)
 
     run()
+
+
+def masked(*rows: int, **more: torch.Tensor) -> ReplayBuffer:
+    """Eight rows, some of them masked, with priorities."""
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(8),
+        sampler=PrioritizedSampler(8, ALPHA, 0.5, EPS),
+        batch_size=400,
+        generator=torch.Generator().manual_seed(0),
+        episodes=Episodes("done", mask_key="valid"),
+    )
+    row = torch.arange(8)
+    valid = torch.tensor([i not in rows for i in range(8)])
+    rb.extend({"row": row, "done": torch.zeros(8, dtype=torch.bool), "valid": valid, **more})
+    return rb
+
+
+def test_a_load_that_fails_leaves_masked_rows_masked() -> None:
+    rb, other = masked(0, 5), masked(3, more=torch.zeros(8, 2))
+    with pytest.raises(CheckpointError):
+        rb.load_state_dict(other.state_dict())
+    assert set(rb.sample()["row"].tolist()) == {1, 2, 3, 4, 6, 7}
+
+
+def test_rows_hidden_by_a_caller_stay_hidden_beside_a_mask() -> None:
+    """Writes, edits and masks that come and go do not let rows be drawn that `hide` was called for, nor `show` masked ones."""
+    rb = masked(0, 5)
+    sampler: Any = rb.sampler
+    slots = torch.tensor([1, 5])
+    sampler.hide(slots, rb._engine.view())
+    assert set(rb.sample()["row"].tolist()) == {2, 3, 4, 6, 7}
+    rb.set_at_("valid", torch.tensor([True]), torch.tensor([0]))
+    assert set(rb.sample()["row"].tolist()) == {0, 2, 3, 4, 6, 7}
+    rb.extend({name: torch.tensor([value]) for name, value in {"row": 8, "done": False, "valid": False}.items()})
+    sampler.show(slots, rb._engine.view())
+    assert set(rb.sample()["row"].tolist()) == {1, 2, 3, 4, 6, 7}
+    rb.set_at_("valid", torch.tensor([True, True]), torch.tensor([0, 5]))
+    assert set(rb.sample()["row"].tolist()) == set(range(1, 9))
 
 
 @pytest.mark.parametrize("name", ["rows", "stratified", "largest-within"])
