@@ -203,6 +203,8 @@ class Engine:
             as_sampler(self.sampler).begin(self.view())
         elif self.sampler.counting:
             as_counting(self.sampler).begin(self.view())
+        else:
+            self.sampler.recheck()
 
     def _begin_counts(self) -> None:
         """Let counts and versions begin anew with the rows that are there."""

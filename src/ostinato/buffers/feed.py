@@ -82,10 +82,14 @@ class Feed:
 
     def _make_ahead(self, prefetch: Prefetcher[Ticket], size: int, ask: Ask, *, within_epoch: bool) -> _Made | None:
         engine, gate = self._engine, self._engine.gate
+
+        def more() -> bool:
+            return (gate is None or gate.may_draw(engine, size)) and not (within_epoch and self._spent())
+
         ticket, made = prefetch.next(
             lambda: engine.draw(size, ahead=True, ask=ask),
             within_epoch=within_epoch,
-            more=None if gate is None else lambda: gate.may_draw(engine, size),
+            more=more,
             lost=self._lose,
         )
         if self._stream is not None:
@@ -141,6 +145,16 @@ class Feed:
     def tickets(self) -> list[Ticket]:
         """Draws that are queued, oldest first."""
         return [] if self.prefetch is None else self.prefetch.tickets
+
+    def _spent(self) -> bool:
+        engine = self._engine
+        return not engine.pending and engine.sampler.spent(engine.view())
+
+    @property
+    def over(self) -> bool:
+        """Whether the epoch ended after its last batch: the rows that were left cannot be drawn any more."""
+        with self._engine.lock:
+            return not self.tickets and self._spent()
 
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""

@@ -44,6 +44,9 @@ class Pass:
         if not self._begun:
             feed.restart()
             self._begun = True
+        elif feed.over:
+            self._over = True
+            return END
         batch = feed.next(size or 0, within_epoch=True, ask=Ask(timeout_s))
         self._over = batch.ticket.last
         return batch.data

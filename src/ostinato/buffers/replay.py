@@ -415,7 +415,7 @@ class ReplayBuffer:
         while True:
             batch = self._feed.next(self._batch_size, within_epoch=True)
             yield batch.data
-            if batch.ticket.last:
+            if batch.ticket.last or self._feed.over:
                 return
 
     def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002

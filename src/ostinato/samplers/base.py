@@ -64,6 +64,10 @@ class Sampler(ABC):
         """Whether the last draw ended an epoch; always False for endless samplers."""
         return False
 
+    def spent(self, view: View) -> bool:  # noqa: ARG002
+        """Return whether an epoch that has begun ended after its last draw, since the rows left cannot be drawn now."""
+        return False
+
     @property
     def nbytes(self) -> int:
         """Bytes held for the rows of the buffer; 0 where nothing is kept for each."""
@@ -94,6 +98,9 @@ class Sampler(ABC):
 
     def restart(self) -> None:  # noqa: B027
         """Begin a new epoch with the next draw."""
+
+    def recheck(self) -> None:  # noqa: B027
+        """Take note that an edit has changed which rows may be drawn."""
 
     def hear(self, placement: Placement) -> None:  # noqa: B027
         """Take note of rows just written."""

@@ -147,6 +147,10 @@ class SamplerWithoutReplacement(RandomSampler):
         """Return None: what a pass has drawn already, it does not draw again."""
         return
 
+    def recheck(self) -> None:
+        """Count the rows of the pass that may be drawn anew."""
+        self._due = 0
+
     def restart(self) -> None:
         """Begin a new pass with the next draw, from the order of slots: what was drawn before leaves no trace in it."""
         self._rows = 0
@@ -161,7 +165,11 @@ class SamplerWithoutReplacement(RandomSampler):
         self.restart()
 
     def hear(self, placement: Placement) -> None:
-        """Tell a device of rows just written, so that the replay of a CUDA graph meets them."""
+        """Tell a device of rows just written, so that the replay of a CUDA graph meets them.
+
+        Each may have replaced a row of the pass that was still to be drawn by one that may not be drawn.
+        """
+        self._due -= placement.total
         if self._aside is not None and isinstance(placement, Run):
             end = min(placement.start + placement.rows, placement.capacity)
             self._aside.hear(max(self._aside.rows, end))
@@ -195,11 +203,20 @@ class SamplerWithoutReplacement(RandomSampler):
             if self._ran_out and missing < batch_size:
                 break
         self._due -= batch_size - missing
-        if self._due <= 0 and not self._ran_out:
+        self._ran_out = self._ran_out or self._count_due(starts) == 0
+        return torch.cat(parts)
+
+    def _count_due(self, starts: Starts) -> int:
+        """Return a number of rows left in the pass that may be drawn, at least; 0 if there is none."""
+        if self._due <= 0:
             rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
             self._due = int(starts.allowed(rest).sum())
-            self._ran_out = self._due == 0
-        return torch.cat(parts)
+        return self._due
+
+    def spent(self, view: View) -> bool:
+        """Return whether the pass has begun, and no row is left in it: others have replaced those still to be drawn."""
+        begun = 0 < self._at and self._rows == view.rows and not self._ran_out
+        return begun and view.starts is not None and self._count_due(view.starts) == 0
 
     def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
         if self.drop_last and view.rows < batch_size:

@@ -16,6 +16,7 @@ from ostinato import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
+    SamplerWithoutReplacement,
     Sequence,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, OstinatoError
@@ -241,3 +242,37 @@ def test_a_slot_is_drawn_again_once_its_masked_row_was_replaced(name: str) -> No
         else:
             with pytest.raises(OstinatoError):
                 rb.sample()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shuffle: bool, prefetch: int) -> None:
+    """One iteration is one pass, whatever is written and edited meanwhile; rows that stay valid come exactly once."""
+    for seed in range(60):
+        log = Log(3 + seed % 6, longest=100, seed=seed, masked=0.2)
+        rb = ReplayBuffer(
+            storage=LazyTensorStorage(log.capacity),
+            sampler=SamplerWithoutReplacement(shuffle=shuffle),
+            batch_size=1 + seed % 4,
+            prefetch=prefetch,
+            episodes=Episodes(ENDS, mask_key="mask"),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        log.extend(rb, log.capacity)
+        if not log.episodes():
+            continue
+        start = {row.id for row in log.present().values() if row.mask}
+        seen: list[int] = []
+        for number, batch in enumerate(rb):
+            seen += batch["id"].tolist()
+            log.masked = 0.7
+            if (seed + number) % 3 == 0:
+                log.extend(rb, 1 + seed % 2)
+            elif (seed + number) % 3 == 1:
+                log.edit(rb, flags=False, masks=True)
+            if not log.episodes():
+                break  # no row is left in any pass
+        else:
+            kept = start & {row.id for row in log.present().values() if row.mask}
+            assert kept <= set(seen)
+        assert len(seen) == len(set(seen)), seed
