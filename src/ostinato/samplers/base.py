@@ -54,6 +54,17 @@ class Sampler(ABC):
             Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, fewer where an epoch ends.
         """
 
+    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: B027
+        """Raise what `draw` would raise, without any change: for several samplers that draw one batch together.
+
+        Args:
+            view: as of `draw`.
+            batch_size: as of `draw`.
+
+        Raises:
+            EmptyBufferError: if there is nothing to draw before more rows are written.
+        """
+
     @property
     def epochal(self) -> bool:
         """Whether the sampler goes through the rows in epochs; iteration over the buffer then ends with the epoch."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ostinato.core.draw import Placement, View
     from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.shared_ring import SharedRing
+    from ostinato.samplers.tree import PriorityTree
 
 __all__ = ["PrioritizedSampler"]
 
@@ -162,6 +163,19 @@ class PrioritizedSampler(PrioritySampler):
         tree = self._ledger.tree(view)
         return float(tree.total), float(tree.minimum), self._beta
 
+    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: ARG002
+        """Raise what `draw` would raise.
+
+        Raises:
+            PriorityError: on the CPU, if no row has a priority above 0.
+        """
+        self._check_mass(self._ledger.tree(view), view)
+
+    def _check_mass(self, tree: PriorityTree, view: View) -> None:
+        total = tree.total
+        if isinstance(total, float) and total <= 0:  # elsewhere to ask would be a host sync
+            raise PriorityError(_no_mass(view.rows))
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` rows with their weights and stamps.
 
@@ -169,9 +183,7 @@ class PrioritizedSampler(PrioritySampler):
             PriorityError: if no row has a priority above 0.
         """
         tree = self._ledger.tree(view)
-        total = tree.total
-        if isinstance(total, float) and total <= 0:  # on the CPU, before the generator is asked
-            raise PriorityError(_no_mass(view.rows))
+        self._check_mass(tree, view)  # before the generator is asked
         uniforms = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=view.device)
         if self.stratified:
             places = torch.arange(batch_size, dtype=torch.float64, device=view.device)
@@ -288,8 +300,9 @@ class PrioritizedSampler(PrioritySampler):
         self._held[slots] = True
 
     def show(self, slots: Tensor, view: View) -> None:
-        """Let rows be drawn again, by the priority that they have; see `hide`. Rows without a mask, or with a window
-        that is not complete, still wait for that.
+        """Let rows be drawn again, by the priority that they have; see `hide`.
+
+        Rows that the buffer does not let be drawn (masked ones, windows that are not complete) stay hidden.
 
         Raises:
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.

@@ -145,6 +145,26 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         """Return None: it draws slices, not single rows."""
         return
 
+    def check_draw(self, view: View, batch_size: int) -> None:
+        """Raise what `draw` would raise.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+            UsageError: if the batch size is no multiple.
+            PriorityError: if no row that a slice may begin with has a priority above 0.
+        """
+        if self._check_slices(view, batch_size) == self._length:
+            super().check_draw(view, batch_size)
+
+    def _check_slices(self, view: View, batch_size: int) -> int:
+        """Return the length of slices in a batch, if there is one to draw."""
+        length = self._slicing.split(batch_size)[1]
+        table, starts = episodes_of(view), self._starts_of(length, view)
+        if starts is not None:
+            rows = starts.rows if self._slicing.options.strict_length else table.rows
+            self._slicing.require(rows, starts.need, table)
+        return length
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw slices: their first rows with weights and stamps, and their lengths.
 
@@ -152,11 +172,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             EmptyBufferError: if no episode is long enough.
             UsageError: if the batch size is no multiple.
         """
+        self._check_slices(view, batch_size)
         number, length = self._slicing.split(batch_size)
-        table, starts = episodes_of(view), self._starts_of(length, view)
-        if starts is not None:
-            rows = starts.rows if self._slicing.options.strict_length else table.rows
-            self._slicing.require(rows, starts.need, table)
+        table = episodes_of(view)
         if length != self._length:  # only now: a draw that raises leaves the sampler as it was
             self._length = length
             self.begin(view)

@@ -139,6 +139,16 @@ class SliceSampler(Sampler):
         """Rows of a slice, if that is fixed."""
         return self._slicing.options.slice_len
 
+    def check_draw(self, view: View, batch_size: int) -> None:
+        """Raise what `draw` would raise.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+            UsageError: if the batch size is no multiple.
+        """
+        length, table = self._slicing.split(batch_size)[1], episodes_of(view)
+        self._slicing.require(table.starts(self._slicing.need(length)).rows, length, table)
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw slices: their first rows and their lengths.
 

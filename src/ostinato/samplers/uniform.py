@@ -174,6 +174,25 @@ class SamplerWithoutReplacement(RandomSampler):
             end = min(placement.start + placement.rows, placement.capacity)
             self._aside.hear(max(self._aside.rows, end))
 
+    def check_draw(self, view: View, batch_size: int) -> None:
+        """Raise what `draw` would raise.
+
+        Raises:
+            OptionError: see `draw`.
+        """
+        if view.starts is not None and (self.drop_last or self.endless):
+            msg = (
+                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
+                "rows): leave them out"
+            )
+            raise OptionError(msg)
+        if self.drop_last and view.rows < batch_size:
+            msg = (
+                f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
+                "add rows first or lower batch_size"
+            )
+            raise OptionError(msg)
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw the next slots of the pass, beginning a new one where the last ended.
 
@@ -181,18 +200,13 @@ class SamplerWithoutReplacement(RandomSampler):
             OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with
                 `drop_last` or `endless`, if only some rows may be drawn.
         """
+        SamplerWithoutReplacement.check_draw(self, view, batch_size)  # slices have one of their own
         if view.starts is not None:
             return Draw(self._draw_among(view, view.starts, batch_size, generator))
         return Draw(self._draw_any(view, batch_size, generator))
 
     def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:
         """Draw the next slots of the pass that may be drawn; the others are passed over."""
-        if self.drop_last or self.endless:
-            msg = (
-                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
-                "rows): leave them out"
-            )
-            raise OptionError(msg)
         parts: list[Tensor] = []
         missing = batch_size
         while missing:
@@ -215,16 +229,10 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def spent(self, view: View) -> bool:
         """Return whether the pass has begun, and no row is left in it: others have replaced those still to be drawn."""
-        begun = 0 < self._at and self._rows == view.rows and not self._ran_out
+        begun = self._at > 0 and self._rows == view.rows and not self._ran_out
         return begun and view.starts is not None and self._count_due(view.starts) == 0
 
     def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
-        if self.drop_last and view.rows < batch_size:
-            msg = (
-                f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
-                "add rows first or lower batch_size"
-            )
-            raise OptionError(msg)
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
         over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over

@@ -209,7 +209,7 @@ def test_a_load_that_fails_leaves_masked_rows_masked() -> None:
 
 
 def test_rows_hidden_by_a_caller_stay_hidden_beside_a_mask() -> None:
-    """Writes, edits and masks that come and go do not let rows be drawn that `hide` was called for, nor `show` masked ones."""
+    """Writes and edits of masks show no row that `hide` was called for, and `show` no masked one."""
     rb = masked(0, 5)
     sampler: Any = rb.sampler
     slots = torch.tensor([1, 5])
@@ -235,7 +235,9 @@ def test_a_slot_is_drawn_again_once_its_masked_row_was_replaced(name: str) -> No
         episodes=Episodes("done", mask_key="valid"),
     )
     for row in range(13):
-        rb.extend({"row": torch.tensor([row]), "done": torch.tensor([False]), "valid": torch.tensor([row not in {0, 5}])})
+        rb.extend(
+            {"row": torch.tensor([row]), "done": torch.tensor([False]), "valid": torch.tensor([row not in {0, 5}])}
+        )
         want = {r for r in range(max(0, row - 2), row + 1) if r not in {0, 5}}
         if want:
             assert set(rb.sample()["row"].tolist()) == want
