@@ -11,6 +11,7 @@ from ostinato.buffers.finish import finish
 from ostinato.buffers.gate import Ask, give_back
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.streams import CopyStream
+from ostinato.errors import EpochEndError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,9 @@ class Feed:
             size: rows.
             within_epoch: keep prefetch from drawing beyond the epoch's end.
             ask: how long to wait, where there is a gate, and how old rows may be.
+
+        Raises:
+            EpochEndError: with `within_epoch`, if no batch is left since rows were replaced.
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
@@ -73,6 +77,9 @@ class Feed:
             else:
                 made = self._make_ahead(self.prefetch, size, ask, within_epoch=within_epoch)
             if made is None:
+                if within_epoch and self.over:
+                    msg = "the rows left in the epoch were replaced: no batch of it is left"
+                    raise EpochEndError(msg)
                 continue  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
             data, rows, notes = made
             engine.deliver(rows.ticket)
@@ -152,9 +159,9 @@ class Feed:
 
     @property
     def over(self) -> bool:
-        """Whether the epoch ended after its last batch: the rows that were left cannot be drawn any more."""
+        """Whether no batch of the epoch is left: the last one was drawn, or the rows left cannot be drawn any more."""
         with self._engine.lock:
-            return not self.tickets and self._spent()
+            return not self.tickets and (self._engine.sampler.ran_out or self._spent())
 
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""

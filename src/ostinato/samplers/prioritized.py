@@ -99,7 +99,7 @@ class PrioritizedSampler(PrioritySampler):
         self.reduction = reduction
         self.max_priority_within_buffer = within
         self.stratified = bool(stratified)
-        self._held: Tensor | None = None  # bool for each slot that `hide` was called for
+        self._held: Tensor | None = None  # the slots that `hide` was called for
 
     @property
     def alpha(self) -> float:
@@ -256,7 +256,7 @@ class PrioritizedSampler(PrioritySampler):
         """Let rows be drawn, or not, as the view says now; rows that `hide` was called for stay hidden."""
         allowed = self._allowed(slots, view)
         if self._held is not None:
-            free = ~self._held[slots]
+            free = ~torch.isin(slots, self._held)
             allowed = free if allowed is None else allowed & free
         if allowed is None:
             self._ledger.show(slots, view)
@@ -295,9 +295,7 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
         self._ledger.hide(slots, view)
-        if self._held is None:
-            self._held = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
-        self._held[slots] = True
+        self._held = slots.unique() if self._held is None else torch.cat((self._held, slots)).unique()
 
     def show(self, slots: Tensor, view: View) -> None:
         """Let rows be drawn again, by the priority that they have; see `hide`.
@@ -309,7 +307,7 @@ class PrioritizedSampler(PrioritySampler):
         """
         self._ledger.tree(view).get(slots)  # checks the slots
         if self._held is not None:
-            self._held[slots] = False
+            self._held = self._held[~torch.isin(self._held, slots)]
             self._limit(slots, view)
 
     def settle(self) -> None:

@@ -203,6 +203,7 @@ class SamplerWithoutReplacement(RandomSampler):
         SamplerWithoutReplacement.check_draw(self, view, batch_size)  # slices have one of their own
         if view.starts is not None:
             return Draw(self._draw_among(view, view.starts, batch_size, generator))
+        self._due = 0
         return Draw(self._draw_any(view, batch_size, generator))
 
     def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows that `mask_key` leaves out, with priorities: which rows can be drawn, by what share, and after every save."""
+"""Rows that `mask_key` leaves out: what can be drawn, by what share, after every save, and what windows become."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 
 from ostinato import (
     Episodes,
+    FrameStack,
+    Hindsight,
     LazyTensorStorage,
+    NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
     Sequence,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, OstinatoError
 
@@ -224,6 +230,48 @@ def test_rows_hidden_by_a_caller_stay_hidden_beside_a_mask() -> None:
     assert set(rb.sample()["row"].tolist()) == set(range(1, 9))
 
 
+@pytest.mark.parametrize("unit", [None, NStep(2, 1.0)], ids=str)
+@pytest.mark.parametrize("sampler", [RandomSampler, lambda: PrioritizedSampler(8, ALPHA, 0.5, EPS)])
+def test_a_row_that_was_masked_between_draw_and_gather_is_not_delivered(sampler: Any, unit: Any) -> None:
+    """Another thread replaces the rows drawn by masked ones: the batch is drawn anew."""
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(8),
+        sampler=sampler(),
+        sample_unit=unit,
+        batch_size=20,
+        episodes=Episodes("done", mask_key="valid"),
+    )
+
+    def write(valid: bool) -> None:
+        rows = {"row": torch.arange(4), "reward": torch.ones(4), "done": torch.zeros(4, dtype=torch.bool)}
+        rb.extend({**rows, "valid": torch.full((4,), valid)})
+
+    write(valid=True)
+    write(valid=True)
+    engine: Any = rb._engine
+    ticket = engine.draw(20)
+    write(valid=False)
+    assert engine.gather(ticket) is None
+    assert rb.sample()["valid"].all()
+
+
+def test_a_pass_keeps_the_rest_of_a_batch_whose_rows_were_masked_before_the_gather() -> None:
+    rb = masked()
+    rb.set_sampler(SamplerWithoutReplacement())
+    engine: Any = rb._engine
+    ticket = engine.draw(6)
+    rb.set_at_("valid", torch.tensor([False]), ticket.draw.slots[2:3])
+    rest = engine.gather(ticket).ticket.records.tolist()
+    assert rest == [slot for i, slot in enumerate(ticket.draw.slots.tolist()) if i != 2]
+    assert sorted(rest + rb.sample(8)["row"].tolist()) == sorted(set(range(8)) - {int(ticket.draw.slots[2])})
+
+
+def test_another_sampler_takes_masks_over() -> None:
+    rb = masked(0, 5)
+    rb.set_sampler(PrioritizedSampler(8, ALPHA, 0.5, EPS))
+    assert set(rb.sample()["row"].tolist()) == {1, 2, 3, 4, 6, 7}
+
+
 @pytest.mark.parametrize("name", ["rows", "stratified", "largest-within"])
 def test_a_slot_is_drawn_again_once_its_masked_row_was_replaced(name: str) -> None:
     """The last masked row of a buffer is overwritten: its slot holds an ordinary row from then on."""
@@ -278,3 +326,98 @@ def test_a_pass_draws_no_row_twice_and_ends_while_masked_rows_replace_others(shu
             kept = start & {row.id for row in log.present().values() if row.mask}
             assert kept <= set(seen)
         assert len(seen) == len(set(seen)), seed
+
+
+# -- what a masked row does to windows and slices: the table of docs/sampling.md -----------------------------------
+
+MASKED_AT = 4
+
+
+def cut(batch_size: int = 400, **options: Any) -> ReplayBuffer:
+    """One episode of ten rows whose fifth is masked."""
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(20),
+        batch_size=batch_size,
+        episodes=Episodes("terminated", mask_key="valid"),
+        generator=torch.Generator().manual_seed(0),
+        **options,
+    )
+    t = torch.arange(10)
+    goals = {"achieved_goal": t + 0.0, "next_achieved_goal": t + 1.0, "desired_goal": torch.full((10,), 99.0)}
+    flags = {"terminated": t == 9, "valid": t != MASKED_AT}
+    rb.extend({"obs": t, "next_obs": t + 1, "reward": torch.ones(10), **flags, **goals})
+    return rb
+
+
+def test_returns_stop_before_a_masked_row() -> None:
+    batch = cut(sample_unit=NStep(3, 1.0)).sample()
+    names = ("obs", "steps_to_next_obs", "next_obs", "reward", "terminated")
+    found = set(zip(*(batch[name].tolist() for name in names), strict=True))
+    steps = {0: 3, 1: 3, 2: 2, 3: 1, 5: 3, 6: 3, 7: 3, 8: 2, 9: 1}
+    assert found == {(t, k, t + k, float(k), t + k == 10) for t, k in steps.items()}
+
+
+@pytest.mark.parametrize("boundary", ["pad", "stop", "strict", "include_reset"])
+def test_windows_do_not_reach_across_a_masked_row(boundary: Any) -> None:
+    batch, info = cut(sample_unit=Sequence(3, boundary)).sample(return_info=True)
+    rows = torch.where(info["validity_mask"], batch["obs"], -1).view(-1, 3)
+    whole = {(0, 1, 2), (1, 2, 3), (5, 6, 7), (6, 7, 8), (7, 8, 9)}
+    late = {
+        "pad": {(2, 3, -1), (3, -1, -1), (8, 9, -1), (9, -1, -1)},
+        "include_reset": {(2, 3, -1), (3, -1, 5), (8, 9, -1), (9, -1, -1)},
+    }
+    assert set(map(tuple, rows.tolist())) == whole | late.get(boundary, set())
+
+
+def test_stacks_begin_anew_after_a_masked_row() -> None:
+    stacks = set(map(tuple, cut(sample_unit=FrameStack(3, ["obs"])).sample()["obs"].tolist()))
+    first = {0: 0, 1: 0, 2: 0, 3: 0, 5: 5, 6: 5, 7: 5, 8: 5, 9: 5}
+    assert stacks == {(max(t - 2, s), max(t - 1, s), t) for t, s in first.items()}
+
+
+def test_goals_come_from_the_same_side_of_a_masked_row() -> None:
+    unit = Hindsight(lambda batch: (batch["next_achieved_goal"] == batch["desired_goal"]).float(), her_ratio=1.0)
+    batch = cut(sample_unit=unit, batch_size=2000).sample()
+    for side in (range(MASKED_AT), range(MASKED_AT + 1, 10)):
+        pairs = {
+            (t, g) for t, g in zip(batch["obs"].tolist(), batch["desired_goal"].tolist(), strict=True) if t in side
+        }
+        assert pairs == {(t, u + 1.0) for t in side for u in side if u >= t}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["uniform", "pass", "priority"])
+def test_slices_lie_on_one_side_of_a_masked_row(name: str, strict: bool) -> None:
+    options: dict[str, Any] = {"slice_len": 5, "strict_length": strict}
+    sampler = {
+        "uniform": lambda: SliceSampler(**options),
+        "pass": lambda: SliceSamplerWithoutReplacement(**options),
+        "priority": lambda: PrioritizedSliceSampler(20, 1.0, 1.0, **options),
+    }[name]()
+    rb = cut(5, sampler=sampler)
+    drawn = {tuple(rb.sample()["obs"].tolist()) for _ in range(60)}
+    assert drawn == {(5, 6, 7, 8, 9)} | (set() if strict else {(0, 1, 2, 3)})
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(20, 1.0, 1.0)]
+)
+def test_a_buffer_of_masked_rows_alone_has_none_to_draw(sampler: Any) -> None:
+    rb = cut(sampler=sampler())
+    rb.set_at_("valid", torch.zeros(10, dtype=torch.bool), torch.arange(10))
+    with pytest.raises(EmptyBufferError):
+        rb.sample()
+    rb.set_at_("valid", torch.ones(1, dtype=torch.bool), torch.tensor([6]))
+    assert set(rb.sample()["obs"].tolist()) == {6}
+
+
+def test_weights_leave_masked_rows_out() -> None:
+    """The smallest value, which weights are divided by, is that of a row that can be drawn."""
+    rb = cut(sampler=PrioritizedSampler(20, 1.0, 1.0, eps=0.0))
+    rb.update_priority(torch.arange(10), torch.arange(10.0) + 2.0)
+    rb.update_priority(torch.tensor([MASKED_AT]), 0.5)
+    batch, info = rb.sample(return_info=True)
+    assert torch.allclose(info["priority_weight"], 2.0 / (batch["obs"] + 2.0))
+    rb.set_at_("valid", torch.tensor([True]), torch.tensor([MASKED_AT]))
+    _, info = rb.sample(5_000, return_info=True)
+    assert torch.allclose(info["priority_weight"][info["index"] == 0], torch.tensor(0.25)), "it has kept its priority"
