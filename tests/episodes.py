@@ -174,19 +174,21 @@ class Log:
         self.rows = []
         self.tagged = True
 
-    def edit(self, rb: ReplayBuffer, *, flags: bool, **form: bool) -> None:
-        """Replace some rows in place; with `flags` some begin or cease to end their episode."""
+    def edit(self, rb: ReplayBuffer, *, flags: bool, masks: bool = False, **form: bool) -> None:
+        """Replace some rows in place; with `flags` some begin or cease to end their episode, `masks` likewise."""
         present = self.present()
         chosen = self._random.sample(sorted(present), min(3, len(present)))
         for slot in chosen:
             new = replace(present[slot], id=self.written)
             if flags:
                 new = replace(new, terminated=not new.done, truncated=False)
+            if masks:
+                new = replace(new, mask=not new.mask)
             self.written += 1
             self._replace(slot, new)
             index: Any = (slot % self.lanes, slot // self.lanes) if self.layout == "lanes" else slot
             rb[index] = _map(batch_of([new], **form), lambda x: x[0])
-        self.tagged = self.tagged and not flags
+        self.tagged = self.tagged and not flags and not masks
 
     def _replace(self, slot: int, row: Row) -> None:
         at = max(i for i in range(len(self.rows)) if i % self.capacity == slot)

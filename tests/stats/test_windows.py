@@ -195,13 +195,33 @@ def test_strict_windows_start_in_proportion_to_priorities(masked: float) -> None
     follows(counts, {slot: slot + 1.0 for slot in allowed(log, 3)})
 
 
+@pytest.mark.parametrize("right", [0, 1, True])
 @pytest.mark.parametrize("strict", [True, False])
-def test_prioritized_slices_start_in_proportion_to_priorities(strict: bool) -> None:
+def test_prioritized_slices_start_in_proportion_to_priorities(strict: bool, right: Any) -> None:
+    """Rows that have room for a slice, less `span`; without `strict` the first row of every episode as well."""
     log = log_of()
-    sampler = PrioritizedSliceSampler(30, 1.0, 0.0, eps=0.0, slice_len=3, end_keys=ENDS, strict_length=strict)
+    sampler = PrioritizedSliceSampler(
+        30, 1.0, 0.0, eps=0.0, slice_len=3, end_keys=ENDS, strict_length=strict, span=(False, right)
+    )
     rb = filled(log, 47, sampler=sampler)
     rb.update_priority(torch.arange(30), torch.arange(1.0, 31.0))
     batch, info = rb.sample(3 * DRAWS, return_info=True)
-    pieces = check_slices(log, batch, info, length=3, strict=strict, span=(False, False) if strict else (False, True))
+    pieces = check_slices(log, batch, info, length=3, strict=strict and not right, span=(False, right or False))
     counts = Counter(piece[0] for piece in pieces)
-    follows(counts, {slot: slot + 1.0 for slot in allowed(log, 3 if strict else 1)})
+    starts = {*allowed(log, 1 if right is True else 3 - right), *(() if strict else (x[0] for x, _ in log.episodes()))}
+    follows(counts, {slot: slot + 1.0 for slot in starts})
+
+
+def test_a_slice_shorter_than_asked_for_comes_from_a_short_episode_alone() -> None:
+    """One episode of six rows and one of two: slices of four from the first, the second whole; as of `SliceSampler`."""
+    samplers = (
+        PrioritizedSliceSampler(20, 1.0, 0.0, slice_len=4, strict_length=False),
+        SliceSampler(slice_len=4, strict_length=False),
+        SliceSampler(num_slices=1, strict_length=False),
+        SliceSamplerWithoutReplacement(slice_len=4, strict_length=False),
+    )
+    for sampler in samplers:
+        rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
+        rb.extend({"row": torch.arange(8), "done": torch.tensor([False] * 5 + [True, False, False])})
+        drawn = {tuple(rb.sample()["row"].tolist()) for _ in range(300)}
+        assert drawn == {(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (6, 7)}, sampler

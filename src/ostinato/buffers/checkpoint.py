@@ -238,6 +238,8 @@ def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> 
                 storage.forget_form()
         for target, were in zip(targets, stamps, strict=True):
             target.engine.stamps = were
+            if target.engine.sampler.prioritized:
+                target.engine.begin_sampler()  # its state does not say which rows may be drawn
         raise
 
 

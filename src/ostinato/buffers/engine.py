@@ -203,6 +203,8 @@ class Engine:
             as_sampler(self.sampler).begin(self.view())
         elif self.sampler.counting:
             as_counting(self.sampler).begin(self.view())
+        else:
+            self.sampler.recheck()
 
     def _begin_counts(self) -> None:
         """Let counts and versions begin anew with the rows that are there."""
@@ -267,14 +269,7 @@ class Engine:
             EmptyBufferError: if there are no rows.
         """
         with self.lock:
-            view = self.view()
-            if view.rows == 0:
-                msg = "Cannot sample from an empty storage: add rows first"
-                raise EmptyBufferError(msg)
-            if view.starts is not None and view.starts.rows == 0:
-                need = view.starts.need
-                msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
-                raise EmptyBufferError(msg)
+            view = self.drawable_view()
             if max_age is None:
                 draw = self.sampler.draw(view, batch_size, generator)
             else:
@@ -282,6 +277,22 @@ class Engine:
             if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
                 draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
             return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
+
+    def drawable_view(self) -> View:
+        """Return what samplers may see, now, of a buffer that has rows to draw.
+
+        Raises:
+            EmptyBufferError: if there are none.
+        """
+        view = self.view()
+        if view.rows == 0:
+            msg = "Cannot sample from an empty storage: add rows first"
+            raise EmptyBufferError(msg)
+        if view.starts is not None and view.starts.rows == 0:
+            need = view.starts.need
+            msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
+            raise EmptyBufferError(msg)
+        return view
 
     def undraw(self, queued: list[Ticket]) -> None:
         """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""

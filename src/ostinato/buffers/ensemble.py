@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.samplers.ensemble import WhenEmpty
 
 __all__ = ["ReplayBufferEnsemble"]
 
@@ -34,11 +35,12 @@ __all__ = ["ReplayBufferEnsemble"]
 class ReplayBufferEnsemble:
     """Draws batches from several buffers at once; rows are written through the members, `ensemble[i].extend(rows)`.
 
-    A batch has `num_buffer_sampled` parts of equal size, each from one member: `[parts, batch_size // parts, *shape]`.
-    `SamplerEnsemble` says which members they come from. Where batches are TensorDicts they carry the keys
-    `("index", "buffer_ids")`, the member of each row, and `("index", "index")`, its index there; if some member is
-    prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member) and
-    `index_generation`.
+    A batch has `num_buffer_sampled` parts of equal size, each from one member: `[parts, batch_size // parts, *shape]`,
+    with `flatten` `[batch_size, *shape]`. `SamplerEnsemble` says which members they come from; a member that has no
+    rows yet is left out, and joins as soon as it has some (see `when_empty`). Where batches are TensorDicts they carry
+    the keys `("index", "buffer_ids")`, the member of each row, and `("index", "index")`, its index there; if some
+    member is prioritized also `priority_weight` (1 for rows of other members; weights compare rows within one member)
+    and `index_generation`.
 
     Safe to use from several threads, beside direct use of the members. Without `generator=` each member draws from its
     own source of chance, and the members of a batch are chosen by torch's global generator.
@@ -56,6 +58,10 @@ class ReplayBufferEnsemble:
         p: weights of the members; see `SamplerEnsemble`, also for the next two.
         sample_from_all: one part from every member.
         num_buffer_sampled: parts of a batch.
+        when_empty: "renormalize", the default, leaves members without rows to draw out of a batch and warns once,
+            "raise" raises EmptyBufferError for them; see `SamplerEnsemble`.
+        flatten: put the parts of a batch end to end, not side by side: batches, and all that names their rows, are
+            `[batch_size, ...]`, as a loss of single rows takes them. A `collate_fn` has to do so itself.
         generator: source of all draws through the ensemble, those within members included.
         prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`.
         shared: must be False: an ensemble serves one process.
@@ -90,6 +96,8 @@ class ReplayBufferEnsemble:
         p: Sequence[float] | Tensor | str | None = None,
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
+        when_empty: WhenEmpty | None = None,
+        flatten: bool = False,
         generator: torch.Generator | None = None,
         prefetch: int | None = None,
         shared: bool = False,
@@ -105,9 +113,15 @@ class ReplayBufferEnsemble:
                 p=p,
                 sample_from_all=sample_from_all,
                 num_buffer_sampled=num_buffer_sampled,
+                when_empty="renormalize" if when_empty is None else when_empty,
             )
         else:
-            given = {"p": p, "sample_from_all": sample_from_all or None, "num_buffer_sampled": num_buffer_sampled}
+            given = {
+                "p": p,
+                "sample_from_all": sample_from_all or None,
+                "num_buffer_sampled": num_buffer_sampled,
+                "when_empty": when_empty,
+            }
             rbs, law = put_together(storages, samplers, writers, given)
         collate_fns = check_collates(collate_fns, len(rbs))
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
@@ -118,6 +132,7 @@ class ReplayBufferEnsemble:
             Compose.of(transform),
             check_generator(generator),
             check_prefetch(prefetch, self._batch_size),
+            flatten=bool(flatten),
         )
         if self._batch_size is not None:
             self._mixer.part_rows(self._batch_size)
@@ -150,6 +165,11 @@ class ReplayBufferEnsemble:
     def batch_size(self) -> int | None:
         """Rows that `sample()` gives; None if the constructor was given none."""
         return self._batch_size
+
+    @property
+    def flatten(self) -> bool:
+        """Whether batches are `[batch_size, ...]`, not `[parts, rows, ...]`."""
+        return self._mixer.flatten
 
     @property
     def transform(self) -> Compose:
@@ -207,6 +227,8 @@ class ReplayBufferEnsemble:
             p=law.p,
             sample_from_all=law.sample_from_all,
             num_buffer_sampled=law.num_buffer_sampled,
+            when_empty=law.when_empty,
+            flatten=mixer.flatten,
             generator=mixer.generator,
         )
 
@@ -272,15 +294,16 @@ class ReplayBufferEnsemble:
                 the constructor's.
             return_info: return `(batch, info)`. The info names the rows: `info["index"]["buffer_ids"]` and
                 `info["index"]["index"]`, int64 `[parts, rows]`, with the keys that prioritized samplers and prefetch
-                add, all flat where parts differ in length. It is a TensorDict where the batch is one, else a dict.
+                add, all flat with `flatten`, and where parts differ in length. It is a TensorDict where the batch is
+                one, else a dict.
 
         Returns:
-            The rows, `[parts, rows, *shape]`, transformed. Copy.
+            The rows, `[parts, rows, *shape]`, with `flatten` `[parts * rows, *shape]`, transformed. Copy.
 
         Raises:
             UsageError: if there is no batch size.
             OptionError: if the batch size is not divisible.
-            EmptyBufferError: if a member that may be drawn has no rows.
+            EmptyBufferError: if no member that may be drawn has rows; with `when_empty="raise"` if one has none.
         """
         fixed = self._mixer.prefetch is not None
         data, names = self._mixer.next(check_size(batch_size, self._batch_size, fixed=fixed))
@@ -306,7 +329,8 @@ class ReplayBufferEnsemble:
         Args:
             index: a sampled TensorDict, the info of a sample, or the `index` in it, a dict or TensorDict of `index` and
                 `buffer_ids`; the first two bring their generation along.
-            priority: one for all, or `[parts, rows]`; further dimensions are reduced per row.
+            priority: one for all, or in the shape of the index, `[parts, rows]` or flat; further dimensions are reduced
+                per row.
             generation: the sample's `index_generation`.
 
         Raises:
@@ -371,6 +395,7 @@ class ReplayBufferEnsemble:
                 "transform": mixer.transform,
                 "generator": mixer.generator,
                 "depth": mixer.prefetch.depth if mixer.prefetch else 0,
+                "flatten": mixer.flatten,
                 "queued": mixer.queued,
                 "batch_size": self._batch_size,
             }
@@ -378,14 +403,16 @@ class ReplayBufferEnsemble:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""
         self._batch_size = state["batch_size"]
-        options = {name: state[name] for name in ("law", "collate", "transform", "generator", "depth")}
+        options = {name: state[name] for name in ("law", "collate", "transform", "generator", "depth", "flatten")}
         self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
         self._mixer.pending.extend(state["queued"])
 
     def __repr__(self) -> str:
-        """Members and law."""
+        """Members and options."""
         lines = ",\n".join(f"    {rb!r}" for rb in self.members)
+        flat = ", flatten=True" if self.flatten else ""
         depth = self._mixer.prefetch and self._mixer.prefetch.depth
         return (
-            f"ReplayBufferEnsemble(\n{lines},\n    {self.sampler!r}, batch_size={self._batch_size}, prefetch={depth})"
+            f"ReplayBufferEnsemble(\n{lines},\n    {self.sampler!r}, batch_size={self._batch_size}, "
+            f"prefetch={depth}{flat})"
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.records import Ticket
+    from ostinato.core.draw import View
     from ostinato.storages import Storage
 
 __all__ = ["copy", "expand", "expand_again"]
@@ -45,13 +46,13 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
 
 
 def expand_again(engine: Engine, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
-    """Expand a draw as the buffer is now; None if its rows have not got so many rows behind them any more.
+    """Expand a draw as the buffer is now; None if a window no longer fits in its episode, or a row is masked now.
 
     Chance is that of the first time; `generator` is for draws that have not been expanded yet.
     """
     draw, each = ticket.draw, ticket.draw.rows_each
     if engine.unit is None and each is None:
-        return ticket
+        return ticket if engine.chronicle is None else _unmasked(ticket, engine.view())
     view = engine.view()
     if ticket.sampler is not engine.sampler:
         return None  # another sampler took over since
@@ -60,6 +61,20 @@ def expand_again(engine: Engine, ticket: Ticket, generator: torch.Generator | No
     if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
         return None
     return expand(engine, ticket, generator)
+
+
+def _unmasked(ticket: Ticket, view: View) -> Ticket | None:
+    """Return a draw of single rows without those that are masked now; None if it is to be made anew.
+
+    A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
+    """
+    draw = ticket.draw
+    keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
+    if keep is None or bool(keep.all()):
+        return ticket
+    if not ticket.sampler.epochal or not bool(keep.any()):
+        return None
+    return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
 
 
 def copy(storage: Storage, ticket: Ticket, *, pin: bool) -> Any:

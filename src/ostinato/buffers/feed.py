@@ -11,6 +11,7 @@ from ostinato.buffers.finish import finish
 from ostinato.buffers.gate import Ask, give_back
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.streams import CopyStream
+from ostinato.errors import EpochEndError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,9 @@ class Feed:
             size: rows.
             within_epoch: keep prefetch from drawing beyond the epoch's end.
             ask: how long to wait, where there is a gate, and how old rows may be.
+
+        Raises:
+            EpochEndError: with `within_epoch`, if no batch is left since rows were replaced.
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
@@ -73,6 +77,9 @@ class Feed:
             else:
                 made = self._make_ahead(self.prefetch, size, ask, within_epoch=within_epoch)
             if made is None:
+                if within_epoch and self.over:
+                    msg = "the rows left in the epoch were replaced: no batch of it is left"
+                    raise EpochEndError(msg)
                 continue  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
             data, rows, notes = made
             engine.deliver(rows.ticket)
@@ -82,10 +89,14 @@ class Feed:
 
     def _make_ahead(self, prefetch: Prefetcher[Ticket], size: int, ask: Ask, *, within_epoch: bool) -> _Made | None:
         engine, gate = self._engine, self._engine.gate
+
+        def more() -> bool:
+            return (gate is None or gate.may_draw(engine, size)) and not (within_epoch and self._spent())
+
         ticket, made = prefetch.next(
             lambda: engine.draw(size, ahead=True, ask=ask),
             within_epoch=within_epoch,
-            more=None if gate is None else lambda: gate.may_draw(engine, size),
+            more=more,
             lost=self._lose,
         )
         if self._stream is not None:
@@ -141,6 +152,16 @@ class Feed:
     def tickets(self) -> list[Ticket]:
         """Draws that are queued, oldest first."""
         return [] if self.prefetch is None else self.prefetch.tickets
+
+    def _spent(self) -> bool:
+        engine = self._engine
+        return not engine.pending and engine.sampler.spent(engine.view())
+
+    @property
+    def over(self) -> bool:
+        """Whether no batch of the epoch is left: the last one was drawn, or the rows left cannot be drawn any more."""
+        with self._engine.lock:
+            return not self.tickets and (self._engine.sampler.ran_out or self._spent())
 
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""

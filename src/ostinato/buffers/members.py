@@ -58,7 +58,30 @@ class Member:
 
         Raises:
             EmptyBufferError: if there are no rows.
-            OptionError: if generator and storage are on different devices.
+        """
+        engine = self.engine
+        device = engine.storage.device
+        with engine.lock:
+            source = engine.generator if generator is None else generator
+            tickets = [engine.fresh(rows, source)]
+            left = rows - _rows(tickets[0])
+            while left > 0 and tickets[-1].last:
+                tickets.append(engine.fresh(left, source))
+                left -= _rows(tickets[-1])
+            draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
+            if ranked and draw.weights is None:
+                weights = torch.ones(draw.slots.shape[0], device=device)
+                draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
+            return expand(engine, tickets[-1]._replace(draw=draw), source)
+
+    def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
+        """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
+
+        Raises:
+            EmptyBufferError: if there is nothing to draw before more rows are written.
+            OptionError: if generator and storage are on different devices, or the sampler's passes cannot be cut.
+            PriorityError: if no row has a priority above 0.
+            UsageError: if the sampler cannot make `rows` rows of whole slices.
         """
         engine = self.engine
         device = engine.storage.device
@@ -73,18 +96,7 @@ class Member:
                 "part would cut its slices; use SliceSampler"
             )
             raise OptionError(msg)
-        with engine.lock:
-            source = engine.generator if generator is None else generator
-            tickets = [engine.fresh(rows, source)]
-            left = rows - _rows(tickets[0])
-            while left > 0 and tickets[-1].last:
-                tickets.append(engine.fresh(left, source))
-                left -= _rows(tickets[-1])
-            draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
-            if ranked and draw.weights is None:
-                weights = torch.ones(draw.slots.shape[0], device=device)
-                draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
-            return expand(engine, tickets[-1]._replace(draw=draw), source)
+        engine.sampler.check_draw(engine.drawable_view(), rows)
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.buffers.gate import give_back
+from ostinato.buffers.members import locked
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.records import Mix
 from ostinato.core import kinds
-from ostinato.errors import KindError, OptionError, SchemaError
+from ostinato.errors import EmptyBufferError, KindError, OptionError, OstinatoError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,8 +56,11 @@ class Mixer:
         transform: Compose,
         generator: torch.Generator | None,
         depth: int,
+        *,
+        flatten: bool,
     ) -> None:
         self.members = members
+        self.flatten = flatten
         self.law = law
         self.collate = collate
         self.transform = transform
@@ -106,19 +111,51 @@ class Mixer:
             if self.prefetch is not None:
                 parts = zip(members, made.tickets, made.rows, strict=True)
                 stale = [member.engine.stale(ticket, rows) for member, ticket, rows in parts]
-                names = {**names, "stale": _together(stale)}
+                names = {**names, "stale": self._together(stale)}
             return made.data, names
 
     def _draw(self, size: int, *, ahead: bool) -> Mix:
-        with self.lock:
+        with self.lock, locked(self.members):  # one moment: what is checked of a member holds when it draws
             if self.pending:
                 return self.pending.popleft()
             rows = self.part_rows(size)
-            rng = self.generator.get_state() if ahead and self.generator is not None else None
-            chosen = self.law.choose([len(member.engine.storage) for member in self.members], self.generator)
-            ranked = self.ranked
-            tickets = [self.members[i].draw(rows, self.generator, ranked=ranked) for i in chosen]
-            return Mix(chosen, tickets, rng)
+            rng = None if self.generator is None else self.generator.get_state()
+            tickets: list[Ticket] = []
+            chosen: list[int] = []
+            try:
+                chosen = self._choose(rows)
+                for i in chosen:
+                    tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))  # noqa: PERF401
+            except Exception:  # a member has too few rows: what the others gave, and the generator, go back
+                for i, ticket in zip(chosen, tickets, strict=False):
+                    give_back(self.members[i].engine, ticket)
+                if rng is not None and self.generator is not None:
+                    self.generator.set_state(rng)
+                raise
+            return Mix(chosen, tickets, rng if ahead else None)
+
+    def _choose(self, rows: int) -> list[int]:
+        """Choose the members of the next batch; all of them can draw `rows` rows, else nothing has changed but chance.
+
+        Raises:
+            EmptyBufferError: if no member has rows to draw.
+            OstinatoError: if a member that was chosen cannot draw for another reason.
+        """
+        held: list[int] = []
+        refusals: dict[int, OstinatoError] = {}
+        for i, member in enumerate(self.members):
+            held.append(len(member.engine.storage))
+            try:
+                member.check_draw(rows, self.generator)
+            except EmptyBufferError:
+                held[i] = 0
+            except OstinatoError as error:
+                refusals[i] = error
+        chosen = self.law.choose(held, self.generator)
+        for i in chosen:
+            if i in refusals:
+                raise refusals[i]
+        return chosen
 
     def _make(self, mix: Mix) -> Made | None:
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""
@@ -134,7 +171,7 @@ class Mixer:
             parts.append(data)
             rows.append(source)
             notes.append(said)
-        batch = self.join(parts)
+        batch = self.join(parts, flatten=self.flatten)
         if self.transform:
             batch = self.transform.forward(batch)
         tickets = [source.ticket for source in rows]
@@ -149,34 +186,34 @@ class Mixer:
                 kinds.put(batch, plain, len(lead))
         return Made(batch, tickets, rows, names)
 
-    def join(self, parts: list[Any]) -> Any:
-        """Collate the parts of a batch.
+    def join(self, parts: list[Any], *, flatten: bool = False) -> Any:
+        """Collate the parts of a batch: stack them, or put them end to end.
 
         Raises:
-            KindError: if they cannot be stacked, and there is no `collate_fn`.
+            KindError: if they cannot be put together, and there is no `collate_fn`.
         """
         if self.collate is not None:
             return self.collate(parts)
         try:
-            return kinds.stack_parts(parts)
+            return kinds.concatenate(parts) if flatten else kinds.stack_parts(parts)
         except (KindError, SchemaError) as error:
             msg = (
-                f"the parts of a batch, of type {type(parts[0]).__name__}, cannot be stacked ({error}): give the "
-                "ensemble a collate_fn, such as list"
+                f"the parts of a batch, of type {type(parts[0]).__name__}, cannot be "
+                f"{'put end to end' if flatten else 'stacked'} ({error}): give the ensemble a collate_fn, such as list"
             )
             raise KindError(msg) from error
 
     def _names(self, chosen: list[int], tickets: list[Ticket]) -> dict[Any, Tensor]:
-        """Return what names the rows of a batch, `[parts, rows]`; where parts differ in length, flat."""
+        """Return what names the rows of a batch, `[parts, rows]`; flat with `flatten`, or if parts differ in length."""
         pairs = [(self.members[i], ticket) for i, ticket in zip(chosen, tickets, strict=True)]
-        index = _together([member.index(ticket) for member, ticket in pairs])
+        index = self._together([member.index(ticket) for member, ticket in pairs])
         # repeat_interleave would open a region of threads for it, whatever its size
-        ids = _together(
+        ids = self._together(
             [torch.full((t.records.shape[0],), i, device=index.device) for i, (_, t) in zip(chosen, pairs, strict=True)]
         )
         names: dict[Any, Tensor] = {("index", "index"): index, ("index", "buffer_ids"): ids}
         if self.ranked and all(ticket.draw.weights is not None for ticket in tickets):
-            names |= _common([member.ranks(ticket) for member, ticket in pairs])
+            names |= self._common([member.ranks(ticket) for member, ticket in pairs])
         return names
 
     def _notes(self, chosen: list[int], notes: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
@@ -185,7 +222,18 @@ class Mixer:
             {key: self.members[i].as_index(value) if key == "anchor_index" else value for key, value in mine.items()}
             for i, mine in zip(chosen, notes, strict=True)
         ]
-        return _common(said)
+        return self._common(said)
+
+    def _together(self, parts: list[Tensor]) -> Tensor:
+        """Stack parts, `[parts, rows]`; joined with `flatten` or if lengths differ. On the CPU if devices differ."""
+        if len({part.device for part in parts}) > 1:
+            parts = [part.cpu() for part in parts]
+        return torch.cat(parts) if self.flatten or len({part.shape for part in parts}) > 1 else torch.stack(parts)
+
+    def _common(self, parts: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
+        """Put together what all parts have."""
+        keys = [key for key in parts[0] if all(key in part for part in parts)]
+        return {key: self._together([part[key] for part in parts]) for key in keys}
 
     def drop(self) -> None:
         """Forget draws made ahead; the generator goes back to before them."""
@@ -200,18 +248,6 @@ class Mixer:
         with self.lock:
             if self.prefetch is not None:
                 self.pending.extendleft(reversed(self.prefetch.clear()))
-
-
-def _together(parts: list[Tensor]) -> Tensor:
-    """Stack parts of equal length, `[parts, rows]`, and join others end to end; on the CPU if devices differ."""
-    if len({part.device for part in parts}) > 1:
-        parts = [part.cpu() for part in parts]
-    return torch.stack(parts) if len({part.shape for part in parts}) == 1 else torch.cat(parts)
-
-
-def _common(parts: list[dict[Any, Tensor]]) -> dict[Any, Tensor]:
-    """Put together what all parts have."""
-    return {key: _together([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
 
 
 def _row_shape(value: Tensor, names: dict[Any, Tensor]) -> tuple[int, ...]:

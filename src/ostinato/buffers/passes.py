@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.gate import Ask
+from ostinato.errors import EpochEndError
 
 if TYPE_CHECKING:
     from ostinato.buffers.replay import ReplayBuffer
@@ -44,6 +45,13 @@ class Pass:
         if not self._begun:
             feed.restart()
             self._begun = True
-        batch = feed.next(size or 0, within_epoch=True, ask=Ask(timeout_s))
+        elif feed.over:
+            self._over = True
+            return END
+        try:
+            batch = feed.next(size or 0, within_epoch=True, ask=Ask(timeout_s))
+        except EpochEndError:
+            self._over = True
+            return END
         self._over = batch.ticket.last
         return batch.data

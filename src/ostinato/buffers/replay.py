@@ -39,7 +39,7 @@ from ostinato.buffers.stats import BufferStats, measure
 from ostinato.buffers.versions import begin_versions, check_age
 from ostinato.core.draw import Placement, Run
 from ostinato.core.select import is_field
-from ostinato.errors import UsageError
+from ostinato.errors import EpochEndError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
@@ -413,9 +413,12 @@ class ReplayBuffer:
                 yield self.sample()
         self._feed.restart()
         while True:
-            batch = self._feed.next(self._batch_size, within_epoch=True)
+            try:
+                batch = self._feed.next(self._batch_size, within_epoch=True)
+            except EpochEndError:
+                return
             yield batch.data
-            if batch.ticket.last:
+            if batch.ticket.last or self._feed.over:
                 return
 
     def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002

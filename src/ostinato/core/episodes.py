@@ -89,6 +89,7 @@ class EpisodeTable:
         self.capacity = capacity
         self.lanes = lanes
         self._starts: dict[int, Starts] = {}
+        self._moved: Tensor | None = None  # see `moved_firsts`; None until it is asked for
         self._rows: NativeEpisodes | PlainEpisodes
         if native is not None:
             self._rows = NativeEpisodes(native.Episodes(capacity, lanes))
@@ -97,7 +98,7 @@ class EpisodeTable:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the state, which both kinds of bookkeeping can take over; `Starts` of a copy are its own."""
-        return {"state": self.state_dict(), "needs": list(self._starts)}
+        return {"state": self.state_dict(), "needs": list(self._starts), "tracks": self._moved is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state over."""
@@ -106,6 +107,8 @@ class EpisodeTable:
         self.load_state_dict(saved)
         for need in state["needs"]:
             self.starts(need)
+        if state["tracks"]:
+            self.track_firsts()
 
     def __repr__(self) -> str:
         """Sizes and counts."""
@@ -162,8 +165,16 @@ class EpisodeTable:
         flags = None if ends is None else _given("ends", ends, torch.bool, total)
         ids = None if trajectories is None else _given("trajectories", trajectories, torch.int64, total)
         belongs = None if mask is None else _given("mask", mask, torch.bool, total)
-        if run.rows:
-            self._rows.note(run.start, run.rows, run.skip, flags, ids, belongs)
+        if not run.rows:
+            return
+        if self._moved is not None:
+            self._moved = self._next_firsts(run)
+        self._rows.note(run.start, run.rows, run.skip, flags, ids, belongs)
+
+    def _next_firsts(self, run: Run) -> Tensor:
+        """Find the rows that will be the first ones of their episodes once a run has overwritten those before them."""
+        after = self._rows.shift(slots := run.slots(), torch.ones_like(slots))
+        return after[(after - run.start) % self.capacity >= run.rows]
 
     def _check_run(self, run: Run) -> None:
         start, rows, capacity, skip = run
@@ -184,6 +195,8 @@ class EpisodeTable:
     def clear(self) -> None:
         """Forget all rows. Serial numbers go on, and `Starts` stay in use."""
         self._rows.clear()
+        if self._moved is not None:
+            self._moved = self._moved[:0]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -272,6 +285,22 @@ class EpisodeTable:
             found = self._starts[need] = Starts(self, self._rows, need)
         return found
 
+    def track_firsts(self) -> None:
+        """Keep, from now on, what `moved_firsts` returns; each note then costs O(rows written) more."""
+        if self._moved is None:
+            self._moved = torch.empty(0, dtype=torch.int64)
+
+    def moved_firsts(self, like: Tensor) -> Tensor:
+        """Return the rows that the last note made the first ones of their episodes, by overwriting those before them.
+
+        Args:
+            like: a tensor on the device that the slots are wanted on.
+
+        Returns:
+            Slots, int64 `[n]`, one for each such episode; none before `track_firsts` was called.
+        """
+        return _back(torch.empty(0, dtype=torch.int64) if self._moved is None else self._moved, like)
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -294,6 +323,8 @@ class EpisodeTable:
         """
         tensors = check_episode_state(state, self.capacity, self.lanes)
         self._rows.load(state["cursor"], state["serial"], tensors)
+        if self._moved is not None:
+            self._moved = self._moved[:0]
 
 
 @final

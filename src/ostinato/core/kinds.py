@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ostinato.errors import KindError, SchemaError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Node",
     "as_tensor",
+    "concatenate",
     "find_field",
     "holds_collections",
     "is_mapping",
@@ -315,6 +317,39 @@ def stack_parts(items: Sequence[Any]) -> Any:
     if all(map(is_tensordict, items)):
         return sys.modules["tensordict"].LazyStackedTensorDict.maybe_dense_stack(list(items), 0)
     return stack(items)
+
+
+def concatenate(batches: Sequence[Any]) -> Any:
+    """Put batches of one structure end to end, along the first dimension of each leaf. Copy.
+
+    Raises:
+        KindError: if a leaf has no first dimension to join: neither a tensor, an array nor a list.
+        SchemaError: if fields or shapes differ.
+    """
+    if all(isinstance(batch, list) for batch in batches):  # a list at the root holds rows
+        return [row for batch in batches for row in batch]
+    try:
+        if is_tensor_collection(batches[0]):
+            return torch.cat(list(batches), 0)
+        return tree_map(_join, *batches, is_leaf=lambda x: is_tensor_collection(x) or _is_text(x))
+    except (RuntimeError, ValueError, KeyError) as error:
+        msg = f"the batches cannot be put end to end ({error}): give all rows the same fields and shapes"
+        raise SchemaError(msg) from error
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, list) and not any(isinstance(item, Tensor) for item in value)
+
+
+def _join(*leaves: Any) -> Any:
+    if isinstance(leaves[0], list):
+        return [item for leaf in leaves for item in leaf]
+    if isinstance(leaves[0], np.ndarray):
+        return np.concatenate(leaves)
+    if isinstance(leaves[0], Tensor) or is_tensor_collection(leaves[0]):
+        return torch.cat(leaves, 0)
+    msg = f"a field holds {type(leaves[0]).__name__}, which has no rows to put end to end"
+    raise KindError(msg)
 
 
 def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple[Hashable, ...], torch.dtype]) -> Any:

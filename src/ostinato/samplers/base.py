@@ -54,6 +54,17 @@ class Sampler(ABC):
             Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, fewer where an epoch ends.
         """
 
+    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: B027
+        """Raise what `draw` would raise, without any change: for several samplers that draw one batch together.
+
+        Args:
+            view: as of `draw`.
+            batch_size: as of `draw`.
+
+        Raises:
+            EmptyBufferError: if there is nothing to draw before more rows are written.
+        """
+
     @property
     def epochal(self) -> bool:
         """Whether the sampler goes through the rows in epochs; iteration over the buffer then ends with the epoch."""
@@ -62,6 +73,10 @@ class Sampler(ABC):
     @property
     def ran_out(self) -> bool:
         """Whether the last draw ended an epoch; always False for endless samplers."""
+        return False
+
+    def spent(self, view: View) -> bool:  # noqa: ARG002
+        """Return whether an epoch that has begun ended after its last draw, since the rows left cannot be drawn now."""
         return False
 
     @property
@@ -94,6 +109,9 @@ class Sampler(ABC):
 
     def restart(self) -> None:  # noqa: B027
         """Begin a new epoch with the next draw."""
+
+    def recheck(self) -> None:  # noqa: B027
+        """Take note that an edit has changed which rows may be drawn."""
 
     def hear(self, placement: Placement) -> None:  # noqa: B027
         """Take note of rows just written."""

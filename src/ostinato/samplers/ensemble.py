@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self, final
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final, get_args
 
 import torch
 
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["SamplerEnsemble"]
+__all__ = ["SamplerEnsemble", "WhenEmpty"]
 
+WhenEmpty: TypeAlias = Literal["renormalize", "raise"]
+"""What becomes of a member that has no rows to draw."""
+_WHEN_EMPTY = get_args(WhenEmpty)
 _SAMPLEABLE = "sampleable"
 _NEARLY = 1e-6
 """A share of a batch this close to a whole number is that number: `p` may have come as float32."""
@@ -25,12 +29,16 @@ _NEARLY = 1e-6
 
 @final
 class SamplerEnsemble(Group[Sampler]):
-    """The samplers of a `ReplayBufferEnsemble`, and the law by which it mixes its members.
+    """The samplers of a `ReplayBufferEnsemble`, and the distribution by which it mixes its members.
 
     A batch consists of `num_buffer_sampled` parts of equal size `n`, each from one member. With `sample_from_all` every
     member gives one part. Else member `i` gives `floor(n * p_i)` or `ceil(n * p_i)` parts, in expectation exactly
     `n * p_i`: where `n * p_i` is a whole number, every batch has exactly that many. Which members get the parts left
     over is drawn by systematic sampling (Madow 1949) over members in a random order; the order of the parts is random.
+
+    A member without a row that can be drawn (it is empty, or none of its episodes is long enough) is left out as long
+    as that lasts: the weights of the other members are divided by their sum, and a warning says so once. With
+    `sample_from_all` the other members have equal weights meanwhile. `when_empty="raise"` raises instead.
 
     Args:
         *samplers: at least one.
@@ -38,6 +46,8 @@ class SamplerEnsemble(Group[Sampler]):
             `"sampleable"` for the rows that each member holds at the time. A member of weight 0 is never drawn.
         sample_from_all: one part from every member; excludes `p`.
         num_buffer_sampled: parts of a batch; None is the number of members.
+        when_empty: "renormalize" leaves members without rows out of a batch, "raise" raises EmptyBufferError for them.
+            With `p="sampleable"` they have the weight 0 in any case.
 
     Raises:
         KindError: if one is no sampler, or an option of the wrong kind.
@@ -56,8 +66,14 @@ class SamplerEnsemble(Group[Sampler]):
         p: Sequence[float] | Tensor | str | None = None,
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
+        when_empty: WhenEmpty = "renormalize",
     ) -> None:
         super().__init__(samplers, Sampler)
+        if when_empty not in _WHEN_EMPTY:
+            msg = f'when_empty must be "renormalize" or "raise", got {when_empty!r}'
+            raise OptionError(msg)
+        self.when_empty: WhenEmpty = when_empty
+        self._warned = False
         if sample_from_all and p is not None:
             msg = "sample_from_all=True takes equal parts from all members and excludes p: leave one of them out"
             raise OptionError(msg)
@@ -69,7 +85,8 @@ class SamplerEnsemble(Group[Sampler]):
         """Samplers and law."""
         law = "sample_from_all=True" if self.sample_from_all else f"p={self._show_p()}"
         members = ", ".join(map(repr, self.members))
-        return f"SamplerEnsemble({members}, {law}, num_buffer_sampled={self.num_buffer_sampled})"
+        empty = "" if self.when_empty == "renormalize" else f", when_empty={self.when_empty!r}"
+        return f"SamplerEnsemble({members}, {law}, num_buffer_sampled={self.num_buffer_sampled}{empty})"
 
     @property
     def p(self) -> Tensor | str | None:
@@ -90,26 +107,47 @@ class SamplerEnsemble(Group[Sampler]):
         """Draw which members the parts of the next batch come from.
 
         Args:
-            rows: rows that each member holds now.
+            rows: rows that each member holds now; 0 where none of them can be drawn.
             generator: the only source of chance; None stands for torch's global one.
 
         Returns:
             `num_buffer_sampled` numbers of members.
 
         Raises:
-            EmptyBufferError: if a member that may be drawn has no rows; nothing is drawn then.
+            EmptyBufferError: if no member that may be drawn has rows, with `when_empty="raise"` if one of them has
+                none; nothing is drawn then.
         """
         shares = self._shares_now(rows)
         lacking = [i for i, share in enumerate(shares) if share > 0 and rows[i] == 0]
         if lacking:
-            msg = (
-                f"Cannot sample from an empty storage: members {lacking} of the ensemble hold no rows; add some first, "
-                'or mix with p="sampleable", which leaves them out'
-            )
-            raise EmptyBufferError(msg)
-        if self.sample_from_all:
+            shares = self._without(lacking, shares)
+        elif self.sample_from_all:
             return list(range(len(self.members)))
         return _systematic(shares, self.num_buffer_sampled, generator)
+
+    def _without(self, lacking: list[int], shares: list[float]) -> list[float]:
+        """Return the shares of a batch that leaves some members out, of sum 1.
+
+        Raises:
+            EmptyBufferError: if there are no others, or if that is what `when_empty` says.
+        """
+        left = [0.0 if i in lacking else share for i, share in enumerate(shares)]
+        total = sum(left)
+        if self.when_empty == "raise" or total <= 0:
+            others = "" if total > 0 else ", and no other member has p > 0"
+            msg = f"Cannot sample from an empty storage: members {lacking} of the ensemble have no rows to draw{others}"
+            msg_0 = f"{msg}; add some first"
+            raise EmptyBufferError(msg_0)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"members {lacking} of the ensemble have no rows to draw: batches come from the other members, in the "
+                f"ratio {[round(share / total, 6) for share in left]}, until these have some. Set "
+                'when_empty="raise" to raise instead. This warning is shown once',
+                UserWarning,
+                stacklevel=2,
+            )
+        return [share / total for share in left]
 
     def _shares_now(self, rows: Sequence[int]) -> list[float]:
         if isinstance(self._p, torch.Tensor):
@@ -129,6 +167,7 @@ class SamplerEnsemble(Group[Sampler]):
             p=self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p,
             sample_from_all=self.sample_from_all,
             num_buffer_sampled=None if self.sample_from_all else self.num_buffer_sampled,
+            when_empty=self.when_empty,
         )
 
     def state_dict(self) -> dict[str, Any]:

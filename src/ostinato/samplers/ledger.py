@@ -255,6 +255,11 @@ class Ledger:
         tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
         self._hidden[slots] = True
 
+    @property
+    def hides(self) -> bool:
+        """Whether some rows may be hidden; False says that none is."""
+        return self._hidden is not None
+
     def show(self, slots: Tensor, view: View) -> None:
         """Let rows be drawn again, by the priority that they have; see `hide`. Others are left as they are.
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.draw import Placement, View
-    from ostinato.core.episodes import Starts
+    from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.shared_ring import SharedRing
+    from ostinato.samplers.tree import PriorityTree
 
 __all__ = ["PrioritizedSampler"]
 
@@ -98,6 +99,7 @@ class PrioritizedSampler(PrioritySampler):
         self.reduction = reduction
         self.max_priority_within_buffer = within
         self.stratified = bool(stratified)
+        self._held: Tensor | None = None  # the slots that `hide` was called for
 
     @property
     def alpha(self) -> float:
@@ -161,6 +163,19 @@ class PrioritizedSampler(PrioritySampler):
         tree = self._ledger.tree(view)
         return float(tree.total), float(tree.minimum), self._beta
 
+    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: ARG002
+        """Raise what `draw` would raise.
+
+        Raises:
+            PriorityError: on the CPU, if no row has a priority above 0.
+        """
+        self._check_mass(self._ledger.tree(view), view)
+
+    def _check_mass(self, tree: PriorityTree, view: View) -> None:
+        total = tree.total
+        if isinstance(total, float) and total <= 0:  # elsewhere to ask would be a host sync
+            raise PriorityError(_no_mass(view.rows))
+
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` rows with their weights and stamps.
 
@@ -168,6 +183,7 @@ class PrioritizedSampler(PrioritySampler):
             PriorityError: if no row has a priority above 0.
         """
         tree = self._ledger.tree(view)
+        self._check_mass(tree, view)  # before the generator is asked
         uniforms = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=view.device)
         if self.stratified:
             places = torch.arange(batch_size, dtype=torch.float64, device=view.device)
@@ -179,11 +195,7 @@ class PrioritizedSampler(PrioritySampler):
                 return Draw(slots, weights, None, stamps)
             slots, values = tree.draw(uniforms)
         except (OptionError, ValueError) as error:  # no mass: the only thing that can be wrong with these numbers
-            msg = (
-                f"none of the {view.rows} rows has a priority above 0 and eps is 0: give some row a priority, or make "
-                "the sampler with eps > 0"
-            )
-            raise PriorityError(msg) from error
+            raise PriorityError(_no_mass(view.rows)) from error
         weights = weigh(values, tree.minimum, self._beta).to(self.dtype)
         return Draw(slots, weights, None, view.stamps.of_present(slots))
 
@@ -206,7 +218,7 @@ class PrioritizedSampler(PrioritySampler):
     def begin(self, view: View) -> None:
         """Give the rows present the default priority, but those that a state brought priorities for."""
         self._ledger.tree(view)
-        if view.rows:
+        if view.rows and (self._ledger.hides or self._starts(view) is not None):
             self._limit(torch.arange(view.rows, device=view.device), view)
 
     def receive(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
@@ -219,23 +231,36 @@ class PrioritizedSampler(PrioritySampler):
         else:
             kept = None if priorities is None else priorities[placement.rows.to(priorities.device)]
             self._ledger.assign(placement.slots.to(view.device), kept, view)
-        starts = self._starts(view)
-        if starts is not None and view.episodes is not None and isinstance(placement, Run):
-            slots = placement.slots(view.device)
-            self._limit(slots, view)
-            self._limit(view.episodes.shift(slots, 1 - starts.need), view)  # rows whose windows these ones complete
+        if view.episodes is not None and isinstance(placement, Run):
+            starts, slots = self._starts(view), placement.slots(view.device)
+            if starts is not None:
+                self._limit(slots, view)
+                self._limit(self._reached(slots, starts, view.episodes), view)
+            elif self._ledger.hides:  # the last rows that could not be drawn were replaced by these
+                self._limit(slots, view)
 
     def _starts(self, view: View) -> Starts | None:
         """Return the rows that may be drawn; None stands for all of them."""
         return view.starts
 
-    def _limit(self, slots: Tensor, view: View) -> None:
-        """Let rows be drawn, or not, as the view says now."""
+    def _reached(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        """Return older rows that may be drawn since these were written: those whose windows they complete."""
+        return episodes.shift(slots, 1 - starts.need)
+
+    def _allowed(self, slots: Tensor, view: View) -> Tensor | None:
+        """Return which rows the view lets be drawn, bool `[n]`; None stands for all of them."""
         starts = self._starts(view)
-        if starts is None:
+        return None if starts is None else starts.allowed(slots)
+
+    def _limit(self, slots: Tensor, view: View) -> None:
+        """Let rows be drawn, or not, as the view says now; rows that `hide` was called for stay hidden."""
+        allowed = self._allowed(slots, view)
+        if self._held is not None:
+            free = ~torch.isin(slots, self._held)
+            allowed = free if allowed is None else allowed & free
+        if allowed is None:
             self._ledger.show(slots, view)
             return
-        allowed = starts.allowed(slots)
         self._ledger.hide(slots[~allowed], view)
         self._ledger.show(slots[allowed], view)
 
@@ -270,14 +295,20 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
         self._ledger.hide(slots, view)
+        self._held = slots.unique() if self._held is None else torch.cat((self._held, slots)).unique()
 
     def show(self, slots: Tensor, view: View) -> None:
         """Let rows be drawn again, by the priority that they have; see `hide`.
 
+        Rows that the buffer does not let be drawn (masked ones, windows that are not complete) stay hidden.
+
         Raises:
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
-        self._ledger.show(slots, view)
+        self._ledger.tree(view).get(slots)  # checks the slots
+        if self._held is not None:
+            self._held = self._held[~torch.isin(self._held, slots)]
+            self._limit(slots, view)
 
     def settle(self) -> None:
         """Raise if priorities on a device were bad; they had no effect.
@@ -290,6 +321,7 @@ class PrioritizedSampler(PrioritySampler):
     def clear(self) -> None:
         """Forget all priorities, the largest included."""
         self._ledger.clear()
+        self._held = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return options, and priorities and values of the rows present (the priorities are a view)."""
@@ -325,6 +357,14 @@ class PrioritizedSampler(PrioritySampler):
         self.check_state(state, state["priorities"].shape[0])
         self._beta = float(state["beta"])
         self._ledger.load_state_dict(state)
+        self._held = None
+
+
+def _no_mass(rows: int) -> str:
+    return (
+        f"none of the {rows} rows has a priority above 0 and eps is 0: give some row a priority, or make the sampler "
+        "with eps > 0"
+    )
 
 
 def _capacity(value: Any) -> int:

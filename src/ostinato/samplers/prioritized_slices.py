@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.boundaries import Key
     from ostinato.core.draw import Draw, View
-    from ostinato.core.episodes import Starts
+    from ostinato.core.episodes import EpisodeTable, Starts
     from ostinato.core.plan import Plan
     from ostinato.core.rows import Path
 
@@ -30,17 +30,20 @@ __all__ = ["PrioritizedSliceSampler"]
 class PrioritizedSliceSampler(PrioritizedSampler):
     """Draws slices of episodes that begin at rows drawn in proportion to their priority.
 
-    The law of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their episode;
-    others keep their priority, but are not drawn until they have. Weights are those of the first row, repeated
-    for all rows of its slice; stamps are those of each row, and `update_priority` with a sample gives priorities to all
-    of its rows. An instance of `PrioritizedSampler`, as TorchRL's is.
+    The distribution of a start is that of `PrioritizedSampler` over the rows that have room for a slice in their
+    episode; others keep their priority, but are not drawn until they have. With `strict_length=False` the first row
+    present of an episode can always be drawn, so that an episode shorter than a slice is drawn whole; a slice of a
+    longer episode has full length. Weights are those of the first row, repeated for all rows of its slice; generations
+    are those of each row, and `update_priority` with a sample gives priorities to all of its rows. An instance of
+    `PrioritizedSampler`, as TorchRL's is.
 
     With `num_slices` the length of a slice follows from the batch size; a new one costs one pass over the rows.
 
     Args:
         max_capacity: see `PrioritizedSampler`, also for `alpha` to `reduction` and `max_priority_within_buffer`.
         num_slices: see `SliceSampler`, also for the arguments that follow.
-        span: lets slices end early at the end of their episode; the left side has no effect, and warns.
+        span: lets slices end early at the end of their episode, True by any number of rows, a number by at most so
+            many; the left side has no effect, and warns.
 
     Raises:
         KindError: if not exactly one of `num_slices` and `slice_len` is given.
@@ -110,13 +113,57 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     def _starts(self, view: View) -> Starts | None:
         if view.rows == 0:
             return None  # an empty buffer keeps no account of episodes yet
+        return self._starts_of(self._length, view)
+
+    def _starts_of(self, length: int | None, view: View) -> Starts | None:
+        """Return the rows at which a slice of this length may begin; None stands for all of them."""
         table = episodes_of(view)
-        need = 1 if self._length is None else self._slicing.least(self._length)
+        need = 1 if length is None else self._slicing.least(length)
         return None if need == 1 and not table.masked else table.starts(need)
+
+    def _reached(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        older = super()._reached(slots, starts, episodes)
+        if self._slicing.options.strict_length:
+            return older
+        episodes.track_firsts()
+        return torch.cat((older, episodes.moved_firsts(slots)))
+
+    def _allowed(self, slots: Tensor, view: View) -> Tensor | None:
+        """Return which rows have room for a slice; without `strict_length` also the first row of each episode."""
+        allowed = super()._allowed(slots, view)
+        if allowed is None or self._slicing.options.strict_length:
+            return allowed
+        return allowed | (episodes_of(view).behind(slots) == 0)
+
+    def begin(self, view: View) -> None:
+        """Give the rows present the default priority, but those that a state brought priorities for."""
+        if view.rows and not self._slicing.options.strict_length:
+            episodes_of(view).track_firsts()
+        super().begin(view)
 
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: it draws slices, not single rows."""
         return
+
+    def check_draw(self, view: View, batch_size: int) -> None:
+        """Raise what `draw` would raise.
+
+        Raises:
+            EmptyBufferError: if no episode is long enough.
+            UsageError: if the batch size is no multiple.
+            PriorityError: if no row that a slice may begin with has a priority above 0.
+        """
+        if self._check_slices(view, batch_size) == self._length:
+            super().check_draw(view, batch_size)
+
+    def _check_slices(self, view: View, batch_size: int) -> int:
+        """Return the length of slices in a batch, if there is one to draw."""
+        length = self._slicing.split(batch_size)[1]
+        table, starts = episodes_of(view), self._starts_of(length, view)
+        if starts is not None:
+            rows = starts.rows if self._slicing.options.strict_length else table.rows
+            self._slicing.require(rows, starts.need, table)
+        return length
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw slices: their first rows with weights and stamps, and their lengths.
@@ -125,13 +172,12 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             EmptyBufferError: if no episode is long enough.
             UsageError: if the batch size is no multiple.
         """
+        self._check_slices(view, batch_size)
         number, length = self._slicing.split(batch_size)
-        if length != self._length:
+        table = episodes_of(view)
+        if length != self._length:  # only now: a draw that raises leaves the sampler as it was
             self._length = length
             self.begin(view)
-        table, starts = episodes_of(view), self._starts(view)
-        if starts is not None:
-            self._slicing.require(starts.rows, starts.need, table)
         drawn = super().draw(view, number, generator)
         if self._slicing.plain:
             return drawn._replace(length=length)

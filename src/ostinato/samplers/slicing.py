@@ -175,10 +175,8 @@ class Slicing:
         return length if self.options.strict_length else 1
 
     def least(self, length: int) -> int:
-        """Return the rows that a slice has at least."""
-        if not self.options.strict_length or self.right is True:
-            return 1
-        return max(1, length - int(self.right))
+        """Return the rows that a slice has at least, in an episode that has so many."""
+        return 1 if self.right is True else max(1, length - int(self.right))
 
     def require(self, rows: int, length: int, table: EpisodeTable) -> None:
         """Raise if no episode is long enough.

@@ -147,6 +147,10 @@ class SamplerWithoutReplacement(RandomSampler):
         """Return None: what a pass has drawn already, it does not draw again."""
         return
 
+    def recheck(self) -> None:
+        """Count the rows of the pass that may be drawn anew."""
+        self._due = 0
+
     def restart(self) -> None:
         """Begin a new pass with the next draw, from the order of slots: what was drawn before leaves no trace in it."""
         self._rows = 0
@@ -161,10 +165,33 @@ class SamplerWithoutReplacement(RandomSampler):
         self.restart()
 
     def hear(self, placement: Placement) -> None:
-        """Tell a device of rows just written, so that the replay of a CUDA graph meets them."""
+        """Tell a device of rows just written, so that the replay of a CUDA graph meets them.
+
+        Each may have replaced a row of the pass that was still to be drawn by one that may not be drawn.
+        """
+        self._due -= placement.total
         if self._aside is not None and isinstance(placement, Run):
             end = min(placement.start + placement.rows, placement.capacity)
             self._aside.hear(max(self._aside.rows, end))
+
+    def check_draw(self, view: View, batch_size: int) -> None:
+        """Raise what `draw` would raise.
+
+        Raises:
+            OptionError: see `draw`.
+        """
+        if view.starts is not None and (self.drop_last or self.endless):
+            msg = (
+                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
+                "rows): leave them out"
+            )
+            raise OptionError(msg)
+        if self.drop_last and view.rows < batch_size:
+            msg = (
+                f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
+                "add rows first or lower batch_size"
+            )
+            raise OptionError(msg)
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw the next slots of the pass, beginning a new one where the last ended.
@@ -173,18 +200,14 @@ class SamplerWithoutReplacement(RandomSampler):
             OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with
                 `drop_last` or `endless`, if only some rows may be drawn.
         """
+        SamplerWithoutReplacement.check_draw(self, view, batch_size)  # slices have one of their own
         if view.starts is not None:
             return Draw(self._draw_among(view, view.starts, batch_size, generator))
+        self._due = 0
         return Draw(self._draw_any(view, batch_size, generator))
 
     def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:
         """Draw the next slots of the pass that may be drawn; the others are passed over."""
-        if self.drop_last or self.endless:
-            msg = (
-                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
-                "rows): leave them out"
-            )
-            raise OptionError(msg)
         parts: list[Tensor] = []
         missing = batch_size
         while missing:
@@ -195,19 +218,22 @@ class SamplerWithoutReplacement(RandomSampler):
             if self._ran_out and missing < batch_size:
                 break
         self._due -= batch_size - missing
-        if self._due <= 0 and not self._ran_out:
-            rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
-            self._due = int(starts.allowed(rest).sum())
-            self._ran_out = self._due == 0
+        self._ran_out = self._ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
+    def _count_due(self, starts: Starts) -> int:
+        """Return a number of rows left in the pass that may be drawn, at least; 0 if there is none."""
+        if self._due <= 0:
+            rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
+            self._due = int(starts.allowed(rest).sum())
+        return self._due
+
+    def spent(self, view: View) -> bool:
+        """Return whether the pass has begun, and no row is left in it: others have replaced those still to be drawn."""
+        begun = self._at > 0 and self._rows == view.rows and not self._ran_out
+        return begun and view.starts is not None and self._count_due(view.starts) == 0
+
     def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
-        if self.drop_last and view.rows < batch_size:
-            msg = (
-                f"batch_size must be in [1, {view.rows}] (rows stored) with drop_last=True, got {batch_size}: "
-                "add rows first or lower batch_size"
-            )
-            raise OptionError(msg)
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
         over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -14,16 +15,20 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato import (
+    Episodes,
     ImmutableDatasetWriter,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
+    Sequence,
+    SliceSampler,
     StorageEnsemble,
     TensorDictReplayBuffer,
     WriterEnsemble,
@@ -211,18 +216,206 @@ def test_weights_may_change_at_any_time() -> None:
     assert (rb.sample(4)["id"] >= 100).all()
 
 
-def test_empty_members_are_refused_before_anything_is_drawn() -> None:
+SHORT = Sequence(4, "strict", "done")
+"""A unit whose windows need four rows of one episode."""
+NOTHING = {
+    "empty": lambda: ReplayBuffer(storage=LazyTensorStorage(10)),
+    "no window": lambda: windows(3),
+    "no slice": lambda: windows(3, sampler=SliceSampler(slice_len=4), sample_unit=None),
+    "no slice by priority": lambda: windows(
+        3, sampler=PrioritizedSliceSampler(10, 1.0, 1.0, num_slices=1), sample_unit=None
+    ),
+    "masked": lambda: windows(3, valid=False, sample_unit=None, episodes=Episodes("done", mask_key="valid")),
+}
+"""Members that hold nothing that can be drawn, yet."""
+
+
+def windows(count: int, *, valid: bool = True, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), **{"sample_unit": SHORT, **options})
+    more_rows(rb, count, valid=valid)
+    return rb
+
+
+def more_rows(rb: ReplayBuffer, count: int, *, valid: bool = True) -> None:
+    base = 100 + rb.write_count
+    flags = {"done": torch.zeros(count, dtype=torch.bool), "valid": torch.full((count,), valid)}
+    rb.extend({"id": torch.arange(base, base + count), **flags})
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_member_without_rows_to_draw_is_left_out_until_it_has_some(name: str) -> None:
+    online = NOTHING[name]()
+    offline = windows(10, sample_unit=online._engine.unit)
+    rb = ReplayBufferEnsemble(offline, online, p=[0.25, 0.75], num_buffer_sampled=4, batch_size=16)
+    with pytest.warns(UserWarning, match=r"members \[1\].*ratio \[1.0, 0.0\].*when_empty") as record:
+        assert not rb.sample(return_info=True)[1]["index"]["buffer_ids"].any()
+    assert len(record) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not rb.sample(return_info=True)[1]["index"]["buffer_ids"].any()
+        more_rows(online, 7)
+        for _ in range(5):
+            ids = rb.sample(return_info=True)[1]["index"]["buffer_ids"]
+            assert sorted(ids[:, 0].tolist()) == [0, 1, 1, 1]
+
+
+def test_the_others_keep_their_ratio_while_a_member_is_empty() -> None:
+    rb = ReplayBufferEnsemble(plain(0), plain(100), plain(200, 0), p=[1, 3, 4], num_buffer_sampled=4)
+    with pytest.warns(UserWarning, match=r"ratio \[0.25, 0.75, 0.0\]"):
+        batches = [rb.sample(8)["id"] for _ in range(10)]
+    assert all((batch < 100).sum() == 2 and (batch < 200).all() for batch in batches)
+    equal = ReplayBufferEnsemble(plain(0), plain(100, 0), plain(200), sample_from_all=True)
+    with pytest.warns(UserWarning, match=r"members \[1\]"):
+        parts = Counter(int(part[0]) // 100 for _ in range(60) for part in equal.sample(6)["id"])
+    assert set(parts) == {0, 2}
+    assert parts.total() == 180
+    equal[1].extend({"id": torch.arange(100, 110)})
+    assert (equal.sample(6)["id"][:, 0] // 100).tolist() == [0, 1, 2]
+
+
+def test_empty_members_raise_before_anything_is_drawn_if_asked_to() -> None:
     generator = seeded()
-    rb = ReplayBufferEnsemble(plain(0), plain(100, 0), generator=generator)
+    rb = ReplayBufferEnsemble(plain(0), plain(100, 0), generator=generator, when_empty="raise")
     before = generator.get_state()
-    with pytest.raises(EmptyBufferError, match=r"members \[1\].*sampleable"):
+    with pytest.raises(EmptyBufferError, match=r"members \[1\] of the ensemble have no rows"):
         rb.sample(4)
     assert torch.equal(generator.get_state(), before)
     rb.sampler.p = "sampleable"
     assert (rb.sample(4)["id"] < 100).all()
-    rb[0].empty()
-    with pytest.raises(EmptyBufferError):
+    assert rb[:1].sampler.when_empty == "raise"
+    assert "when_empty='raise'" in repr(rb)
+
+
+@pytest.mark.parametrize("options", [{}, {"p": "sampleable"}, {"sample_from_all": True}, {"p": [1.0, 0.0]}], ids=str)
+def test_without_a_row_in_any_member_nothing_is_drawn(options: dict[str, Any]) -> None:
+    generator = seeded()
+    count = 5 if options.get("p") == [1.0, 0.0] else 0  # the rows of a member of weight 0 do not count
+    rb = ReplayBufferEnsemble(plain(0, 0), plain(100, count), generator=generator, **options)
+    before = generator.get_state()
+    with pytest.raises(EmptyBufferError, match="Cannot sample"):
         rb.sample(4)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_a_member_that_cannot_draw_leaves_the_passes_of_the_others_as_they_were() -> None:
+    """Rows that one member had drawn for a batch that was never made would be missing from its pass."""
+    first = plain(0, sampler=SamplerWithoutReplacement())
+    second = tds(100, ranked=True)
+    third = plain(200, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=2)
+    rb = ReplayBufferEnsemble(first, second, third, sample_from_all=True, collate_fn=list, generator=seeded())
+    rb.sample(6)
+    second.update_priority(torch.arange(10), torch.zeros(10))
+    before = rb.state_dict()
+    for size, error in ((6, PriorityError), (36, OptionError)):
+        with pytest.raises(error):
+            rb.sample(size)
+        second.update_priority(torch.arange(10), torch.ones(10))
+        after = rb.state_dict()
+        for i in (0, 2):
+            for key in ("order", "at", "rows"):
+                was, now = (state["members"][i]["sampler"]["state"][key] for state in (before, after))
+                assert torch.equal(torch.as_tensor(was), torch.as_tensor(now))
+        assert torch.equal(before["generator"], after["generator"])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_member_that_fills_goes_on_after_a_save_as_it_would_have(prefetch: int, tmp_path: Any) -> None:
+    """Offline to online, saved while the online member is empty and while batches without it are queued."""
+
+    def make() -> ReplayBufferEnsemble:
+        members = plain(0), plain(100, 0)
+        return ReplayBufferEnsemble(*members, p=[0.5, 0.5], batch_size=4, prefetch=prefetch, generator=seeded())
+
+    rb, other = make(), make()
+    with pytest.warns(UserWarning, match="no rows to draw"):
+        rb.sample()
+    rb.dumps(tmp_path / "saved")
+    other.loads(tmp_path / "saved")
+    other.sampler._warned = True  # as of another process
+    ratios = []
+    for step in range(6):
+        one, two = rb.sample()["id"], other.sample()["id"]
+        assert torch.equal(one, two)
+        ratios.append(int((one >= 100).sum()))
+        if step == 0:
+            for each in (rb, other):
+                each[1].extend({"id": torch.arange(100, 105)})
+    assert ratios == [0] * (1 + prefetch) + [2] * (5 - prefetch), "queued batches come first"
+
+
+# -- flat batches --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tensor", "tensordict"])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_flat_batches_of_every_kind(kind: str, storage: Any) -> None:
+    def make(**options: Any) -> Any:
+        members = [ReplayBuffer(storage=storage(10)) for _ in range(2)]
+        for base, member in enumerate(members):
+            ids = range(100 * base, 100 * base + 5)
+            member.extend(rows(ids, f"{kind}s" if storage is ListStorage else kind))
+        mix = ReplayBufferEnsemble(*members, p=[1, 3], num_buffer_sampled=4, generator=seeded(), **options)
+        batch, info = mix.sample(8, return_info=True)
+        first = batch[..., 0] if kind == "tensor" else batch[0] if kind == "tuple" else batch["id"]
+        return type(batch), first, info["index"]
+
+    cls, first, index = make()
+    flat_cls, flat, names = make(flatten=True)
+    assert flat_cls is cls
+    assert flat.shape == (8,)
+    assert torch.equal(flat, first.flatten())
+    for key in ("index", "buffer_ids"):
+        assert torch.equal(names[key], index[key].flatten())
+
+
+def test_flat_tensordicts_carry_flat_names_and_bring_priorities_back() -> None:
+    rb = ReplayBufferEnsemble(
+        tds(0, ranked=True), tds(100, ranked=True), batch_size=6, flatten=True, prefetch=2, generator=seeded()
+    )
+    for _ in range(5):
+        batch, info = rb.sample(return_info=True)
+        assert batch.batch_size == (6,)
+        assert torch.equal(batch["index", "buffer_ids"], of_member(batch["id"]))
+        assert torch.equal(batch["index", "index"], batch["id"] % 100)
+        assert batch["priority_weight"].shape == batch["index_generation"].shape == info["stale"].shape == (6,)
+        rb.update_priority(batch, batch["id"] + 1.0)
+        for row in batch["id"].tolist():
+            assert priorities(rb[row // 100])[row % 100] == row + 1
+        batch["td_error"] = batch["id"] + 7.0
+        rb.update_tensordict_priority(batch)
+        for row in batch["id"].tolist():
+            assert priorities(rb[row // 100])[row % 100] == row + 7
+        rb.update_priority(info["index"], torch.ones(6))
+        assert priorities(rb[0]).max() <= 17
+    assert rb.flatten
+    assert "flatten=True" in repr(rb)
+    assert rb[:1].flatten
+    assert pickle.loads(pickle.dumps(rb)).sample().batch_size == (6,)
+
+
+def test_flat_batches_meet_transforms_collate_fn_and_reads() -> None:
+    def shift(batch: Any) -> Any:
+        assert batch["id"].shape == (6,)
+        return {"id": batch["id"] + 1}
+
+    rb = pair(flatten=True, transform=shift)
+    batch, info = rb.sample(6, return_info=True)
+    assert torch.equal(batch["id"], info["index"]["index"] + 100 * info["index"]["buffer_ids"] + 1)
+    lists = pair(flatten=True, collate_fn=list)
+    parts, info = lists.sample(6, return_info=True)
+    assert [part["id"].shape for part in parts] == [(3,), (3,)]
+    assert torch.equal(torch.cat([part["id"] for part in parts]) % 100, info["index"]["index"])
+    assert pair(flatten=True)[:, 1:3]["id"].shape == (2, 2), "reads by index keep members apart"
+
+
+def test_members_of_different_fields_cannot_be_put_end_to_end() -> None:
+    wide = ReplayBuffer(storage=LazyTensorStorage(10))
+    wide.extend({"id": torch.zeros(5, 3)})
+    other = ReplayBuffer(storage=LazyTensorStorage(10))
+    other.extend({"name": torch.zeros(5)})
+    for member in (wide, other):
+        with pytest.raises(KindError, match=r"end to end.*collate_fn"):
+            ReplayBufferEnsemble(plain(0), member, sample_from_all=True, flatten=True).sample(4)
 
 
 def test_passes_without_repetition_stay_whole_within_a_member() -> None:
@@ -598,6 +791,7 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((A, B), {"p": [0.0, 0.0]}, OptionError, "not all 0"),
     ((A, B), {"p": [float("nan"), 1.0]}, OptionError, "finite"),
     ((A, B), {"p": "best"}, OptionError, "sampleable"),
+    ((A, B), {"when_empty": "skip"}, OptionError, "renormalize"),
     ((A, B), {"p": object()}, KindError, "p must be numbers"),
     ((A, B), {"num_buffer_sampled": 0}, OptionError, "at least 1"),
     ((A, B), {"num_buffer_sampled": 1.5}, KindError, "integer"),

@@ -69,7 +69,12 @@ def test_only_rows_that_may_be_drawn_are_drawn(case: Case, sampler: str, tmp_pat
 SLICES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "strict": ({"slice_len": 3}, {"length": 3}, 3),
     "number": ({"num_slices": 3}, {"length": 2}, 2),
-    "short": ({"slice_len": 3, "strict_length": False}, {"length": 3, "strict": False, "span": (False, True)}, 1),
+    "short": ({"slice_len": 3, "strict_length": False}, {"length": 3, "strict": False}, 1),
+    "short-span": (
+        {"slice_len": 3, "strict_length": False, "span": (False, 1)},
+        {"length": 3, "strict": False, "span": (False, 1)},
+        1,
+    ),
     "span": ({"slice_len": 3, "span": (False, 1)}, {"length": 3, "span": (False, 1)}, 2),
     "span-all": ({"slice_len": 3, "span": (False, True)}, {"length": 3, "span": (False, True)}, 1),
 }
