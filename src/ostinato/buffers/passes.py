@@ -44,6 +44,7 @@ class Pass:
         if not self._begun:
             feed.restart()
             self._begun = True
-        batch = feed.next(size or 0, within_epoch=True, ask=Ask(timeout_s))
+        dress = buffer._dress  # noqa: SLF001
+        batch = feed.next(size or 0, dress, within_epoch=True, ask=Ask(timeout_s))
         self._over = batch.ticket.last
         return batch.data
