@@ -4,7 +4,7 @@
 
 - at lines of the files given, with a probability, through `sys.settrace`;
 - wherever it waits: in the locks, conditions, futures, queues and executors that the schedule puts in the place of those
-  of the standard library, in the modules under test (`Schedule.replace`).
+  of the standard library, in the modules under test (`explore`).
 
 The same seed gives the same schedule. Time is virtual: it goes on only when no task can run, to the earliest deadline.
 If there is none, the tasks wait for each other for ever: `Stuck` names the seed and where each task waits.
@@ -22,15 +22,15 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import FrameType, ModuleType
+import pytest
 
-    import pytest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType, ModuleType
 
 REAL_LIMIT_S = 60.0
 """Seconds of real time after which a run has failed: a task waits in something that the schedule does not know."""
-MOST_SWITCHES = 200_000
+MOST_SWITCHES = 20_000
 """Switches after which a run has failed: tasks keep each other busy without an end."""
 
 
@@ -81,7 +81,7 @@ class Schedule:
         self._rate = rate
         self._tasks: list[Task] = []
         self._running: Task | None = None
-        self._switches = 0
+        self.switches = 0
         self._clock = 1000.0
         self._ended = threading.Event()
         self._over = False
@@ -117,6 +117,8 @@ class Schedule:
             StuckError: if some can never go on, naming the seed.
         """
         found: list[Any] = [None] * len(work)
+        self._tasks, self._over = [], False
+        self._ended.clear()
 
         def keep(i: int, call: Callable[[], Any]) -> None:
             found[i] = call()
@@ -173,7 +175,7 @@ class Schedule:
         chosen = self._pick()
         if chosen is task:
             return
-        self._switches += 1
+        self.switches += 1
         chosen.baton.release()
         task.baton.acquire()
         if self._over:
@@ -184,7 +186,7 @@ class Schedule:
 
     def _pick(self) -> Task:
         """Choose a task that can run; where none can, end the run."""
-        if self._switches > MOST_SWITCHES:
+        if self.switches > MOST_SWITCHES:
             self._fail(f"{MOST_SWITCHES} switches and no end")
         can = [task for task in self._tasks if not task.over and (task.waits_for is None or task.waits_for())]
         if can:
@@ -252,6 +254,30 @@ class Schedule:
         if event == "line" and not self._over and self._random.random() < self._rate:
             self.switch()
         return self._line
+
+
+def explore(seeds: Iterable[int], modules: Sequence[ModuleType], scenario: Callable[[Schedule], None]) -> None:
+    """Run a scenario under the schedule of each seed.
+
+    Args:
+        seeds: one run each.
+        modules: those under test, see `Schedule`.
+        scenario: makes what it needs, calls `Schedule.run`, and checks what comes of it.
+
+    Raises:
+        StuckError: if a run has no end, naming its seed.
+    """
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as patch:
+            schedule = Schedule(seed, modules)
+            schedule.replace(patch)
+            try:
+                scenario(schedule)
+            except StuckError:
+                raise
+            except BaseException as error:
+                error.add_note(f"schedule of seed {seed}")
+                raise
 
 
 class Lock:
