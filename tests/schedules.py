@@ -175,7 +175,6 @@ class Schedule:
         chosen = self._pick()
         if chosen is task:
             return
-        self.switches += 1
         chosen.baton.release()
         task.baton.acquire()
         if self._over:
@@ -185,7 +184,8 @@ class Schedule:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _pick(self) -> Task:
-        """Choose a task that can run; where none can, end the run."""
+        """Choose a task that can run, or whose time is up first; where there is none, end the run."""
+        self.switches += 1
         if self.switches > MOST_SWITCHES:
             self._fail(f"{MOST_SWITCHES} switches and no end")
         can = [task for task in self._tasks if not task.over and (task.waits_for is None or task.waits_for())]
