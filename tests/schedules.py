@@ -82,7 +82,7 @@ class Schedule:
         self._tasks: list[Task] = []
         self._running: Task | None = None
         self.switches = 0
-        self._clock = 1000.0
+        self.now = 1000.0
         self._ended = threading.Event()
         self._over = False
         self._error: BaseException | None = None
@@ -100,7 +100,7 @@ class Schedule:
                 current_thread=threading.current_thread,
                 TIMEOUT_MAX=threading.TIMEOUT_MAX,
             ),
-            "time": SimpleNamespace(monotonic=lambda: self._clock, sleep=self.sleep),
+            "time": SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep),
             "Future": lambda: ScheduledFuture(self),
             "ThreadPoolExecutor": lambda **_: Executor(self),
             "queue": SimpleNamespace(SimpleQueue=lambda: SimpleQueue(self)),
@@ -161,7 +161,7 @@ class Schedule:
         if done():
             return True
         task.waits_for = done
-        task.until = math.inf if timeout is None else self._clock + timeout
+        task.until = math.inf if timeout is None else self.now + timeout
         task.late = False
         self.switch()
         task.waits_for, task.until = None, math.inf
@@ -196,7 +196,7 @@ class Schedule:
         if not waiting:
             self._fail("all wait for each other")
         first = min(waiting, key=lambda task: task.until)
-        self._clock = max(self._clock, first.until)
+        self.now = max(self.now, first.until)
         first.late = True
         self._running = first
         return first
@@ -354,9 +354,9 @@ class Condition:
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         """Wait until it is true; woken ones alone look."""
-        until = math.inf if timeout is None else self._schedule._clock + timeout
+        until = math.inf if timeout is None else self._schedule.now + timeout
         while not (found := predicate()):
-            left = until - self._schedule._clock
+            left = until - self._schedule.now
             if left <= 0:
                 break
             self.wait(None if left == math.inf else left)
