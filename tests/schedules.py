@@ -1,10 +1,10 @@
-"""Deterministic schedules: threads that take turns, with switches drawn from a seed, and detection of waits without end.
+"""Deterministic schedules: threads that take turns, with switches drawn from a seed, and waits without end detected.
 
 `Schedule` runs tasks in real threads, of which exactly one runs at any time. A task hands over to another one
 
 - at lines of the files given, with a probability, through `sys.settrace`;
-- wherever it waits: in the locks, conditions, futures, queues and executors that the schedule puts in the place of those
-  of the standard library, in the modules under test (`explore`).
+- wherever it waits: in the locks, conditions, futures, queues and executors that the schedule puts in the place of
+  those of the standard library, in the modules under test (`explore`).
 
 The same seed gives the same schedule. Time is virtual: it goes on only when no task can run, to the earliest deadline.
 If there is none, the tasks wait for each other for ever: `Stuck` names the seed and where each task waits.
@@ -19,6 +19,7 @@ import threading
 import traceback
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,7 @@ class Schedule:
             found[i] = call()
 
         for i, call in enumerate(work):
-            self.spawn(f"task {i}", lambda i=i, call=call: keep(i, call))
+            self.spawn(f"task {i}", partial(keep, i, call))
         self._pick().baton.release()
         ended = self._ended.wait(REAL_LIMIT_S)
         error, self._over = self._error, True
@@ -247,10 +248,10 @@ class Schedule:
         except _EndedError:
             return
 
-    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG002
+    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._line if frame.f_code.co_filename in self._files else None
 
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG002
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line" and not self._over and self._random.random() < self._rate:
             self.switch()
         return self._line
@@ -288,7 +289,7 @@ class Lock:
         self._owner: threading.Thread | None = None
         self._depth = 0
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it."""
         me = threading.current_thread()
         if self._owner is not me:
@@ -448,15 +449,16 @@ class Thread:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         name: str = "thread",
-        daemon: bool = False,  # noqa: FBT001, FBT002, ARG002
+        daemon: bool = False,
     ) -> None:
         self._schedule = schedule
-        self._start = lambda: schedule.spawn(name, lambda: target(*args, **(kwargs or {})), service=True)
+        self._name = name
+        self._work = partial(target, *args, **(kwargs or {}))
         self._task: Task | None = None
 
     def start(self) -> None:
         """Add the task."""
-        self._task = self._start()
+        self._task = self._schedule.spawn(self._name, self._work, service=True)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""

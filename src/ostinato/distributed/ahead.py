@@ -193,8 +193,8 @@ class Ahead:
             raise UsageError(msg)
         self._put_back(coming, worker)
         msg = (
-            f"a draw of {sum(coming.sizes)} row(s) waited {patience_s:g} s for writers, behind draws of other threads that "
-            "wait for them as well: raise timeout_s, or see what became of these"
+            f"a draw of {sum(coming.sizes)} row(s) waited {patience_s:g} s for writers, behind draws of other threads "
+            "that wait for them as well: raise timeout_s, or see what became of these"
         )
         raise WaitTimeoutError(msg)
 

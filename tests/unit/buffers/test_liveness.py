@@ -1,7 +1,7 @@
 """No call waits for ever while what it waits for is there: threads under many schedules, each decided by a seed.
 
-All waits are without a timeout, so a call that waits in vain ends the run: `StuckError` names the seed. The scenarios are
-such that every schedule comes to an end: what is written is what is read.
+All waits are without a timeout, so a call that waits in vain ends the run: `StuckError` names the seed. The scenarios
+are such that every schedule comes to an end: what is written is what is read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,7 +70,7 @@ def queue_with_prefetch(schedule: Schedule) -> None:
 def more_readers_than_batches_ahead(schedule: Schedule) -> None:
     rb = make(batch_size=5, prefetch=1)
     found = schedule.run(writes(rb, 0, 40), *(reads(rb, 2) for _ in range(4)))
-    assert sorted(sum(found[1:], [])) == list(range(40))
+    assert sorted(chain(*found[1:])) == list(range(40))
 
 
 def batches_of_different_sizes(schedule: Schedule) -> None:
@@ -177,7 +178,7 @@ def a_load(schedule: Schedule) -> None:
     state = saved.state_dict()
     rb = make(16, batch_size=4, prefetch=3)
     found = schedule.run(reads(rb, 1), reads(rb, 1), reads(rb, 1), lambda: rb.load_state_dict(state))
-    assert sorted(sum(found[:3], [])) == list(range(4, 16))
+    assert sorted(chain(*found[:3])) == list(range(4, 16))
 
 
 def another_transform(schedule: Schedule) -> None:

@@ -47,7 +47,7 @@ class OneShard:
     def give_back(self, rows: int) -> None:
         self.returned += rows
 
-    def draw(self, size: int, uniforms: torch.Tensor, timeout_s: float | None, *, held: Any) -> Any:  # noqa: ARG002
+    def draw(self, size: int, uniforms: torch.Tensor, timeout_s: float | None, *, held: Any) -> Any:
         return self._rb.sample(size, return_info=True, timeout_s=timeout_s)
 
 
