@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,7 +13,7 @@ from ostinato.buffers.checks import check_order, check_pair, check_single, check
 from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.cut import Saves
 from ostinato.buffers.expansion import copy, expand, expand_again
-from ostinato.buffers.gate import Ask, Gate, as_counting, check_counting, give_back
+from ostinato.buffers.gate import Ask, Gate, Waiters, as_counting, check_counting, give_back
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.versions import Versions, check_versions, draw_recent
@@ -23,6 +23,8 @@ from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from ostinato.core.boundaries import Episodes
@@ -55,7 +57,8 @@ class Engine:
         unit: SampleUnit | None = None,
         episodes: Episodes | None = None,
     ) -> None:
-        self.lock = threading.RLock()
+        self.waiters = Waiters()
+        self.lock = self.waiters.lock
         self.saves = Saves()
         storage = source.storage
         self.source = source
@@ -88,14 +91,15 @@ class Engine:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
-        return {k: v for k, v in self.__dict__.items() if k != "lock"}
+        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own."""
         self.__dict__.update(state)
-        self.lock = threading.RLock()
+        self.waiters = Waiters()
+        self.lock = self.waiters.lock
         if self.gate is not None:
-            self.gate.attach(self.lock)
+            self.gate.attach(self.waiters)
 
     @property
     def storage(self) -> Storage:
@@ -140,8 +144,9 @@ class Engine:
             payload, rows = storage.admit(data, lead)
             given, marks, chronicle, versions = None, Marks(), self.chronicle, self.versions
             try:
-                if self.gate is not None and self.gate.hold_write(self, rows, timeout_s):
-                    return self.write(data, lead, ranked=ranked)  # others have written: check the rows anew
+                left_s = self.hold_write(rows, timeout_s)
+                if left_s is not None:  # anything may have changed meanwhile: check the rows anew
+                    return self.write(data, lead, ranked=ranked, timeout_s=left_s)
                 if prioritized and ranked:
                     given = priorities.from_rows(self, data, rows)
                 if chronicle is not None:
@@ -233,6 +238,64 @@ class Engine:
             self.sampler.clear()
             self.pending.clear()
             self._begin_counts()
+            self.waiters.wake()
+
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    def may_draw(self, rows: int) -> bool:
+        """Whether a draw of so many rows need not wait: it may be made, or a checkpoint has brought one along."""
+        return self.gate is None or bool(self.pending) or self.gate.may_draw(self, rows)
+
+    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+        """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
+
+        Raises:
+            OptionError: if it could never be made.
+            WaitTimeoutError: naming who waits for what.
+        """
+        gate = self.gate
+        if gate is None or queued() or self.may_draw(rows):
+            return
+        begun = ask if ask.until is not None else ask.begun(gate)
+        waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
+
+        def held_by() -> Gate | None:
+            gate = self.gate  # another sampler may have brought another one
+            if gate is None or queued() or self.may_draw(rows):
+                return None
+            gate.check_draw(self, rows)
+            return gate
+
+        self.waiters.hold(
+            self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(self, rows, waited_s)
+        )
+
+    def hold_write(self, rows: int, timeout_s: float | None) -> float | None:
+        """Return once so many rows may be written: the seconds that are left, None if no wait was needed.
+
+        Raises:
+            OptionError: if they could never be written.
+            WaitTimeoutError: naming who waits for what.
+        """
+        if self.gate is None:
+            return None
+
+        def held_by() -> Gate | None:
+            gate = self.gate
+            if gate is None:
+                return None
+            gate.check_write(self, rows)
+            return None if gate.may_write(self, rows) else gate
+
+        gate = held_by()
+        if gate is None:
+            return None
+        waited_s = gate.patience_s(timeout_s)
+        until = time.monotonic() + waited_s
+        self.waiters.hold(
+            self.waiters.writers, rows, until, held_by, lambda gate: gate.why_no_write(self, rows, waited_s)
+        )
+        return max(0.0, until - time.monotonic())
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -250,7 +313,7 @@ class Engine:
         """
         with self.lock:
             if self.gate is not None:
-                self.gate.hold_draw(self, batch_size, ask.timeout_s)
+                self.hold_draw(batch_size, ask)
             if self.pending:
                 return self.pending.popleft()
             rng = self.generator.get_state() if ahead and self.generator is not None else None
@@ -368,6 +431,7 @@ class Engine:
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
             self.begin_sampler()
+            self.waiters.wake()
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -381,6 +445,7 @@ class Engine:
             if len(self.storage):
                 writer.resume(len(self.storage), self.storage.cursor)
             old, self.writer = self.writer, writer
+            self.waiters.wake()
             return old
 
     def set_source(self, source: Source) -> Storage:
@@ -407,4 +472,5 @@ class Engine:
                 self.stamps.resume(len(storage), storage.cursor)
                 self.begin_sampler()
             self._begin_counts()
+            self.waiters.wake()
             return old

@@ -270,8 +270,8 @@ class ReplayBufferEnsemble:
 
     def append_transform(self, transform: Any) -> ReplayBufferEnsemble:
         """Add a transform of whole batches at the end of the chain. Returns the ensemble."""
-        self._mixer.redo()
         self.transform.append(transform)
+        self._mixer.redo()
         return self
 
     def insert_transform(self, index: int, transform: Any) -> ReplayBufferEnsemble:
@@ -280,8 +280,8 @@ class ReplayBufferEnsemble:
         Raises:
             OptionError: if the position is out of range.
         """
-        self._mixer.redo()
         self.transform.insert(index, transform)
+        self._mixer.redo()
         return self
 
     # -- reading ----------------------------------------------------------------------------------------------

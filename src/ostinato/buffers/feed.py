@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.finish import finish
 from ostinato.buffers.gate import Ask, give_back
-from ostinato.buffers.prefetch import Prefetcher
+from ostinato.buffers.prefetch import Prefetcher, Steps
 from ostinato.buffers.streams import CopyStream
 from ostinato.errors import EpochEndError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Feed"]
 
 _Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
+Dress: TypeAlias = "Callable[[Any, Ticket, dict[Any, Tensor]], Any]"
 _PLAIN = Ask()
 _FREE_TRIES = 2
 """Batches that writers may spoil before the next one is made with the writers waiting."""
@@ -40,26 +41,26 @@ class Batch(NamedTuple):
 class Feed:
     """Turns draws into batches.
 
+    Holds no reference to the buffer that it feeds: that hands its `dress` over with each call.
+
     Args:
         engine: where draws and rows come from.
-        dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one. It
-            gets the batch, the draw, and what slices and units have to say of each record.
         depth: batches to keep ready; 0 is no prefetch.
     """
 
-    def __init__(self, engine: AnyEngine, dress: Callable[[Any, Ticket, dict[Any, Tensor]], Any], depth: int) -> None:
+    def __init__(self, engine: AnyEngine, depth: int) -> None:
         self._engine = engine
-        self._dress = dress
         # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
-        work = self._make if self._stream is None else self._make_aside
-        self.prefetch = Prefetcher(depth, work, engine.lock) if depth else None
+        self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
 
-    def next(self, size: int, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
+    def next(self, size: int, dress: Dress, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
         """Return the next batch of `size` rows.
 
         Args:
             size: rows.
+            dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one.
+                It gets the batch, the draw, and what slices and units have to say of each record.
             within_epoch: keep prefetch from drawing beyond the epoch's end.
             ask: how long to wait, where there is a gate, and how old rows may be.
 
@@ -68,14 +69,16 @@ class Feed:
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
-            return eager(self, size, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
+            return eager(self, size, dress, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
         engine, tries = self._engine, 0
+        if engine.gate is not None:
+            ask = ask.begun(engine.gate)  # all tries share one time
         while True:
             if self.prefetch is None:
-                made = self._make_now(size, ask) if tries < _FREE_TRIES else self._make_alone(size, ask)
+                made = self._make_now(size, dress, ask) if tries < _FREE_TRIES else self._make_alone(size, dress, ask)
                 tries += 1
             else:
-                made = self._make_ahead(self.prefetch, size, ask, within_epoch=within_epoch)
+                made = self._make_ahead(self.prefetch, size, dress, ask, within_epoch=within_epoch)
             if made is None:
                 if within_epoch and self.over:
                     msg = "the rows left in the epoch were replaced: no batch of it is left"
@@ -87,39 +90,45 @@ class Feed:
                 notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
             return Batch(data, rows.ticket, notes)
 
-    def _make_ahead(self, prefetch: Prefetcher[Ticket], size: int, ask: Ask, *, within_epoch: bool) -> _Made | None:
-        engine, gate = self._engine, self._engine.gate
+    def _make_ahead(
+        self, prefetch: Prefetcher[Ticket], size: int, dress: Dress, ask: Ask, *, within_epoch: bool
+    ) -> _Made | None:
+        engine = self._engine
 
-        def more() -> bool:
-            return (gate is None or gate.may_draw(engine, size)) and not (within_epoch and self._spent())
+        def may() -> bool:  # once one draw is queued no further one begins another epoch
+            return engine.may_draw(size) and not (within_epoch and prefetch.filled and self._spent())
 
-        ticket, made = prefetch.next(
-            lambda: engine.draw(size, ahead=True, ask=ask),
-            within_epoch=within_epoch,
-            more=more,
+        steps = Steps(
+            draw=lambda: engine.draw(size, ahead=True, ask=ask),
+            make=lambda ticket: self._make(ticket, dress),
+            may=may,
+            wait=lambda: engine.hold_draw(size, ask, lambda: prefetch.filled),
             lost=self._lose,
         )
+        ticket, made = prefetch.next(steps, within_epoch=within_epoch)
         if self._stream is not None:
             made = self._take(*made)
         if made is None:
             self._lose(ticket)
         return made  # type: ignore[no-any-return]
 
-    def _make_alone(self, size: int, ask: Ask) -> _Made | None:
+    def _make_alone(self, size: int, dress: Dress, ask: Ask) -> _Made | None:
         with self._engine.lock:
-            return self._make_now(size, ask)
+            return self._make_now(size, dress, ask)
 
-    def _make_now(self, size: int, ask: Ask) -> _Made | None:
+    def _make_now(self, size: int, dress: Dress, ask: Ask) -> _Made | None:
         ticket, made = self._engine.draw(size, ask=ask), None
         try:
-            made = self.make(ticket, None)
+            made = self.make(ticket, dress, None)
         finally:
             if made is None:
                 self._lose(ticket)
         return made
 
-    def _make(self, ticket: Ticket) -> _Made | None:
-        return self.make(ticket, None)
+    def _make(self, ticket: Ticket, dress: Dress) -> Any:
+        if self._stream is None:
+            return self.make(ticket, dress, None)
+        return self._stream.run(lambda: self.make(ticket, dress, None))
 
     def _lose(self, ticket: Ticket) -> None:
         """Take note that the batch of a draw will reach nobody."""
@@ -127,7 +136,7 @@ class Feed:
         if engine.gate is not None or engine.sampler.counting:
             give_back(engine, ticket)
 
-    def make(self, ticket: Ticket, collate: Callable[[Any], Any] | None) -> _Made | None:
+    def make(self, ticket: Ticket, dress: Dress, collate: Callable[[Any], Any] | None) -> _Made | None:
         """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
         engine = self._engine
         rows = engine.gather(ticket)
@@ -138,10 +147,7 @@ class Feed:
         if rows.ticket.plan is not None:
             data, notes = finish(data, rows.ticket.plan, engine.unit, rows.ticket.sampler)
         data = rows.collate(data) if collate is None else collate(data)
-        return self._dress(data, rows.ticket, notes), rows, notes
-
-    def _make_aside(self, ticket: Ticket) -> Any:
-        return self._stream.run(lambda: self._make(ticket))  # type: ignore[union-attr]
+        return dress(data, rows.ticket, notes), rows, notes
 
     def _take(self, made: _Made | None, event: Any) -> _Made | None:
         if made is not None:
@@ -165,7 +171,8 @@ class Feed:
 
     def drop(self) -> None:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
-        self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+        with self._engine.lock:
+            self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""
@@ -175,7 +182,9 @@ class Feed:
     def redo(self) -> None:
         """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
         if self.prefetch is not None:
-            self._engine.pending.extendleft(reversed(self.prefetch.clear()))
+            with self._engine.lock:
+                self._engine.pending.extendleft(reversed(self.prefetch.clear()))
+                self._engine.waiters.wake()
 
     def restart(self) -> None:
         """Forget all queued draws and begin a new epoch."""

@@ -1,4 +1,4 @@
-"""The gate: readers and writers that wait for each other, with timeouts, around the counts of `limits`."""
+"""Readers and writers that wait for each other: who waits, how long, and what the counts of `limits` let through."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ask",
     "Gate",
+    "Waiters",
     "as_counting",
     "check_counting",
     "check_queue",
@@ -42,108 +43,148 @@ class Ask(NamedTuple):
     """Longest wait; None is the limiter's."""
     max_age: int | None = None
     """Oldest version, counted back from the newest one; None takes all rows."""
+    until: float | None = None
+    """When the time is up, on the clock of `time.monotonic`; None begins with the first wait."""
+
+    def begun(self, gate: Gate) -> Ask:
+        """Return the same, its time beginning now."""
+        patience_s = gate.patience_s(self.timeout_s)
+        return Ask(patience_s, self.max_age, time.monotonic() + patience_s)
+
+
+@final
+class Waiters:
+    """The lock of a buffer, and the calls that wait under it until others let them go on.
+
+    One lock and one condition serve all that a call can wait for: room for a write, the permission to draw, a draw that
+    is queued by prefetch or was loaded. No wait outlasts its reason, by two rules:
+
+    1. A call looks at everything that could let it go on, and waits, without giving the lock back in between; when it
+       wakes, it looks at everything again.
+    2. Whoever changes something of that (rows, counts, queued and loaded draws, sampler, storage, limiter) does it with
+       the lock held, and calls `wake` before giving it back.
+
+    The lock is free while a call waits. A thread that dies while it waits leaves nothing behind.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.writers: list[int] = []
+        """Rows of the writes that wait."""
+        self.readers: list[int] = []
+        """Rows of the draws that wait."""
+        self._changed = threading.Condition(self.lock)
+
+    def hold(
+        self, side: list[int], rows: int, until: float, held_by: Callable[[], Gate | None], why: Callable[[Gate], str]
+    ) -> None:
+        """Return once `held_by()` is None; the caller holds the lock, which is free meanwhile.
+
+        Args:
+            side: `writers` or `readers`.
+            rows: of the call.
+            until: when its time is up, on the clock of `time.monotonic`.
+            held_by: looks at everything that could let the call go on, and returns the gate that does not let it; what
+                it raises ends the wait.
+            why: the message of the error.
+
+        Raises:
+            WaitTimeoutError: if the time is up.
+        """
+        side.append(rows)
+        try:
+            while (gate := held_by()) is not None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeoutError(why(gate))
+                self._changed.wait(None if left == math.inf else min(left, threading.TIMEOUT_MAX))
+        finally:
+            side.remove(rows)
+
+    def wake(self) -> None:
+        """Let the calls that wait look again; the caller holds the lock."""
+        if self.writers or self.readers:
+            self._changed.notify_all()
 
 
 @final
 class Gate:
-    """Holds calls back until a `Flow` lets them through. Every method is called under the engine's lock.
+    """What a `Flow` says of the calls of one buffer. Every method is called under the engine's lock.
 
-    While a call waits the lock is free. A thread that dies while it waits leaves nothing behind; one that
-    dies elsewhere is waited for no longer than the timeout.
+    It decides; `Engine.hold_write` and `Engine.hold_draw` wait, since a wait may outlive the gate (another sampler may
+    bring another one, or none).
     """
 
-    def __init__(self, limiter: RateLimiter, lock: threading.RLock) -> None:
+    def __init__(self, limiter: RateLimiter, waiters: Waiters) -> None:
         self.flow = Flow(limiter)
         self._delivered = 0
-        self._since = 0  # number of the last write before counts began: older draws do not count
-        self._writers: list[int] = []
-        self._readers: list[int] = []
-        self._changed = threading.Condition(lock)
+        self._since = 0  # number of the first write that a draw under these counts may have met
+        self._waiters = waiters
 
     def __getstate__(self) -> dict[str, Any]:
-        """Counts and rules; nobody waits in a copy."""
-        return {"flow": self.flow, "_delivered": self._delivered, "_since": self._since}
+        """Counts and rules; no call waits in a copy."""
+        return {name: value for name, value in self.__dict__.items() if name != "_waiters"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Wait for `attach`."""
-        self.__dict__.update(state, _writers=[], _readers=[])
+    def attach(self, waiters: Waiters) -> None:
+        """Take the waiters of the engine that a copy belongs to."""
+        self._waiters = waiters
 
-    def attach(self, lock: threading.RLock) -> None:
-        """Take the lock of the engine that a copy belongs to."""
-        self._changed = threading.Condition(lock)
+    # -- may it -------------------------------------------------------------------------------------------------------
 
-    # -- calls that may wait ------------------------------------------------------------------------------------------
+    def patience_s(self, timeout_s: float | None) -> float:
+        """Return how long a call may wait, in seconds: what it says itself, or the limiter."""
+        return float(self.flow.limiter.timeout_s if timeout_s is None else timeout_s)  # numpy's may be narrow
 
-    def hold_write(self, engine: Engine, rows: int, timeout_s: float | None) -> bool:
-        """Return once `rows` rows may be written; True if that took a wait, in which anything may have changed.
-
-        Raises:
-            OptionError: if they could never be written.
-            WaitTimeoutError: naming who waits for what.
-        """
-        flow, sampler = self.flow, engine.sampler
-        bounded = sampler.counting and as_counting(sampler).bounded
-        flow.check_write(rows, engine.storage.capacity if bounded else None)
-        if flow.may_write(rows, stock(engine)):
-            return False
-        done = lambda: flow.may_write(rows, stock(engine))  # noqa: E731
-        why = lambda: f"a write of {rows} row(s) waited {{}} s for readers: {flow.why_no_write(rows, stock(engine))}"  # noqa: E731
-        self._wait(engine, self._writers, rows, timeout_s, done, why)
-        return True
-
-    def hold_draw(self, engine: Engine, rows: int, timeout_s: float | None) -> None:
-        """Return once `rows` rows may be drawn, or a checkpoint has brought a draw along.
-
-        Raises:
-            OptionError: if they could never be drawn.
-            WaitTimeoutError: naming who waits for what.
-        """
-        if engine.pending or self.may_draw(engine, rows):
-            return
-        flow, sampler = self.flow, engine.sampler
-        most = as_counting(sampler).draws_of(engine.storage.capacity) if sampler.counting else None
-        flow.check_draw(rows, most)
-        done = lambda: bool(engine.pending) or self.may_draw(engine, rows)  # noqa: E731
-        why = lambda: f"a draw of {rows} row(s) waited {{}} s for writers: {flow.why_no_draw(rows, stock(engine))}"  # noqa: E731
-        self._wait(engine, self._readers, rows, timeout_s, done, why)
+    def may_write(self, engine: AnyEngine, rows: int) -> bool:
+        """Whether so many rows may be written now."""
+        return self.flow.may_write(rows, stock(engine))
 
     def may_draw(self, engine: AnyEngine, rows: int) -> bool:
         """Whether so many rows may be drawn now."""
         return self.flow.may_draw(rows, stock(engine))
 
-    def _wait(
-        self,
-        engine: Engine,
-        side: list[int],
-        rows: int,
-        timeout_s: float | None,
-        done: Callable[[], bool],
-        why: Callable[[], str],
-    ) -> None:
-        patience = float(self.flow.limiter.timeout_s if timeout_s is None else timeout_s)  # numpy's may be narrow
-        until = time.monotonic() + patience
-        side.append(rows)
-        try:
-            while not done():
-                left = until - time.monotonic()
-                if left <= 0:
-                    told = self.flow.told(why().format(f"{patience:g}"), stock(engine), self._writers, self._readers)
-                    raise WaitTimeoutError(told)
-                self._changed.wait(None if left == math.inf else min(left, threading.TIMEOUT_MAX))
-        finally:
-            side.remove(rows)
+    def check_write(self, engine: Engine, rows: int) -> None:
+        """Raise for a write that could never go ahead.
+
+        Raises:
+            OptionError: naming what it exceeds.
+        """
+        bounded = engine.sampler.counting and as_counting(engine.sampler).bounded
+        self.flow.check_write(rows, engine.storage.capacity if bounded else None)
+
+    def check_draw(self, engine: Engine, rows: int) -> None:
+        """Raise for a draw that could never be made.
+
+        Raises:
+            OptionError: naming what it exceeds.
+        """
+        sampler = engine.sampler
+        self.flow.check_draw(rows, as_counting(sampler).draws_of(engine.storage.capacity) if sampler.counting else None)
+
+    def why_no_write(self, engine: Engine, rows: int, waited_s: float) -> str:
+        """Say what a write waited for, and which calls wait."""
+        why = (
+            f"a write of {rows} row(s) waited {waited_s:g} s for readers: {self.flow.why_no_write(rows, stock(engine))}"
+        )
+        return self.flow.told(why, stock(engine), self._waiters.writers, self._waiters.readers)
+
+    def why_no_draw(self, engine: Engine, rows: int, waited_s: float) -> str:
+        """Say what a draw waited for, and which calls wait."""
+        there = stock(engine)
+        why = f"a draw of {rows} row(s) waited {waited_s:g} s for writers: {self.flow.why_no_draw(rows, there)}"
+        return self.flow.told(why, there, self._waiters.writers, self._waiters.readers)
 
     # -- what has happened --------------------------------------------------------------------------------------------
 
     def wrote(self, rows: int) -> None:
         """Count rows written."""
         self.flow.wrote(rows)
-        self.wake()
+        self._waiters.wake()
 
     def drew(self, ticket: Ticket) -> None:
         """Count the rows of a draw."""
         self.flow.drew(rows_of(ticket))
-        self.wake()
+        self._waiters.wake()
 
     def delivered(self, engine: Engine, ticket: Ticket) -> None:
         """Count the rows of a batch that reached its reader."""
@@ -152,13 +193,13 @@ class Gate:
         self._delivered += rows_of(ticket)
         if engine.sampler.counting and ticket.sampler is engine.sampler:
             as_counting(engine.sampler).deliver(ticket.draw)
-        self.wake()
+        self._waiters.wake()
 
     def undrew(self, engine: Engine, ticket: Ticket) -> None:
         """Take a draw back that reached nobody."""
         if self._knows(engine, ticket):
             self.flow.drew(-rows_of(ticket))
-        self.wake()
+        self._waiters.wake()
 
     def _knows(self, engine: Engine, ticket: Ticket) -> bool:
         return ticket.stamps is engine.stamps and ticket.serial >= self._since
@@ -166,13 +207,9 @@ class Gate:
     def begin(self, engine: Engine) -> None:
         """Begin to count anew, with the rows that are there already."""
         self.flow.begin(len(engine.storage))
-        self._delivered, self._since = 0, engine.stamps.written
-        self.wake()
-
-    def wake(self) -> None:
-        """Let those who wait look again."""
-        if self._writers or self._readers:
-            self._changed.notify_all()
+        # of an empty buffer nothing can be drawn before the next write: draws of before are not of these counts
+        self._delivered, self._since = 0, engine.stamps.written + (len(engine.storage) == 0)
+        self._waiters.wake()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -185,7 +222,7 @@ class Gate:
         differing = self.flow.load_state_dict(state, len(engine.storage))
         self._delivered = self.flow.drawn - sum(map(rows_of, engine.pending))
         self._since = engine.stamps.written
-        self.wake()
+        self._waiters.wake()
         if differing is not None:
             warnings.warn(
                 f"the checkpoint was saved under another rate limiter: {differing}. This buffer's own holds, and "
@@ -225,7 +262,7 @@ def make_gate(limiter: Any, engine: Engine) -> Gate | None:
     if limiter is not None and not isinstance(limiter, RateLimiter):
         msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
         raise KindError(msg)
-    gate = Gate(RateLimiter() if limiter is None else limiter, engine.lock)
+    gate = Gate(RateLimiter() if limiter is None else limiter, engine.waiters)
     rules, size = gate.flow.limiter, engine.storage.max_size
     if rules.min_size_to_sample > size:
         msg = f"min_size_to_sample={rules.min_size_to_sample} rows are never there: the storage has max_size={size}"
@@ -236,9 +273,10 @@ def make_gate(limiter: Any, engine: Engine) -> Gate | None:
 
 def renew_gate(engine: Engine) -> None:
     """Follow a new sampler in a buffer that was given no limiter: a queue holds its writers up, others do not."""
-    old, engine.gate = engine.gate, make_gate(None, engine)
-    if old is not None:
-        old.wake()
+    made = make_gate(None, engine)
+    if made is None or engine.gate is None:
+        engine.gate = made
+    engine.waiters.wake()
 
 
 def replayable(data: Any) -> Any:
@@ -288,9 +326,8 @@ def check_queue(engine: Engine, state: dict[str, Any]) -> None:
 def give_back(engine: AnyEngine, ticket: Ticket) -> None:
     """Take a draw back whose batch reached nobody, where draws are counted."""
     with engine.lock:
-        if ticket.stamps is not engine.stamps or ticket.sampler is not engine.sampler:
-            return  # of rows, or of a sampler, that are gone
-        if engine.sampler.counting:
+        mine = ticket.stamps is engine.stamps and ticket.sampler is engine.sampler  # else they are gone
+        if mine and engine.sampler.counting:
             as_counting(engine.sampler).undo(ticket.draw, engine.view())
         if engine.gate is not None:
             engine.gate.undrew(engine, ticket)

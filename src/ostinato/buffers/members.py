@@ -100,7 +100,7 @@ class Member:
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""
-        return self._feed.make(ticket, self.collate)
+        return self._feed.make(ticket, self._dress, self.collate)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""

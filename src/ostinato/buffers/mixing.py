@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.gate import give_back
+from ostinato.buffers.gate import Waiters, give_back
 from ostinato.buffers.members import locked
-from ostinato.buffers.prefetch import Prefetcher
+from ostinato.buffers.prefetch import Prefetcher, Steps
 from ostinato.buffers.records import Mix
 from ostinato.core import kinds
 from ostinato.errors import EmptyBufferError, KindError, OptionError, OstinatoError, SchemaError
@@ -65,9 +64,10 @@ class Mixer:
         self.collate = collate
         self.transform = transform
         self.generator = generator
-        self.lock = threading.RLock()
+        waiters = Waiters()
+        self.lock = waiters.lock
         self.pending: deque[Mix] = deque()
-        self.prefetch = Prefetcher(depth, self._make, self.lock) if depth else None
+        self.prefetch: Prefetcher[Mix] | None = Prefetcher(depth, waiters) if depth else None
 
     @property
     def ranked(self) -> bool:
@@ -101,7 +101,7 @@ class Mixer:
                 mix = self._draw(size, ahead=False)
                 made = self._make(mix)
             else:
-                mix, made = self.prefetch.next(lambda: self._draw(size, ahead=True), within_epoch=False)
+                mix, made = self.prefetch.next(Steps(lambda: self._draw(size, ahead=True), self._make))
             if made is None:
                 continue  # a member was emptied in between: draw again, or learn that it is empty
             names = made.names

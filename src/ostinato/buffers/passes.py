@@ -48,8 +48,9 @@ class Pass:
         elif feed.over:
             self._over = True
             return END
+        dress = buffer._dress  # noqa: SLF001
         try:
-            batch = feed.next(size or 0, within_epoch=True, ask=Ask(timeout_s))
+            batch = feed.next(size or 0, dress, within_epoch=True, ask=Ask(timeout_s))
         except EpochEndError:
             self._over = True
             return END

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
-__all__ = ["Prefetcher"]
+    from ostinato.buffers.gate import Waiters
+
+__all__ = ["Prefetcher", "Steps"]
 
 
 class _Drawn(Protocol):
@@ -24,6 +25,21 @@ class _Drawn(Protocol):
 T = TypeVar("T", bound=_Drawn)
 
 
+class Steps(NamedTuple, Generic[T]):
+    """What a reader does on its way to a batch; all but `make` run under the lock."""
+
+    draw: Callable[[], T]
+    """Makes the next draw, without waiting."""
+    make: Callable[[T], Any]
+    """Makes the batch of a draw; runs in the worker."""
+    may: Callable[[], bool] | None = None
+    """Whether `draw` is permitted now; None where it always is."""
+    wait: Callable[[], None] | None = None
+    """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
+    lost: Callable[[T], None] | None = None
+    """Takes a draw back whose batch could not be made."""
+
+
 @final
 class Prefetcher(Generic[T]):
     """Keeps `depth` batches ready.
@@ -32,17 +48,26 @@ class Prefetcher(Generic[T]):
     prefetch; the worker copies, collates and transforms. One worker: batches are delivered in order in any case, and
     user transforms need not be thread-safe.
 
+    A reader waits for two things, one after the other, and neither can be withheld from it:
+
+    - for a place in the queue: a queued draw, of whichever reader, or the permission to draw. Both are looked at under
+      the lock of `waiters`, which also guards the queue, and every draw that is queued wakes the readers that wait.
+      A draw in the queue belongs to no reader: the next one that looks takes it. So no reader waits while a draw is
+      queued, and no draw stays queued while a reader waits.
+    - for the batch of the draw that it took: the worker makes the batches of all draws in order, waits for nobody, and
+      a failure is the result of the draw that it belongs to.
+
+    Holds no reference to whoever uses it, beside those of batches that are still to be made.
+
     Args:
         depth: batches to keep ready, at least 1.
-        work: makes a batch of a draw; runs in the worker.
-        lock: the engine's: one lock, so that nobody waits for two.
+        waiters: the lock that guards the queue, and the calls that wait under it.
     """
 
-    def __init__(self, depth: int, work: Callable[[T], Any], lock: threading.RLock) -> None:
+    def __init__(self, depth: int, waiters: Waiters) -> None:
         self.depth = depth
         self.waits = 0
-        self._work = work
-        self._lock = lock
+        self._waiters = waiters
         self._queue: deque[tuple[T, Future[Any]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._process = 0
@@ -50,50 +75,64 @@ class Prefetcher(Generic[T]):
     @property
     def ready(self) -> int:
         """Batches that are ready now."""
-        return sum(future.done() for _, future in self._queue)
+        with self._waiters.lock:
+            return sum(future.done() for _, future in self._queue)
+
+    @property
+    def filled(self) -> bool:
+        """Whether a draw is queued; the caller holds the lock."""
+        return bool(self._queue)
 
     @property
     def tickets(self) -> list[T]:
         """The queued draws, oldest first."""
-        with self._lock:
+        with self._waiters.lock:
             return [ticket for ticket, _ in self._queue]
 
-    def next(
-        self,
-        draw: Callable[[], T],
-        *,
-        within_epoch: bool,
-        more: Callable[[], bool] | None = None,
-        lost: Callable[[T], None] | None = None,
-    ) -> tuple[T, Any]:
-        """Return the oldest draw and its batch, having queued draws until `depth` follow it.
+    def next(self, steps: Steps[T], *, within_epoch: bool = False) -> tuple[T, Any]:
+        """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
+
+        If a draw raises, the error is the caller's and the queue stays as it is. If its batch cannot be made, the draw
+        is taken back before the error is raised.
 
         Args:
-            draw: makes the next draw; if it raises, the error is the caller's and the queue stays as it is.
+            steps: what to do.
             within_epoch: do not draw beyond the end of the epoch.
-            more: whether a draw could be made without waiting; only the first one in an empty queue may wait.
-            lost: hears of the draw whose batch could not be made, before the error is raised.
         """
-        with self._lock:
-            self._revive()
-            while len(self._queue) <= self.depth and not (within_epoch and self._queue and self._queue[-1][0].last):
-                if self._queue and more is not None and not more():
-                    break
-                ticket = draw()
-                self._queue.append((ticket, self._pool().submit(self._work, ticket)))
+        with self._waiters.lock:
+            self._revive(steps)
+            self._fill(steps, within_epoch=within_epoch)
+            while not self._queue:
+                if steps.wait is not None:
+                    steps.wait()
+                self._fill(steps, within_epoch=within_epoch)
             ticket, future = self._queue.popleft()
-        if not future.done():
-            self.waits += 1
+            self.waits += not future.done()
         try:
             return ticket, future.result()
         except BaseException:
-            if lost is not None:
-                lost(ticket)
+            if steps.lost is not None:
+                steps.lost(ticket)
             raise
+
+    def _fill(self, steps: Steps[T], *, within_epoch: bool) -> None:
+        """Queue draws until there is one to take and `depth` follow it, as far as no draw has to wait."""
+        queue = self._queue
+        while len(queue) <= self.depth and not (within_epoch and queue and queue[-1][0].last):
+            if steps.may is not None and not steps.may():
+                return
+            ticket = steps.draw()
+            try:
+                queue.append((ticket, self._pool().submit(steps.make, ticket)))
+            except BaseException:
+                if steps.lost is not None:
+                    steps.lost(ticket)
+                raise
+            self._waiters.wake()
 
     def clear(self) -> list[T]:
         """Drop all queued batches and return their draws."""
-        with self._lock:
+        with self._waiters.lock:
             tickets = [ticket for ticket, _ in self._queue]
             for _, future in self._queue:
                 future.cancel()
@@ -106,9 +145,9 @@ class Prefetcher(Generic[T]):
             self._process = os.getpid()
         return self._executor
 
-    def _revive(self) -> None:
+    def _revive(self, steps: Steps[T]) -> None:
         """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
         if self._executor is not None and self._process != os.getpid():
             self._executor = None
             tickets = [ticket for ticket, _ in self._queue]
-            self._queue = deque((ticket, self._pool().submit(self._work, ticket)) for ticket in tickets)
+            self._queue = deque((ticket, self._pool().submit(steps.make, ticket)) for ticket in tickets)

@@ -147,7 +147,7 @@ class ReplayBuffer:
         self._dim_given = dim_extend is not None
         self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
         self._engine.pin = check_pin(pin_memory, made)
-        self._feed = Feed(self._engine, self._dress, check_prefetch(prefetch, self._batch_size))
+        self._feed = Feed(self._engine, check_prefetch(prefetch, self._batch_size))
         check_drop_last(self._engine.sampler, self._batch_size)
 
     @staticmethod
@@ -225,8 +225,8 @@ class ReplayBuffer:
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
-        self._feed.redo()
         self._transform.append(transform, invert=invert)
+        self._feed.redo()  # after it, or another thread would queue batches without it in between
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
@@ -235,8 +235,8 @@ class ReplayBuffer:
         Raises:
             OptionError: if the position is out of range.
         """
-        self._feed.redo()
         self._transform.insert(index, transform, invert=invert)
+        self._feed.redo()
         return self
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
@@ -324,8 +324,9 @@ class ReplayBuffer:
 
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
-        self._feed.drop()
-        self._engine.clear()
+        with self._engine.lock:  # no draw may come in between
+            self._feed.drop()
+            self._engine.clear()
 
     def sample(
         self,
@@ -357,9 +358,9 @@ class ReplayBuffer:
         """
         size = check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None)
         if max_age is None and timeout_s is None:
-            batch = self._feed.next(size)
+            batch = self._feed.next(size, self._dress)
         else:
-            batch = self._feed.next(size, ask=self._asked(max_age, timeout_s))
+            batch = self._feed.next(size, self._dress, ask=self._asked(max_age, timeout_s))
         return (batch.data, self._info(batch)) if return_info else batch.data
 
     def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
@@ -414,7 +415,7 @@ class ReplayBuffer:
         self._feed.restart()
         while True:
             try:
-                batch = self._feed.next(self._batch_size, within_epoch=True)
+                batch = self._feed.next(self._batch_size, self._dress, within_epoch=True)
             except EpochEndError:
                 return
             yield batch.data
@@ -654,7 +655,7 @@ class ReplayBuffer:
         depth, queued = state["_feed"]
         self.__dict__.update(state)
         self._engine.pending.extendleft(reversed(queued))
-        self._feed = Feed(self._engine, self._dress, depth)
+        self._feed = Feed(self._engine, depth)
 
     def __repr__(self) -> str:
         """Parts and options."""

@@ -7,7 +7,6 @@ What lives here: who waits for whom, and what is drawn, copied and looked at aga
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
@@ -15,6 +14,7 @@ import torch
 
 from ostinato.buffers import priorities
 from ostinato.buffers.cut import Saves
+from ostinato.buffers.gate import Waiters
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.draw import Draw, View
@@ -26,6 +26,8 @@ from ostinato.storages.shared import SharedStorage
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from ostinato.buffers.gate import Ask
@@ -88,7 +90,8 @@ class SharedEngine:
         self._begin()
 
     def _begin(self) -> None:
-        self.lock = threading.RLock()
+        self.waiters = Waiters()
+        self.lock = self.waiters.lock
         self.saves = Saves()
         self.pending: deque[Ticket] = deque()
         self._process = os.getpid()
@@ -102,7 +105,7 @@ class SharedEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a process that is being started; rows and priorities stay where they are, in the memory of all."""
-        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "saves", "pending", "_process"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "saves", "pending", "_process"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a part in the memory; draws are this process's own."""
@@ -235,6 +238,13 @@ class SharedEngine:
             rng = self.generator.get_state() if ahead and self.generator is not None else None
             draw, written = self._fresh(batch_size)
             return Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
+
+    def may_draw(self, rows: int) -> bool:  # noqa: ARG002
+        """Return True: readers wait for nothing."""
+        return True
+
+    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool]) -> None:
+        """Return at once."""
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:
         """Return a draw, and the number of a write before which all its rows were whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Ahead"]
 
+GRACE_S = 5.0
+"""How much longer than its time a reader waits for the worker to come to its batch."""
+
 
 class _Coming(NamedTuple):
     """Batches that are made in one go."""
@@ -30,6 +34,8 @@ class _Coming(NamedTuple):
     sizes: list[int]
     uniforms: Tensor
     future: Future[Made | None]
+    ahead: bool
+    """Whether it was asked for before any reader waited for it."""
 
 
 @final
@@ -50,15 +56,23 @@ class _Worker:
         threading.Thread(target=_work, args=(self._calls,), name="ostinato-shards", daemon=True).start()
         weakref.finalize(self, self._calls.put, None).atexit = False
 
-    def make(self, sizes: list[int], uniforms: Tensor, timeout_s: float | None, *, ahead: bool) -> _Coming:
-        """Ask for batches; ahead of their time they are None where they, or those before them, cannot be made now."""
+    def make(self, sizes: list[int], uniforms: Tensor, until: float | None = None) -> _Coming:
+        """Ask for batches.
+
+        Args:
+            sizes: rows of each.
+            uniforms: see `Drawer.draw`.
+            until: when the time of their reader is up, on the clock of `time.monotonic`. None asks ahead of their time:
+                they are None where they, or those before them, cannot be made now.
+        """
         future: Future[Made | None] = Future()
         drawer, held, size = self._drawer, self._held, sum(sizes)
 
         def draw() -> Made | None:
-            if not ahead:
+            if until is not None:
                 self._held_up = False
-                return drawer.draw(size, uniforms, timeout_s, held=held)
+                left_s = round(max(0.0, until - time.monotonic()), 3)  # messages name it
+                return drawer.draw(size, uniforms, left_s, held=held)
             if not self._held_up:
                 try:
                     return drawer.draw(size, uniforms, 0.0, held=held)
@@ -67,7 +81,7 @@ class _Worker:
             return None
 
         self._calls.put((future, draw))
-        return _Coming(sizes, uniforms, future)
+        return _Coming(sizes, uniforms, future, until is None)
 
     def end(self) -> None:
         """Make nothing more."""
@@ -93,6 +107,9 @@ class Ahead:
     One round makes half of the batches that may be ahead: draws are independent, so many of them are as many batches.
     What a limiter does not let through is not made ahead: it waits its turn when it is asked for; there, and where
     draws use rows up, a round makes one batch.
+
+    Batches are made one after the other, so a reader may have to wait for those of other threads before its own. It
+    does so no longer than its own time, whatever theirs is, and leaves its batch to the next reader then.
 
     Args:
         drawer: draws.
@@ -134,8 +151,8 @@ class Ahead:
             self._ask(size)
             if self._here:
                 return self._here.popleft()
-            coming = self._queue.popleft()
-        batch, info = self._finish(coming, timeout_s)
+            coming, worker = self._queue.popleft(), self._worker
+        batch, info = self._finish(coming, worker, drawer.patience_s(timeout_s))
         if len(coming.sizes) == 1:
             return batch, info
         first, *others = split(batch, info, coming.sizes)
@@ -149,37 +166,70 @@ class Ahead:
         ahead = len(self._here) + sum(len(coming.sizes) for coming in self._queue)
         count = self._share if ahead else 1
         while ahead + count <= self.depth + 1:
-            self._queue.append(worker.make([size] * count, self.drawer.uniforms(count * size), None, ahead=True))
+            self._queue.append(worker.make([size] * count, self.drawer.uniforms(count * size)))
             ahead, count = ahead + count, self._share
 
-    def _finish(self, coming: _Coming, timeout_s: float | None) -> Made:
+    def _finish(self, coming: _Coming, worker: _Worker | None, patience_s: float) -> Made:
         """Wait for batches; those that could not be made ahead are made now."""
+        until, call = time.monotonic() + patience_s, coming
         try:
-            found = coming.future.result()
-            if found is None:
-                coming = self._make_now(coming, timeout_s)
-                found = coming.future.result()
-            if found is not None:
-                return found
+            if self._in_time(call, until) and call.future.result() is None:
+                call = self._make_now(coming, until)
+            if self._in_time(call, until):
+                found = call.future.result()
+                if found is not None:
+                    return found
+        except WaitTimeoutError:
+            raise  # nothing was drawn after it either
         except Exception:
             if self.drawer.counted is None:
                 self.drop()  # what was drawn after it may be wrong for the same reason; used rows must not be lost
             raise
         except BaseException:
-            with self._lock:
-                self._queue.appendleft(coming)  # interrupted: it comes all the same
+            self._put_back(call, worker)  # interrupted: it comes all the same
             raise
-        msg = "a batch was forgotten while it was waited for: empty(), loads() or close() came in between"
-        raise UsageError(msg)
+        if call.future.done() and not call.future.cancelled():
+            msg = "a batch was forgotten while it was waited for: empty(), loads() or close() came in between"
+            raise UsageError(msg)
+        self._put_back(coming, worker)
+        msg = (
+            f"a draw of {sum(coming.sizes)} row(s) waited {patience_s:g} s for writers, behind draws of other threads "
+            "that wait for them as well: raise timeout_s, or see what became of these"
+        )
+        raise WaitTimeoutError(msg)
 
-    def _make_now(self, first: _Coming, timeout_s: float | None) -> _Coming:
-        """Make a batch that could not be made ahead, and those that wait behind it after it: in order."""
+    def _in_time(self, call: _Coming, until: float) -> bool:
+        """Wait for a call of the worker; False if it has not begun by the end of its reader's time.
+
+        One that has begun ends in its own time. One that its reader will not wait for is made for no other either, as
+        it was asked for with that reader's time; those made ahead wait for whoever comes next.
+        """
+        left_s = until + GRACE_S - time.monotonic()
+        try:
+            call.future.exception(None if left_s > threading.TIMEOUT_MAX else max(0.0, left_s))
+        except TimeoutError:
+            if call.future.running():
+                return True
+            return not (call.ahead or call.future.cancel())
+        return True
+
+    def _put_back(self, coming: _Coming, worker: _Worker | None) -> None:
+        """Leave a batch to the next reader, or to none if batches of its time were dropped meanwhile."""
+        with self._lock:
+            if self._worker is worker:
+                self._queue.appendleft(coming)
+                return
+        self._forget(coming)
+
+    def _make_now(self, first: _Coming, until: float) -> _Coming:
+        """Make a batch that could not be made ahead, and after it those behind it that are not made yet: in order."""
         with self._lock:
             worker = self._worker = self._worker or _Worker(self.drawer)
-            for coming in self._queue:
-                coming.future.cancel()  # one that has run made nothing either
-            now = worker.make(first.sizes, first.uniforms, timeout_s, ahead=False)
-            self._queue = deque(worker.make(coming.sizes, coming.uniforms, None, ahead=True) for coming in self._queue)
+            now = worker.make(first.sizes, first.uniforms, until)
+            self._queue = deque(
+                worker.make(coming.sizes, coming.uniforms) if _unmade(coming.future) else coming
+                for coming in self._queue
+            )
         return now
 
     def drop(self) -> None:
@@ -190,9 +240,17 @@ class Ahead:
         if worker is not None:
             worker.end()
         for coming in queued:
-            if not coming.future.cancel():
-                coming.future.add_done_callback(_returns(self.drawer, sum(coming.sizes)))
+            self._forget(coming)
         self.drawer.forget()
+
+    def _forget(self, coming: _Coming) -> None:
+        if not coming.future.cancel():
+            coming.future.add_done_callback(_returns(self.drawer, sum(coming.sizes)))
+
+
+def _unmade(future: Future[Made | None]) -> bool:
+    """Whether a batch asked for ahead was not made, and will not be."""
+    return future.cancel() or (future.done() and future.exception() is None and future.result() is None)
 
 
 def _returns(drawer: Drawer, rows: int) -> Callable[[Future[Made | None]], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
@@ -71,6 +72,14 @@ class Drawer:
     def free(self) -> bool:
         """Whether any number of rows may be drawn at any time."""
         return self._turnstile is None and self.counted is None
+
+    def patience_s(self, timeout_s: float | None) -> float:
+        """Return how long a draw may wait for writers, in seconds; without end where none waits for them."""
+        if timeout_s is not None:
+            return float(timeout_s)
+        if self._turnstile is not None:
+            return float(self._turnstile.limiter.timeout_s)
+        return math.inf if self.counted is None else RateLimiter().timeout_s
 
     def uniforms(self, size: int) -> Tensor:
         """Draw the numbers that choose the shards, in the caller's thread: those of torch's generator come in order."""

@@ -67,7 +67,8 @@ class Saver:
         self._failed: list[_Job] = []
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stops = 0
+        """Calls of `stop` that wait for the thread to end; it must not go on before the last of them has seen that."""
 
     @property
     def pending(self) -> int:
@@ -162,12 +163,15 @@ class Saver:
         with self._changed:
             if self._waiting:
                 self._start()
-            thread, self._stopping = self._thread, True
+            thread = self._thread
+            self._stops += 1
             self._changed.notify_all()
-        if thread is not None and not self._is_own_thread():
-            thread.join()
-        with self._changed:
-            self._stopping = False
+        try:
+            if thread is not None and not self._is_own_thread():
+                thread.join()
+        finally:
+            with self._changed:
+                self._stops -= 1
 
     def _is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -204,7 +208,8 @@ class Saver:
                         self._error = self._error or result
             for job, result in zip(jobs, results, strict=True):
                 if job.promise is not None:
-                    job.promise.note(result if isinstance(result, Exception) else None)
+                    with suppress(SystemExit):  # of a callback: this thread is waited for
+                        job.promise.note(result if isinstance(result, Exception) else None)
             with self._changed:
                 self._busy = []
                 self._changed.notify_all()
@@ -212,7 +217,7 @@ class Saver:
     def _next(self) -> list[_Job]:
         """Wait for work and take all of it; empty when the thread shall end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            self._changed.wait_for(lambda: self._waiting or self._stops)
             jobs = list(self._waiting)
             self._waiting.clear()
             self._busy = jobs

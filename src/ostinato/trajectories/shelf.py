@@ -312,13 +312,21 @@ class Shelf:
                 self._store.close(self._head())
 
     def end(self) -> None:
-        """Close and remove spilled files: the buffer is gone."""
+        """Close and remove spilled files, and let the memory of the cache go: the buffer is gone.
+
+        The saver and the sources refer back to the shelf, which therefore stays until the next garbage collection;
+        trajectories do not.
+        """
         if self._is_fork():
+            with self.lock:
+                self._cache.clear()
             return
         try:
             with suppress(FileNotFoundError):  # somebody has removed the directory before
                 self.close()
         finally:
+            with self.lock:
+                self._cache.clear()
             with self._store_lock:
                 if self._store is not None and not self.options.auto_save:
                     shutil.rmtree(self._store.directory, ignore_errors=True)

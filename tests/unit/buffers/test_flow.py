@@ -298,7 +298,7 @@ def test_a_writer_that_dies_leaves_its_reader_to_the_timeout() -> None:
         assert isinstance(writer.exception(LONG), RuntimeError)
         with pytest.raises(WaitTimeoutError, match="4 rows were asked for, and the rows present can be drawn 2 more"):
             reader.result(LONG)
-    assert rb._engine.gate._readers == []  # type: ignore[union-attr]
+    assert rb._engine.waiters.readers == []
     rb.extend(torch.arange(2, 4))
     assert rb.sample().tolist() == [0, 1, 2, 3]
 

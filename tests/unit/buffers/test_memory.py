@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +15,31 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer
+from ostinato import (
+    Episodes,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    QueueSampler,
+    RateLimiter,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from ostinato._backend import native
 from ostinato.core.rows import map_leaves
+from ostinato.errors import OptionError, SchemaError
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -275,3 +297,92 @@ def test_bytes_are_reported_for_the_whole_capacity() -> None:
     rb.extend({"x": torch.zeros(1, 100), "y": torch.zeros(1, dtype=torch.int64)})
     assert rb.stats().nbytes == 1000 * 408
     assert "bytes=408.0 kB" in repr(rb.storage)
+
+
+# -- dropped buffers --------------------------------------------------------------------------------------------------
+
+
+def big_memory() -> set[int]:
+    """Return the addresses of all memory of 100 kB or more that tensors hold."""
+    found = set()
+    for thing in gc.get_objects():
+        if type(thing) is torch.Tensor and thing.device.type == "cpu":
+            memory = thing.untyped_storage()
+            if memory.nbytes() >= 100_000:
+                found.add(memory.data_ptr())
+    return found
+
+
+def transitions(count: int = 20) -> dict[str, Any]:
+    done = torch.arange(count) % 5 == 4
+    return {"obs": torch.randn(count, 3), "reward": torch.randn(count), "done": done}
+
+
+def lazy(**options: Any) -> LazyTensorStorage:
+    return LazyTensorStorage(50_000, **options)
+
+
+def members() -> ReplayBufferEnsemble:
+    rbs = [ReplayBuffer(storage=lazy()) for _ in range(2)]
+    for rb in rbs:
+        rb.extend(transitions())
+    return ReplayBufferEnsemble(*rbs, batch_size=4, prefetch=2)
+
+
+DROPPED: dict[str, Callable[[], Any]] = {
+    "private": lambda: ReplayBuffer(storage=lazy(), batch_size=4),
+    "unpacked": lambda: ReplayBuffer(storage=lazy(packed=False), batch_size=4),
+    "memmap": lambda: ReplayBuffer(storage=LazyMemmapStorage(50_000), batch_size=4),
+    "prefetch": lambda: ReplayBuffer(storage=lazy(), batch_size=4, prefetch=3),
+    "rate limiter": lambda: ReplayBuffer(storage=lazy(), batch_size=4, prefetch=1, rate_limiter=RateLimiter()),
+    "queue": lambda: ReplayBuffer(storage=lazy(), sampler=QueueSampler(), batch_size=4),
+    "prioritized": lambda: PrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=lazy(), batch_size=4, prefetch=1),
+    "units": lambda: ReplayBuffer(
+        storage=lazy(), batch_size=4, sample_unit=NStep(2, 0.9, reward_key="reward"), episodes=Episodes(end_key="done")
+    ),
+    "slices": lambda: ReplayBuffer(storage=lazy(), sampler=SliceSampler(num_slices=2, end_key="done"), batch_size=4),
+    "without replacement": lambda: ReplayBuffer(storage=lazy(), sampler=SamplerWithoutReplacement(), batch_size=4),
+    "single copy": lambda: ReplayBuffer(storage=lazy(single_copy={"next": "obs"}), batch_size=4),
+    "ensemble": members,
+    "shared": lambda: ReplayBuffer(storage=lazy(), batch_size=4, shared=True, prefetch=1),
+    "shared prioritized": lambda: ReplayBuffer(
+        storage=lazy(), sampler=PrioritizedSampler(50_000, 0.6, 0.4), batch_size=4, shared=True
+    ),
+}
+
+
+def use(rb: Any, name: str, path: Path) -> None:
+    """Write, sample, save and load."""
+    if name != "ensemble":
+        rows = transitions()
+        rb.extend({**rows, "next": rows["obs"].roll(-1, 0)} if name == "single copy" else rows)
+    rb.sample()
+    rb.load_state_dict(rb.state_dict())
+    rb.dumps(path / "saved")
+    rb.loads(path / "saved")
+    rb.append_transform(lambda batch: batch)
+    rb.sample()
+    with contextlib.suppress(OptionError, SchemaError, TypeError):
+        (rb[0] if name == "ensemble" else rb).extend({"other": 1})
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_dropped_buffer_lets_its_memory_go_without_the_garbage_collector(name: str, tmp_path: Path) -> None:
+    if name.startswith("shared") and (native is None or sys.platform != "linux"):
+        pytest.skip("shared buffers need the compiled extension and Linux")
+    gc.collect()
+    before = big_memory()
+    gc.disable()
+    try:
+        rb = DROPPED[name]()
+        use(rb, name, tmp_path)
+        parts = [weakref.ref(rb), weakref.ref(rb.storage[0] if name == "ensemble" else rb.storage)]
+        assert big_memory() - before or name == "memmap"
+        del rb
+        until = time.monotonic() + 10
+        while any(part() is not None for part in parts) and time.monotonic() < until:
+            time.sleep(0.005)  # the prefetch thread may be making a batch still
+        assert [part() for part in parts] == [None, None]
+        assert not big_memory() - before
+    finally:
+        gc.enable()

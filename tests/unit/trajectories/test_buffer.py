@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import statistics
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -289,3 +291,21 @@ def test_adding_stalls_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: 
             kept.append(pictures.clone())  # new memory, as the buffer's copy is
             copied.append(time.thread_time() - start)
     assert statistics.median(added) < 3 * statistics.median(copied) + 1e-3
+
+
+@pytest.mark.parametrize("auto_save", [False, True])
+def test_a_dropped_buffer_lets_its_trajectories_go_without_the_garbage_collector(
+    auto_save: bool, tmp_path: Path
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        buffer = TrajectoryReplayBuffer(auto_save=auto_save, auto_save_path=tmp_path / "a", cache_size=2)
+        buffer.add_trajectories([rollout(number) for number in range(4)])
+        buffer.sample(8)
+        kept = [weakref.ref(entry.held.tree["rewards"]) for entry in buffer._members.entries if entry.held is not None]
+        assert kept
+        del buffer
+        assert [held() for held in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
