@@ -7,6 +7,8 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
+from ostinato.buffers.streams import on_stream_of_caller
+
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
@@ -80,7 +82,7 @@ class Prefetcher(Generic[T]):
                 if self._queue and more is not None and not more():
                     break
                 ticket = draw()
-                self._queue.append((ticket, self._pool().submit(self._work, ticket)))
+                self._queue.append((ticket, self._pool().submit(on_stream_of_caller(self._work), ticket)))
             ticket, future = self._queue.popleft()
         if not future.done():
             self.waits += 1

@@ -213,8 +213,9 @@ class Ledger:
     def _found_largest(self) -> float | Tensor:
         if self.within and (self._dirty or not self._raw.is_cpu):
             present = self.content()[0]
-            largest = present.amax() if present.numel() else torch.zeros((), dtype=torch.float64)
-            self._largest = float(largest) if present.is_cpu else largest
+            self._largest = present.amax() if present.numel() else 0.0
+            if present.is_cpu:
+                self._largest = float(self._largest)
             self._dirty = False
         return self._largest
 
