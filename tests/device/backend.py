@@ -5,7 +5,7 @@ operator runs on a CPU tensor inside. As on a GPU,
 
 - an operator on tensors of both devices raises (0-dimensional CPU tensors may be operands),
 - `data_ptr()` is no address that the host may read,
-- a copy to the host that is not waited for raises (on a GPU the host would read what was there before),
+- a copy to the host that is not waited for leaves other values there until something waits for the device,
 - what needs a value on the host, and a blocking copy between the devices, is recorded; inside `no_wait` it raises.
 
 Registering a device is for good and for the whole process (`torch.accelerator` sees it): import this module in a
@@ -24,10 +24,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["DEVICE", "DeviceTensor", "HostWaitError", "MixedDevicesError", "UnfinishedCopyError", "no_wait", "waits"]
+__all__ = ["DEVICE", "DeviceTensor", "HostWaitError", "MixedDevicesError", "no_wait", "waits"]
 
 _setup_privateuseone_for_python_backend("fakegpu")
-torch.get_device_module("fakegpu").synchronize = lambda *_: None  # TensorDict.to calls it
 
 DEVICE = torch.device("fakegpu", 0)
 _CPU = torch.device("cpu")
@@ -43,10 +42,6 @@ class HostWaitError(RuntimeError):
 
 class MixedDevicesError(RuntimeError):
     """Tensors of both devices met in one operator."""
-
-
-class UnfinishedCopyError(RuntimeError):
-    """A copy to the host was not waited for: the host could read its memory before the values have arrived."""
 
 
 class _Watch:
@@ -83,6 +78,9 @@ def _wait(name: str) -> None:
     if _Watch.forbidden:
         msg = f"{name} makes the host wait for the device"
         raise HostWaitError(msg)
+    while _UNFINISHED:
+        dest, values = _UNFINISHED.pop()
+        dest.copy_(values)
 
 
 class DeviceTensor(torch.Tensor):
@@ -169,10 +167,21 @@ def _check_devices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise MixedDevicesError(msg)
 
 
-def _check_finished(non_blocking: bool) -> None:
-    if non_blocking:
-        msg = "a copy from the device to the CPU must be waited for, got non_blocking=True"
-        raise UnfinishedCopyError(msg)
+_UNFINISHED: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def _synchronize(*_: Any) -> None:
+    """Wait for the device: copies to the host that were not waited for are complete now."""
+    _wait("synchronize")
+
+
+def _to_host(dest: torch.Tensor, source: torch.Tensor, name: str, *, blocking: bool) -> torch.Tensor:
+    """Copy to the host; without waiting its memory holds other values until something does."""
+    if blocking:
+        _wait(name)
+        return dest.copy_(source)
+    _UNFINISHED.append((dest, source.clone()))
+    return dest.copy_(torch.full_like(source, 77))
 
 
 def _copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -182,7 +191,7 @@ def _copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         across = dest.device.type != source.device.type and dest.numel() > 0
         if across and dest.is_cpu:
-            _check_finished(not blocking)
+            return _to_host(dest, _inner(source), str(func), blocking=blocking)
         if across and blocking:
             _wait(str(func))
         _inner(dest).copy_(_inner(source))
@@ -193,7 +202,9 @@ def _copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     blocking = not kwargs.get("non_blocking")
     if device.type != source.device.type and source.numel():
         if device.type == "cpu":
-            _check_finished(not blocking)
+            dtype = kwargs.get("dtype") or source.dtype
+            here = torch.empty(source.shape, dtype=dtype, device=_CPU)
+            return _to_host(here, _inner(source).to(dtype), str(func), blocking=blocking)
         if blocking:
             _wait(str(func))
     made = func(_inner(source), **{**kwargs, "device": _CPU})
@@ -278,3 +289,4 @@ for _name, _kernel in {
     "_copy_from": _copy_from,
 }.items():
     _LIBRARY.impl(_name, _kernel, "PrivateUse1")
+torch.get_device_module("fakegpu").synchronize = _synchronize  # TensorDict.to calls it

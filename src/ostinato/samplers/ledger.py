@@ -228,7 +228,8 @@ class Ledger:
     def _took(self, given: float, before: float, after: float | Tensor) -> None:
         """Take note of a change: the largest priority given, and the largest of the rows before and after it."""
         if not self.within:
-            self._largest = max(self._largest, given)
+            if given > 0:  # compared only then: the largest one may be on a device
+                self._largest = max(self._largest, given)
         elif isinstance(after, float):  # devices look it up when asked
             if after >= self._largest:
                 self._largest, self._dirty = after, False  # above all that there are: nothing to look up
