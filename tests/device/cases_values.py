@@ -12,12 +12,16 @@ import ostinato
 from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
+from ostinato.core.draw import Draw, Picks
 from ostinato.testing import StorageContract
 from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from ostinato.core.draw import View
+    from ostinato.core.plan import Plan
 
 CPU = torch.device("cpu")
 
@@ -412,6 +416,53 @@ class TestContract(StorageContract):
 
     def make(self, capacity: int) -> Any:
         return LazyTensorStorage(capacity, device="fakegpu")
+
+
+class _Elsewhere(ostinato.RandomSampler):
+    """A sampler that draws on a device of its own choice."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        return Draw(torch.randint(0, view.rows, (batch_size,), device=self.device))
+
+
+class _MovedUnit(ostinato.SampleUnit):
+    """A unit that takes its slots to a device of its own choice."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def expand(self, plan: Plan, view: View, dice: torch.Tensor | None) -> Plan:
+        return plan._replace(records=plan.records.to(self.device))
+
+
+@pytest.mark.parametrize(("near", "far"), [(CPU, DEVICE), (DEVICE, CPU)])
+def test_slots_of_own_parts_on_another_device_raise(near: torch.device, far: torch.device) -> None:
+    for parts in ({"sampler": _Elsewhere(far)}, {"sample_unit": _MovedUnit(far)}):
+        rb = ReplayBuffer(storage=LazyTensorStorage(60, device=near), batch_size=16, **parts)  # type: ignore[arg-type]
+        rb.extend(rows(0, 30, near))
+        with pytest.raises(ostinato.errors.OptionError, match=f"gave slots on {far}, the rows are on {near}"):
+            rb.sample()
+    rb = ReplayBuffer(storage=LazyTensorStorage(60, device=near), batch_size=16, sampler=_Elsewhere(near))
+    rb.extend(rows(0, 30, near))
+    assert rb.sample()["id"].device == near
+
+
+class _Picky(ostinato.ReservoirWriter):  # type: ignore[misc]  # a writer whose picks lie on the device
+    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Picks:
+        return Picks(*(part.to(DEVICE) for part in super().place(rows, capacity, scores)))
+
+
+@pytest.mark.parametrize("device", [CPU, DEVICE])
+def test_picks_of_own_writers_may_lie_on_any_device(device: torch.device) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16, writer=_Picky())
+    assert rb.extend(rows(0, 30, device)).tolist() == list(range(30))
+    assert rb[:]["id"].tolist() == list(range(30))
+    rb.extend(rows(30, 90, device))
+    assert len(set(rb[:]["id"].tolist())) == 60
 
 
 def test_the_device_is_one() -> None:

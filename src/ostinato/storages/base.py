@@ -286,8 +286,8 @@ def check_device(device: torch.device | str | int) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
         reason = str(error).partition(". ")[0]
         msg = (
-            f"device={str(wanted)!r} was asked for, but torch sees no {wanted.type.upper()} device here ({reason}): use "
-            "device='cpu' or 'auto'"
+            f"device={str(wanted)!r} was asked for, but torch sees no {wanted.type.upper()} device here ({reason}): "
+            "use device='cpu' or 'auto'"
         )
         raise OptionError(msg) from error
 
