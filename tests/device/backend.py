@@ -111,6 +111,9 @@ class DeviceTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return DeviceTensor, (self.cpu(),)
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        return DeviceTensor(self.inner.clone())
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

@@ -14,7 +14,7 @@ from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
 from ostinato.core.draw import Draw, Picks
 from ostinato.testing import StorageContract
-from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError
+from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError, no_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -416,6 +416,63 @@ class TestContract(StorageContract):
 
     def make(self, capacity: int) -> Any:
         return LazyTensorStorage(capacity, device="fakegpu")
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_trajectories(tmp_path: Path, save: bool) -> None:
+    def rollout(number: int, device: torch.device) -> ostinato.Trajectory:
+        serial = (torch.arange(12, device=device).reshape(6, 2, 1) + 1000 * number).float()
+        flags = {name: serial % n == 0 for n, name in enumerate(("dones", "terminations", "truncations"), 2)}
+        obs = {"states": serial.repeat(1, 1, 2)}
+        return ostinato.Trajectory(
+            max_episode_length=6, actions=serial.repeat(1, 1, 3), rewards=serial, curr_obs=obs, next_obs=obs, **flags
+        )
+
+    def run(device: torch.device) -> Any:
+        place = tmp_path / device.type
+        rb = ostinato.TrajectoryReplayBuffer(seed=0, auto_save=save, auto_save_path=place)
+        rb.add_trajectories([rollout(1, device), rollout(2, device)])
+        other = ostinato.TrajectoryReplayBuffer(seed=0)
+        rb.save_checkpoint(str(place / "saved"))
+        other.load_checkpoint(str(place / "saved"))
+        return on_cpu([rb.sample(4), other.sample(4)])
+
+    assert same(run(CPU), run(DEVICE))
+
+
+@pytest.mark.parametrize(("mode", "ndim"), [("NEXT_STEP", 1), ("SAME_STEP", 1), ("SAME_STEP", 2)])
+def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
+    envs = pytest.importorskip("tests.unit.collect.envs")
+
+    def run(device: torch.device) -> Any:
+        torch.manual_seed(0)
+        env, actions = envs.make(3, mode), envs.actions_for(20, 3)
+        rb = ReplayBuffer(storage=LazyTensorStorage(30, device=device, ndim=ndim), batch_size=8)
+        steps = ostinato.VectorSteps(rb, 3, mode)
+        steps.reset(torch.from_numpy(env.reset()[0]).to(device))
+        index = []
+        for action in actions:
+            *results, info = env.step(action)
+            moved = [torch.from_numpy(result).to(device) for result in results]
+            index.append(steps.add_step(torch.from_numpy(action).to(device), *moved, info))
+        return on_cpu([index, rb[:], rb.sample()])
+
+    assert same(run(CPU), run(DEVICE))
+
+
+def test_draws_that_find_their_place_on_the_device() -> None:
+    """As those that a CUDA graph replays, which do not see the host's count."""
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(50, device=DEVICE), sampler=ostinato.SamplerWithoutReplacement(endless=True)
+    )
+    rb.extend({"id": torch.arange(70, device=DEVICE)})
+    rb.sample(5)
+    rb.sampler._aside.leave_host()  # type: ignore[attr-defined]
+    with no_wait():
+        parts = [rb.sample(15)["id"] for _ in range(6)] + [rb.sample(5)["id"]]
+    drawn = torch.cat(parts).tolist()
+    assert sorted(drawn[45:]) == list(range(20, 70))
+    assert rb.sampler._aside.place == 0  # type: ignore[attr-defined]
 
 
 class _Elsewhere(ostinato.RandomSampler):
