@@ -105,7 +105,7 @@ class DeviceTensor(torch.Tensor):
     def __init__(self, inner: torch.Tensor) -> None:
         del inner
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"DeviceTensor({self.inner})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -121,7 +121,7 @@ class DeviceTensor(torch.Tensor):
         return self.inner.data_ptr() + _FAR if self.numel() else 0
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {})
 
 
@@ -280,7 +280,7 @@ def _copy_from(source: torch.Tensor, dest: torch.Tensor, non_blocking: bool = Fa
     return dest
 
 
-_LIBRARY = torch.library.Library("aten", "IMPL")
+_LIBRARY = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 for _name, _kernel in {
     "empty.memory_format": _empty,
     "empty_strided": _empty_strided,
@@ -291,5 +291,5 @@ for _name, _kernel in {
     "randperm.generator": _made(lambda n, _=None, **options: torch.randperm(n, **options)),
     "_copy_from": _copy_from,
 }.items():
-    _LIBRARY.impl(_name, _kernel, "PrivateUse1")
+    _LIBRARY.impl(_name, _kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
 torch.get_device_module("fakegpu").synchronize = _synchronize  # TensorDict.to calls it

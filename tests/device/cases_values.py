@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,8 +122,8 @@ UNITS: dict[str, Callable[[], Any]] = {
     "FrameStack": lambda: ostinato.FrameStack(3, ["obs"]),
     "FrameStack, zeros": lambda: ostinato.FrameStack(3, ["obs"], padding="zeros", merge=True),
     **{
-        f"Hindsight, {strategy}": lambda strategy=strategy: ostinato.Hindsight(
-            reward, strategy=strategy, goal_key="desired", achieved_goal_key="achieved"
+        f"Hindsight, {strategy}": partial(
+            ostinato.Hindsight, reward, strategy=strategy, goal_key="desired", achieved_goal_key="achieved"
         )
         for strategy in ("future", "final", "episode", "random")
     },
@@ -142,10 +143,13 @@ def script(rb: Any, device: torch.device, size: int = 16) -> list[Any]:
     """Write, draw, edit and learn; return everything that came back."""
     torch.manual_seed(0)
     seen: list[Any] = []
-    collections = rb.writer.collections_only
-    wrap = (lambda data, n: TensorDict(data, [n], device=device)) if collections else (lambda data, n: data)
+
+    def some(first: int, count: int) -> Any:
+        data = rows(first, count, device)
+        return TensorDict(data, [count], device=device) if rb.writer.collections_only else data
+
     for first in range(0, 90, 30):
-        seen.append(rb.extend(wrap(rows(first, 30, device), 30)))
+        seen.append(rb.extend(some(first, 30)))
         seen.append(rb.sample(size, return_info=True))
         batch, info = seen[-1]
         assert places(batch) <= {device.type}
@@ -154,14 +158,14 @@ def script(rb: Any, device: torch.device, size: int = 16) -> list[Any]:
             rb.update_priority(torch.arange(3, device=device), 5.0)
             seen.append(rb.sampler.priorities)
     if not rb.sampler.counting:
-        rb[2:5] = wrap(rows(200, 3, device), 3)
-        rb[torch.tensor([7, 9], device=device)] = wrap(rows(300, 2, device), 2)
+        rb[2:5] = some(200, 3)
+        rb[torch.tensor([7, 9], device=device)] = some(300, 2)
         seen.append(rb.sample(size, return_info=True))
     seen += [rb[3], rb[1:4], rb[torch.tensor([4, -1], device=device)], rb[[0, 2]], rb.stats().rows, len(rb)]
     rb.empty()
-    rb.extend(wrap(rows(0, 20, device), 20))
+    rb.extend(some(0, 20))
     seen.append(rb.sample(size))
-    return on_cpu(seen)
+    return [on_cpu(each) for each in seen]
 
 
 def check(make: Callable[[torch.device], Any]) -> None:
@@ -422,7 +426,9 @@ class TestContract(StorageContract):
 def test_trajectories(tmp_path: Path, save: bool) -> None:
     def rollout(number: int, device: torch.device) -> ostinato.Trajectory:
         serial = (torch.arange(12, device=device).reshape(6, 2, 1) + 1000 * number).float()
-        flags = {name: serial % n == 0 for n, name in enumerate(("dones", "terminations", "truncations"), 2)}
+        flags: dict[str, Any] = {
+            name: serial % n == 0 for n, name in enumerate(("dones", "terminations", "truncations"), 2)
+        }
         obs = {"states": serial.repeat(1, 1, 2)}
         return ostinato.Trajectory(
             max_episode_length=6, actions=serial.repeat(1, 1, 3), rewards=serial, curr_obs=obs, next_obs=obs, **flags
@@ -453,8 +459,8 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
         index = []
         for action in actions:
             *results, info = env.step(action)
-            moved = [torch.from_numpy(result).to(device) for result in results]
-            index.append(steps.add_step(torch.from_numpy(action).to(device), *moved, info))
+            taken, obs, gain, *ends = [torch.from_numpy(each).to(device) for each in (action, *results)]
+            index.append(steps.add_step(taken, obs, gain, *ends, info=info))
         return on_cpu([index, rb[:], rb.sample()])
 
     assert same(run(CPU), run(DEVICE))
@@ -499,7 +505,7 @@ class _MovedUnit(ostinato.SampleUnit):
 @pytest.mark.parametrize(("near", "far"), [(CPU, DEVICE), (DEVICE, CPU)])
 def test_slots_of_own_parts_on_another_device_raise(near: torch.device, far: torch.device) -> None:
     for parts in ({"sampler": _Elsewhere(far)}, {"sample_unit": _MovedUnit(far)}):
-        rb = ReplayBuffer(storage=LazyTensorStorage(60, device=near), batch_size=16, **parts)  # type: ignore[arg-type]
+        rb = ReplayBuffer(storage=LazyTensorStorage(60, device=near), batch_size=16, **parts)
         rb.extend(rows(0, 30, near))
         with pytest.raises(ostinato.errors.OptionError, match=f"gave slots on {far}, the rows are on {near}"):
             rb.sample()

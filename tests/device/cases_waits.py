@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def writing(rb: ReplayBuffer) -> Iterator[Callable[[], object]]:
     """Writes that fill the ring, wrap around and exceed it, of rows that are made before."""
     for count in (30, 60, 130):
         data = rows(count)
-        yield lambda data=data: rb.extend(data)
+        yield partial(rb.extend, data)
     row = {key: value[0] for key, value in rows(1).items()}
     yield lambda: rb.add(row)
 
@@ -67,7 +68,7 @@ def sampling(*buffers: Any) -> Iterator[Callable[[], object]]:
     for rb in buffers:
         for _ in range(8):
             yield rb.sample
-        yield lambda rb=rb: rb.sample(return_info=True)
+        yield partial(rb.sample, return_info=True)
 
 
 def stays_written() -> Iterator[Callable[[], object]]:
@@ -95,8 +96,9 @@ def stays_in_passes() -> Iterator[Callable[[], object]]:
 
 
 def stays_prioritized() -> Iterator[Callable[[], object]]:
-    for options in ({}, {"stratified": True}, {"max_priority_within_buffer": True}):
-        rb = buffer(sampler=ostinato.PrioritizedSampler(100, 0.7, 0.5, **options))
+    for stratified, within in ((False, False), (True, False), (False, True)):
+        sampler = ostinato.PrioritizedSampler(100, 0.7, 0.5, stratified=stratified, max_priority_within_buffer=within)
+        rb = buffer(sampler=sampler)
         yield from sampling(rb)
         yield from writing(rb)
         yield from sampling(rb)
@@ -174,16 +176,16 @@ def plain() -> Iterator[Callable[[], object]]:
         buffer(storage=storage(single_copy=True)),
         buffer(sample_unit=ostinato.NStep(2, 0.9)),
     ):
-        yield lambda rb=rb: len(rb)
-        yield lambda rb=rb: repr(rb)
-        yield lambda rb=rb: rb.empty()
+        yield partial(len, rb)
+        yield partial(repr, rb)
+        yield rb.empty
 
 
 def read() -> Iterator[Callable[[], object]]:
     for rb in (buffer(), buffer(storage=storage(single_copy=True))):
-        yield lambda rb=rb: rb[3]
-        yield lambda rb=rb: rb[2:5]
-        yield lambda rb=rb: rb["obs"]
+        yield partial(rb.__getitem__, 3)
+        yield partial(rb.__getitem__, slice(2, 5))
+        yield partial(rb.__getitem__, "obs")
 
 
 def limited() -> Iterator[Callable[[], object]]:
@@ -218,13 +220,13 @@ def slice_buffers() -> list[ReplayBuffer]:
 
 def tracked_writes() -> Iterator[Callable[[], object]]:
     for rb in (*unit_buffers(), *slice_buffers(), buffer(episodes=ostinato.Episodes("done"))):
-        yield lambda rb=rb: rb.extend(rows())
+        yield partial(rb.extend, rows())
 
 
 def placed_writes() -> Iterator[Callable[[], object]]:
     for writer in (ostinato.ReservoirWriter(), ostinato.TensorDictMaxValueWriter(rank_key="reward")):
         rb = TensorDictReplayBuffer(storage=storage(), writer=writer, batch_size=8)
-        yield lambda rb=rb: rb.extend(TensorDict(rows(), [30], device=DEVICE))
+        yield partial(rb.extend, TensorDict(rows(), [30], device=DEVICE))
 
 
 def counted() -> Iterator[Callable[[], object]]:
@@ -236,7 +238,7 @@ def chosen() -> Iterator[Callable[[], object]]:
     rb = buffer()
     mask = torch.arange(30, device=DEVICE) < 3
     for index in (FIVE, [1, 2], mask):
-        yield lambda index=index: rb[index]
+        yield partial(rb.__getitem__, index)
 
 
 def edited() -> Iterator[Callable[[], object]]:
@@ -249,7 +251,7 @@ def edited() -> Iterator[Callable[[], object]]:
 def learns_from_the_host() -> Iterator[Callable[[], object]]:
     rb = prioritized()
     for index, values in (([1, 2], [1.0, 2.0]), (FIVE, np.ones(5)), (torch.arange(5), FIVE.double())):
-        yield lambda index=index, values=values: rb.update_priority(index, values)
+        yield partial(rb.update_priority, index, values)
 
 
 def looked_at(tmp_path: Path) -> Iterator[Callable[[], object]]:

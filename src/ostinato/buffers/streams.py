@@ -24,7 +24,7 @@ def on_stream_of_caller(work: Callable[[T], Any]) -> Callable[[T], Any]:
     Streams are current in one thread only. Elsewhere the work would be queued on the default stream, and could read
     rows and slots before the caller's stream has written them.
     """
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return work
     stream = torch.cuda.current_stream()
 
