@@ -150,3 +150,24 @@ def test_stale_and_bad_priorities_on_the_device_have_no_effect() -> None:
     with pytest.raises(ValueError, match="had no effect"):
         rb.stats()
     assert rb.sampler.priorities.tolist()[:3] == [1.0, 3.0, 1.0]
+
+
+def test_prefetched_batches_are_read_on_the_stream_of_the_caller() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(1000, device="cuda"), batch_size=256, prefetch=2)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for step in range(20):
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # rows are written late
+            data = rows(1000)
+            rb.extend({**data, "id": data["id"] + 1000 * step, "obs": data["obs"] + 1000 * step})
+            batch = rb.sample()
+            assert bool((batch["obs"][:, 0] == batch["id"]).all())
+
+
+def test_batches_moved_to_the_cpu_are_whole() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100_000, device="cuda"), batch_size=65_536, transform=ToDevice("cpu"))
+    rb.extend(rows(100_000))
+    for _ in range(20):
+        batch = rb.sample()
+        assert batch["obs"].is_cpu
+        assert bool((batch["obs"][:, 0] == batch["id"]).all())

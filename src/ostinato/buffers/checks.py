@@ -10,12 +10,22 @@ from ostinato.core.draw import Picks
 from ostinato.errors import OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["check_order", "check_pair", "check_single", "checked_picks", "refuse_picks", "require_rows"]
+__all__ = [
+    "check_order",
+    "check_pair",
+    "check_single",
+    "checked_picks",
+    "checked_slots",
+    "refuse_picks",
+    "require_rows",
+]
 
 
 def check_order(writer: Writer) -> None:
@@ -75,13 +85,26 @@ def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
         raise OptionError(msg)
 
 
-def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
-    """Bring a writer's picks to the form that native code reads, and refuse gaps: no slot may stay unwritten.
+def checked_picks(picks: Picks, rows: int, capacity: int, total: int) -> Picks:
+    """Bring a writer's picks to the form that native code reads, on the CPU, and check them.
+
+    Args:
+        picks: what the writer chose.
+        rows: rows present.
+        capacity: slots.
+        total: rows of the batch.
 
     Raises:
-        SlotError: if a slot is out of range, or slots between the rows present and the new ones stay empty.
+        SlotError: if a slot, or a row, is out of range, or slots between the rows present and the new ones would stay
+            unwritten.
     """
-    slots = picks.slots.to(torch.int64).contiguous()
+    slots, chosen = (part.to("cpu", torch.int64).contiguous() for part in (picks.slots, picks.rows))
+    if chosen.shape != slots.shape or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < total):
+        msg = (
+            f"a writer must name one row in [0, {total}) (of the batch) for each of the {slots.numel()} slots it "
+            f"chooses, got {chosen.numel()}{_reach(chosen)}"
+        )
+        raise SlotError(msg)
     if slots.numel():
         low, high = int(slots.min()), int(slots.max())
         fresh = int(torch.unique(slots[slots >= rows]).numel())
@@ -91,7 +114,33 @@ def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
                 f"got slots from {low} to {high}"
             )
             raise SlotError(msg)
-    return Picks(slots, picks.rows.to(torch.int64).contiguous(), picks.kept)
+    return Picks(slots, chosen, picks.kept)
+
+
+def _reach(rows: Tensor) -> str:
+    return f" from {int(rows.min())} to {int(rows.max())}" if rows.numel() else ""
+
+
+def checked_slots(slots: Tensor, device: torch.device, source: object) -> Tensor:
+    """Bring drawn slots to the form that native code reads, which is given their address.
+
+    Args:
+        slots: what a sampler drew, or the records of a unit's plan.
+        device: where the rows are.
+        source: the sampler or unit.
+
+    Raises:
+        OptionError: if they are on another device: a copy for each draw would wait for it.
+    """
+    if slots.device != device and (slots.device.type != device.type or device.index is not None):
+        msg = (
+            f"{type(source).__name__} gave slots on {slots.device}, the rows are on {device}: make them with "
+            "device=view.device"
+        )
+        raise OptionError(msg)
+    if slots.dtype is not torch.int64 or not slots.is_contiguous():
+        return slots.to(torch.int64).contiguous()
+    return slots
 
 
 def require_rows(rows: int) -> None:

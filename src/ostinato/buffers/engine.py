@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import priorities
-from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, refuse_picks
+from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, checked_slots, refuse_picks
 from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.cut import Saves
 from ostinato.buffers.expansion import copy, expand, expand_again
@@ -189,7 +189,7 @@ class Engine:
             return placement
         if storage.ring_only:
             refuse_picks(writer)
-        return checked_picks(placement, len(storage), storage.capacity)
+        return checked_picks(placement, len(storage), storage.capacity, rows)
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""
@@ -337,8 +337,9 @@ class Engine:
                 draw = self.sampler.draw(view, batch_size, generator)
             else:
                 draw = draw_recent(self, view, batch_size, generator, max_age)
-            if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
-                draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
+            slots = checked_slots(draw.slots, view.device, self.sampler)
+            if slots is not draw.slots:
+                draw = draw._replace(slots=slots)
             return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
 
     def drawable_view(self) -> View:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.buffers.checks import checked_slots
 from ostinato.core.draw import episodes_of
 from ostinato.core.plan import Plan, fold, slices
 from ostinato.errors import OptionError
@@ -40,6 +41,8 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
     if unit is not None:
         dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
         plan = unit.expand(plan, view, dice)
+        records = checked_slots(plan.records, view.device, unit)
+        plan = plan if records is plan.records else plan._replace(records=records)
     if draw.stamps is not None and plan.records is not draw.slots:
         plan = plan._replace(stamps=view.stamps.of_present(plan.records))
     return ticket._replace(plan=plan, dice=dice)

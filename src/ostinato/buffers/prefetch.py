@@ -7,6 +7,8 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, final
 
+from ostinato.buffers.streams import on_stream_of_caller
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -123,7 +125,7 @@ class Prefetcher(Generic[T]):
                 return
             ticket = steps.draw()
             try:
-                queue.append((ticket, self._pool().submit(steps.make, ticket)))
+                queue.append((ticket, self._pool().submit(on_stream_of_caller(steps.make), ticket)))
             except BaseException:
                 if steps.lost is not None:
                     steps.lost(ticket)

@@ -228,6 +228,8 @@ def _check_lanes(lanes: Tensor, count: int) -> None:
 
 def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sampler: PrioritySampler) -> Tensor:
     """Return one priority for each of `n` slots, float64, on the storage's device."""
+    if isinstance(priority, (int, float)) and not isinstance(priority, bool):
+        return torch.full((n,), float(priority), dtype=torch.float64, device=storage.device)  # filled in there
     try:
         values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
     except (TypeError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""A CUDA stream for prefetched batches, so that their copies to the device overlap with the learner's work."""
+"""CUDA streams of the prefetch thread: the caller's, or one beside it, so that copies overlap with learning."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 
@@ -13,7 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["CopyStream"]
+__all__ = ["CopyStream", "on_stream_of_caller"]
+
+T = TypeVar("T")
+
+
+def on_stream_of_caller(work: Callable[[T], Any]) -> Callable[[T], Any]:
+    """Return `work` for another thread, to be queued on the CUDA stream that is current here.
+
+    Streams are current in one thread only. Elsewhere the work would be queued on the default stream, and could read
+    rows and slots before the caller's stream has written them.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return work
+    stream = torch.cuda.current_stream()
+
+    def on_stream(task: T) -> Any:
+        with torch.cuda.stream(stream):
+            return work(task)
+
+    return on_stream
 
 
 @final

@@ -423,7 +423,12 @@ def _given(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = Non
             f"{list(tensor.shape)} on {tensor.device}: convert it first"
         )
         raise OptionError(msg)
-    return (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
+    here = (tensor if tensor.is_cpu else tensor.cpu()).contiguous()
+    if type(here) is not torch.Tensor and here.numel() and not here.data_ptr():
+        kind = type(tensor).__name__
+        msg = f"{name} has no values on the CPU to read, got a {kind} on {tensor.device}: give a tensor with data"
+        raise OptionError(msg)
+    return here
 
 
 def _back(found: Tensor, like: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Stamps:
                 return
             slots, first = placement.slots(self.device), first + placement.skip
         else:
-            slots = placement.slots.to(self.device)
+            slots = placement.slots
         self.touch(slots, first, placement.total)
 
     def touch(self, slots: Tensor, first: int | None = None, total: int | None = None) -> None:
@@ -72,6 +72,7 @@ class Stamps:
         if count == 0:
             return
         array = self._materialise(int(slots.max()) + 1)
+        slots = slots.to(self.device)
         first = self.written + 1 if first is None else first
         serials = torch.arange(first, first + count, device=self.device)
         self.written += count if total is None else total

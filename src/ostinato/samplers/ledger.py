@@ -213,8 +213,9 @@ class Ledger:
     def _found_largest(self) -> float | Tensor:
         if self.within and (self._dirty or not self._raw.is_cpu):
             present = self.content()[0]
-            largest = present.amax() if present.numel() else torch.zeros((), dtype=torch.float64)
-            self._largest = float(largest) if present.is_cpu else largest
+            self._largest = present.amax() if present.numel() else 0.0
+            if present.is_cpu:
+                self._largest = float(self._largest)
             self._dirty = False
         return self._largest
 
@@ -227,7 +228,8 @@ class Ledger:
     def _took(self, given: float, before: float, after: float | Tensor) -> None:
         """Take note of a change: the largest priority given, and the largest of the rows before and after it."""
         if not self.within:
-            self._largest = max(self._largest, given)
+            if given > 0:  # compared only then: the largest one may be on a device
+                self._largest = max(self._largest, given)
         elif isinstance(after, float):  # devices look it up when asked
             if after >= self._largest:
                 self._largest, self._dirty = after, False  # above all that there are: nothing to look up

@@ -284,9 +284,14 @@ class SamplerWithoutReplacement(RandomSampler):
         if view.rows < self._rows:
             self.clear()  # moved here from a fuller buffer
         first = self._rows
-        self._rows = view.rows
-        if not self.shuffle:
-            return
+        if self.shuffle:
+            self._extend_order(first, view)
+        self._rows = view.rows  # only now: without memory for the order, the next draw tries again
+        if self.shuffle and view.device != _CPU:
+            self._shuffle_rest(generator)
+
+    def _extend_order(self, first: int, view: View) -> None:
+        """Append the slots from `first` on to the order; more memory where they do not fit."""
         if self._order.shape[0] < view.rows or self._order.device != view.device:
             room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
             order = torch.empty(room, dtype=torch.int64, device=view.device)
@@ -295,8 +300,6 @@ class SamplerWithoutReplacement(RandomSampler):
             order[:first] = self._order[:first]
             self._order = order
         self._order[first : view.rows] = torch.arange(first, view.rows, device=view.device)
-        if view.device != _CPU:
-            self._shuffle_rest(generator)
 
     def _shuffle_rest(self, generator: torch.Generator | None) -> None:
         """On other devices order all that is left at once: there a permutation is cheap, step-by-step swaps are not."""

@@ -273,6 +273,25 @@ def check_ndim(ndim: object) -> int:
     return int(ndim)
 
 
+def check_device(device: torch.device | str | int) -> torch.device:
+    """Return a device with the index that its tensors have: `cuda` becomes `cuda:0`, so that devices compare equal.
+
+    Raises:
+        OptionError: if torch can make no tensor there.
+        RuntimeError: if it is the name of no device.
+    """
+    wanted = torch.device(device)
+    try:
+        return torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
+        reason = str(error).partition(". ")[0]
+        msg = (
+            f"device={str(wanted)!r} was asked for, but torch sees no {wanted.type.upper()} device here ({reason}): "
+            "use device='cpu' or 'auto'"
+        )
+        raise OptionError(msg) from error
+
+
 def check_hook(hook: object) -> Callable[..., Any]:
     """Return a hook that can be called.
 

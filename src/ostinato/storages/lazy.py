@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato._backend import native
-from ostinato.errors import OptionError, SchemaError
-from ostinato.storages.base import check_capacity, check_ndim
+from ostinato.errors import SchemaError
+from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.columns import map_blocks
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
@@ -72,7 +72,7 @@ class LazyTensorStorage(TensorStorage):
         self.ring_only = bool(self._single_copy)
         self._max_size = check_capacity(max_size)
         self._auto = device == "auto"
-        self.device = torch.device("cpu") if self._auto else _resolved(torch.device(device))
+        self.device = torch.device("cpu") if self._auto else check_device(device)
         self._packed = packed
         self._given: Memory | None = None
         self._late = LateFields(max_size, self.device)
@@ -159,13 +159,3 @@ class LazyTensorStorage(TensorStorage):
         self._given = memory
         if schema is not None:
             self._lay_out(schema, (), self.device)
-
-
-def _resolved(device: torch.device) -> torch.device:
-    """Give `cuda` its index, so that devices compare equal to those of tensors."""
-    if device.type == "cuda" and not torch.cuda.is_available():
-        msg = f"device={device} was asked for, but torch sees no CUDA device here: use device='cpu' or 'auto'"
-        raise OptionError(msg)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())  # type: ignore[unreachable]
-    return device

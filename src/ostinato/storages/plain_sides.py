@@ -162,7 +162,8 @@ class PlainSides:
         with self._lock:
             self.apart.fill_(NOTHING)
             self.apart[:rows] = FOLLOWS
-            self._shown.copy_(self.apart)
+            self._shown.fill_(NOTHING)  # filled, not copied from the CPU: nothing waits
+            self._shown[:rows] = FOLLOWS
             self._free = list(range(int(self._rows[0].shape[0]) - 1, -1, -1))
 
     def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:

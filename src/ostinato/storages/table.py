@@ -157,12 +157,13 @@ class Table:
                 return
             flat = flat._replace(leaves=[leaf.clone() for leaf in flat.leaves])  # they lie in this very table
         sources = [self.clear_of(tensor) for tensor in flat.leaves]
+        if not isinstance(placement, Run):
+            slots, rows = (part.to(self.device) for part in last_of_each(placement.slots, placement.rows))
         for column, bits, leaf, source in zip(self.columns, self._bits, self.schema.leaves, sources, strict=True):
             if isinstance(placement, Run):
                 lead = source if flat.batch else source[None]
                 _copy_run(column, lead, placement, lanes if len(flat.batch) > 1 else 1, len(leaf.shape))
             else:
-                slots, rows = last_of_each(placement.slots, placement.rows)
                 picked = as_bits(source).reshape((-1, *leaf.shape) if leaf.nbytes else (placement.total, *leaf.shape))
                 bits[slots] = picked[rows.to(picked.device)].to(bits.device)
 

@@ -14,7 +14,7 @@ from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_hook, check_ndim
+from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
 from ostinato.storages.columns import check_columns, check_form, check_room, fill_columns, name_columns
 from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
@@ -96,7 +96,7 @@ class TensorStorage(Storage):
         self.exposed = True  # whoever gave the tensors may write to them
         self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
         self.device = self._table.device
-        if device != "auto" and torch.device(device) != self.device:
+        if device != "auto" and check_device(device) != self.device:
             msg = (
                 f"the data lies on {self.device}, device={device!r} was asked for: move the data first, or "
                 "pass device='auto'"

@@ -200,6 +200,8 @@ class Cast(_Named):
 class ToDevice:
     """Move batches to a device, without waiting for the copy where they lie in page-locked memory (`pin_memory=True`).
 
+    A copy to the CPU is complete when the batch is returned.
+
     Args:
         device: name or object.
     """
@@ -207,11 +209,16 @@ class ToDevice:
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
 
+    @property
+    def _ahead(self) -> bool:
+        """Whether a copy may go on after the call: not to the CPU, where nothing waits for it before it is read."""
+        return self.device.type != "cpu"
+
     def __call__(self, batch: Any) -> Any:
         """Move a batch: a TensorDict, or a pytree of tensors."""
         if hasattr(batch, "batch_size") and hasattr(batch, "to"):
-            return batch.to(self.device, non_blocking=True)
-        return _pytree.tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
+            return batch.to(self.device, non_blocking=self._ahead)
+        return _pytree.tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=self._ahead), batch)
 
     def forward(self, batch: Any) -> Any:
         """Move a batch."""

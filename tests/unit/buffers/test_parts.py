@@ -221,6 +221,19 @@ def test_picks_of_own_writers_are_brought_into_form() -> None:
         assert read_ids(rb[:]) == [4, 3, 2, 1, 0]
 
 
+@pytest.mark.parametrize("chosen", [[0, 1, 5], [-1, 0, 1], [0, 1], [0, 1, 2, 2]])
+def test_a_writer_names_a_row_of_the_batch_for_each_slot(chosen: list[int]) -> None:
+    class Names(_Backwards):
+        def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
+            picks = super().place(rows, capacity, scores)
+            return picks._replace(rows=torch.tensor(chosen))
+
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), writer=Names())
+    with pytest.raises(SlotError, match=r"must name one row in \[0, 3\)"):
+        rb.extend(torch.arange(3))
+    assert len(rb) == 0
+
+
 def test_a_writer_that_leaves_gaps_is_refused() -> None:
     rb = buffer("packed", 20, writer=_Backwards(first=3))
     with pytest.raises(SlotError, match="without leaving gaps"):

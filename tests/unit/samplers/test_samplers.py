@@ -127,3 +127,12 @@ def test_reprs_tell_the_place_in_the_pass() -> None:
     sampler.draw(make_view(5, 9), 2, None)
     assert repr(sampler) == "SamplerWithoutReplacement(drop_last=False, shuffle=True, drawn=2 of 5)"
     assert repr(RandomSampler()) == "RandomSampler()"
+
+
+def test_a_pass_without_memory_for_its_order_raises_each_time() -> None:
+    rows = 2**50
+    view = make_view(rows, rows)
+    sampler = SamplerWithoutReplacement()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="allocate"):
+            sampler.draw(view, 4, None)

@@ -1,0 +1,370 @@
+"""Which operations wait for the device: the table of docs/choosing.md, in both directions."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import ostinato
+from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
+from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
+from tests.device.backend import DEVICE, HostWaitError, no_wait, waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
+FIVE = torch.arange(5, device=DEVICE)
+
+
+def rows(count: int = 30, first: int = 0, device: torch.device = DEVICE) -> dict[str, torch.Tensor]:
+    number = torch.arange(first, first + count, device=device)
+    frames = number[:, None].float() * torch.ones(4, device=device)
+    return {
+        "obs": frames,
+        "next_obs": frames + 1,
+        "reward": torch.ones(count, device=device),
+        "done": number % 7 == 6,
+        "version": number // 10,
+    }
+
+
+def storage(**options: Any) -> LazyTensorStorage:
+    return LazyTensorStorage(100, device="fakegpu", **options)
+
+
+def buffer(**parts: Any) -> ReplayBuffer:
+    """A buffer that has been written to and sampled from: what is made once is made."""
+    parts.setdefault("storage", storage())
+    rb = ReplayBuffer(batch_size=8, **parts)
+    rb.extend(rows())
+    rb.sample()
+    return rb
+
+
+def prioritized(**parts: Any) -> PrioritizedReplayBuffer:
+    rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=parts.pop("storage", storage()), batch_size=8, **parts)
+    rb.extend(rows())
+    rb.sample()
+    return rb
+
+
+def writing(rb: ReplayBuffer) -> Iterator[Callable[[], object]]:
+    """Writes that fill the ring, wrap around and exceed it, of rows that are made before."""
+    for count in (30, 60, 130):
+        data = rows(count)
+        yield partial(rb.extend, data)
+    row = {key: value[0] for key, value in rows(1).items()}
+    yield lambda: rb.add(row)
+
+
+def sampling(*buffers: Any) -> Iterator[Callable[[], object]]:
+    for rb in buffers:
+        for _ in range(8):
+            yield rb.sample
+        yield partial(rb.sample, return_info=True)
+
+
+def stays_written() -> Iterator[Callable[[], object]]:
+    for rb in (buffer(), buffer(sampler=ostinato.SamplerWithoutReplacement()), prioritized()):
+        yield from writing(rb)
+    lanes = TensorDictReplayBuffer(storage=storage(ndim=2), batch_size=8, dim_extend=0)
+    grid = TensorDict({"obs": torch.zeros(6, 5, device=DEVICE)}, [6, 5], device=DEVICE)
+    yield lambda: lanes.extend(grid)
+    yield lambda: lanes.sample()
+    yield lambda: lanes.add(grid[0])
+
+
+def stays_in_passes() -> Iterator[Callable[[], object]]:
+    for options in (
+        {},
+        {"drop_last": True},
+        {"shuffle": False},
+        {"endless": True},
+        {"endless": True, "shuffle": False},
+    ):
+        rb = buffer(sampler=ostinato.SamplerWithoutReplacement(**options))
+        yield from sampling(rb)
+        yield from writing(rb)
+        yield from sampling(rb)
+
+
+def stays_prioritized() -> Iterator[Callable[[], object]]:
+    for stratified, within in ((False, False), (True, False), (False, True)):
+        sampler = ostinato.PrioritizedSampler(100, 0.7, 0.5, stratified=stratified, max_priority_within_buffer=within)
+        rb = buffer(sampler=sampler)
+        yield from sampling(rb)
+        yield from writing(rb)
+        yield from sampling(rb)
+
+
+def learns() -> Iterator[Callable[[], object]]:
+    rb = prioritized()
+    ones = torch.ones(8, device=DEVICE)
+
+    def sample_and_learn() -> None:
+        _, info = rb.sample(return_info=True)
+        rb.update_priority(info, ones)
+
+    yield lambda: rb.update_priority(FIVE, FIVE.double())
+    yield lambda: rb.update_priority(FIVE, FIVE.float())
+    yield lambda: rb.update_priority(FIVE, 2.0)
+    yield lambda: rb.update_priority(FIVE, 2)
+    yield sample_and_learn
+    yield from writing(rb)  # new rows get the largest priority so far
+    schedule = rb.sampler
+    yield lambda: setattr(schedule, "beta", 0.7)
+    yield lambda: setattr(schedule, "alpha", 0.9)
+    yield sample_and_learn
+
+
+def transformed() -> Iterator[Callable[[], object]]:
+    chain = (
+        ostinato.Select("obs", "reward"),
+        ostinato.Exclude("next_obs"),
+        ostinato.Rename({"reward": "gain"}),
+        ostinato.RewardScale(2.0),
+        ostinato.Cast(torch.float64, "obs"),
+        ostinato.ToDevice("fakegpu"),
+    )
+    yield from sampling(*(buffer(transform=transform) for transform in chain))
+    yield from sampling(buffer(collate_fn=dict))
+
+
+def ensemble(**options: Any) -> ostinato.ReplayBufferEnsemble:
+    made = ostinato.ReplayBufferEnsemble(buffer(), buffer(), batch_size=8, num_buffer_sampled=2, **options)
+    made.sample()
+    return made
+
+
+def of_versions() -> Iterator[Callable[[], object]]:
+    rb = buffer(version_key="version")
+    yield lambda: rb.sample(max_age=1)
+    yield lambda: rb.sample(max_age=0)
+
+
+def of_mixed_versions() -> Iterator[Callable[[], object]]:
+    rb = buffer(version_key="version")
+    rb.extend(rows(10, 20))
+    rb.extend(rows(10, 0))
+    rb.extend(rows(10, 20))
+    yield lambda: rb.sample(max_age=0)
+
+
+def ring() -> Iterator[Callable[[], object]]:
+    rb = AmpBuffer(50, "fakegpu")
+    data = {key: rows()[key] for key in ("obs", "reward")}
+    for _ in range(3):
+        yield lambda: rb.store(data)
+        yield lambda: rb.sample(20)
+        yield lambda: rb.sample(120)
+    yield rb.reset
+    yield lambda: rb.store(data)
+    yield lambda: rb.sample(20)
+
+
+def plain() -> Iterator[Callable[[], object]]:
+    for rb in (
+        buffer(),
+        prioritized(),
+        buffer(storage=storage(single_copy=True)),
+        buffer(sample_unit=ostinato.NStep(2, 0.9)),
+    ):
+        yield partial(len, rb)
+        yield partial(repr, rb)
+        yield rb.empty
+
+
+def read() -> Iterator[Callable[[], object]]:
+    for rb in (buffer(), buffer(storage=storage(single_copy=True))):
+        yield partial(rb.__getitem__, 3)
+        yield partial(rb.__getitem__, slice(2, 5))
+        yield partial(rb.__getitem__, "obs")
+
+
+def limited() -> Iterator[Callable[[], object]]:
+    rb = buffer(rate_limiter=ostinato.RateLimiter(samples_per_insert=1, error_buffer=1000, min_size_to_sample=8))
+    yield from writing(rb)
+    yield from sampling(rb)
+
+
+def unit_buffers() -> list[ReplayBuffer]:
+    rb = {
+        "goal_key": "obs",
+        "achieved_goal_key": "next_obs",
+    }
+    units = (
+        ostinato.NStep(3, 0.9),
+        ostinato.Sequence(3, done_key="done"),
+        ostinato.FrameStack(3, ["obs"]),
+        ostinato.Hindsight(lambda batch: batch["reward"], **rb),  # type: ignore[arg-type]
+    )
+    return [buffer(sample_unit=unit) for unit in units]
+
+
+def slice_buffers() -> list[ReplayBuffer]:
+    options = {"slice_len": 4, "end_key": "done"}
+    samplers = (
+        ostinato.SliceSampler(**options),  # type: ignore[arg-type]
+        ostinato.SliceSamplerWithoutReplacement(**options),  # type: ignore[arg-type]
+        ostinato.PrioritizedSliceSampler(100, 0.7, 0.5, **options),  # type: ignore[arg-type]
+    )
+    return [buffer(sampler=sampler) for sampler in samplers]
+
+
+def tracked_writes() -> Iterator[Callable[[], object]]:
+    for rb in (*unit_buffers(), *slice_buffers(), buffer(episodes=ostinato.Episodes("done"))):
+        yield partial(rb.extend, rows())
+
+
+def placed_writes() -> Iterator[Callable[[], object]]:
+    for writer in (ostinato.ReservoirWriter(), ostinato.TensorDictMaxValueWriter(rank_key="reward")):
+        rb = TensorDictReplayBuffer(storage=storage(), writer=writer, batch_size=8)
+        yield partial(rb.extend, TensorDict(rows(), [30], device=DEVICE))
+
+
+def counted() -> Iterator[Callable[[], object]]:
+    for sampler in (ostinato.QueueSampler(), ostinato.LimitedSampler(2)):
+        yield buffer(sampler=sampler).sample
+
+
+def chosen() -> Iterator[Callable[[], object]]:
+    rb = buffer()
+    mask = torch.arange(30, device=DEVICE) < 3
+    for index in (FIVE, [1, 2], mask):
+        yield partial(rb.__getitem__, index)
+
+
+def edited() -> Iterator[Callable[[], object]]:
+    rb = buffer()
+    yield lambda: rb.__setitem__(FIVE, rows(5))
+    yield lambda: rb.__setitem__(slice(2, 7), rows(5))
+    yield lambda: rb.write_all({**rb[:], "more": torch.zeros(30, device=DEVICE)})
+
+
+def learns_from_the_host() -> Iterator[Callable[[], object]]:
+    rb = prioritized()
+    for index, values in (([1, 2], [1.0, 2.0]), (FIVE, np.ones(5)), (torch.arange(5), FIVE.double())):
+        yield partial(rb.update_priority, index, values)
+
+
+def looked_at(tmp_path: Path) -> Iterator[Callable[[], object]]:
+    rb = prioritized()
+    rb.update_priority(FIVE, FIVE.double())
+    yield rb.stats
+    yield rb.state_dict
+    yield lambda: rb.sampler.default_priority  # type: ignore[attr-defined]
+    yield lambda: rb.dumps(tmp_path)
+    yield lambda: rb.loads(tmp_path)
+    rb.update_priority(FIVE, torch.full((5,), -1.0, device=DEVICE))
+
+    def look() -> None:
+        with pytest.raises(ostinato.errors.PriorityError):
+            rb.check()
+
+    yield look
+
+
+STAYS: dict[str, Callable[[], Iterator[Callable[[], object]]]] = {
+    "`extend`, `add` of rows that are on the device": stays_written,
+    "`sample` with `RandomSampler`": lambda: sampling(buffer()),
+    "`sample` with `SamplerWithoutReplacement`": stays_in_passes,
+    "`sample` with `PrioritizedSampler`": stays_prioritized,
+    "`update_priority` with tensors that are on the device, or one number": learns,
+    "`sample` with transforms that leave rows on the device": transformed,
+    "`sample` with `prefetch=`": lambda: sampling(buffer(prefetch=2), prioritized(prefetch=2)),
+    "`sample` of an ensemble": lambda: sampling(ensemble(), ensemble(prefetch=2)),
+    "`sample` with `single_copy`": lambda: sampling(buffer(storage=storage(single_copy=True))),
+    "`sample(max_age=)`, while versions never decrease": of_versions,
+    "`sample`, `extend` with `rate_limiter=`": limited,
+    "`store`, `sample`, `reset` of `compat.isaacgymenvs`": ring,
+    "`len`, `repr`, `empty`": plain,
+    '`rb[3]`, `rb[2:5]`, `rb["obs"]`': read,
+}
+WAITS: dict[str, Callable[[], Iterator[Callable[[], object]]]] = {
+    "writes of rows that are elsewhere": lambda: iter([lambda: buffer().extend(rows(device=torch.device("cpu")))]),
+    "writes where episodes are tracked (units, slices, `episodes=`)": tracked_writes,
+    "writes with `version_key=`": lambda: iter([lambda: buffer(version_key="version").extend(rows())]),
+    "writes with `single_copy`": lambda: iter([lambda: buffer(storage=storage(single_copy=True)).extend(rows())]),
+    "writes with `TensorDictMaxValueWriter`, `ReservoirWriter`": placed_writes,
+    "`sample` with a unit": lambda: sampling(*unit_buffers()),
+    "`sample` with slices": lambda: sampling(*slice_buffers()),
+    "`sample` with `QueueSampler`, `LimitedSampler`": counted,
+    '`sample` with `ToDevice("cpu")`': lambda: sampling(buffer(transform=ostinato.ToDevice("cpu"))),
+    "`sample(max_age=)`, after versions have decreased": of_mixed_versions,
+    "`rb[tensor]`, `rb[list]`, `rb[mask]`": chosen,
+    "`rb[...] = rows`, `write_all`": edited,
+    "`update_priority` with lists, arrays, or tensors that are elsewhere": learns_from_the_host,
+}
+
+
+def table() -> dict[str, str]:
+    """Return the rows of the page's table."""
+    section = PAGE.read_text().partition("## On a GPU\n")[2].partition("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    return {operation: answer for operation, answer in lines[1:] if operation != "---"}
+
+
+LOOKS = "`stats`, `check`, `dumps`, `loads`, priorities in `state_dict` and `default_priority`"
+
+
+def test_the_page_lists_all_of_them() -> None:
+    expected = {**dict.fromkeys(STAYS, "no"), **dict.fromkeys([*WAITS, LOOKS], "yes")}
+    assert table() == expected
+
+
+@pytest.mark.parametrize("operation", STAYS)
+def test_nothing_waits(operation: str) -> None:
+    for call in STAYS[operation]():
+        with no_wait():
+            call()
+
+
+@pytest.mark.parametrize("operation", WAITS)
+def test_the_host_waits(operation: str) -> None:
+    for call in WAITS[operation]():
+        with waits() as seen:
+            call()
+        assert seen
+
+
+def test_the_host_waits_for_what_it_looks_at(tmp_path: Path) -> None:
+    for call in looked_at(tmp_path):
+        with waits() as seen:
+            call()
+        assert seen
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.tolist(),
+        lambda x: x[0].item(),
+        lambda x: bool(x.any()),
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: x.cpu(),
+        lambda x: torch.arange(3).to(DEVICE),
+        lambda x: torch.tensor([1, 2], device=DEVICE),
+        lambda x: x[torch.tensor([0])],
+        lambda x: torch.equal(x, x),
+        lambda x: torch.unique(x),
+        lambda x: x.repeat_interleave(x),
+    ],
+)
+def test_a_wait_is_seen(call: Callable[[torch.Tensor], object]) -> None:
+    with no_wait(), pytest.raises(HostWaitError):
+        call(FIVE)
+
+
+def test_a_copy_to_the_host_is_not_there_before_something_waits() -> None:
+    there = FIVE.to("cpu", non_blocking=True)
+    assert there.tolist() != [0, 1, 2, 3, 4]
+    torch.get_device_module("fakegpu").synchronize()
+    assert there.tolist() == [0, 1, 2, 3, 4]
