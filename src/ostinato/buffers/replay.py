@@ -605,12 +605,12 @@ class ReplayBuffer:
 
         Args:
             path: the directory.
-            verify: compare the checksum of every block that is read; False saves that time where the files are trusted
-                to be whole.
+            verify: compare the checksum of every block of rows that is read; False saves that time where the files are
+                trusted to be whole. Tables of patches are verified in any case.
             mmap: do not read the rows: map their files, which come in page by page as rows are sampled. Opens at once,
                 whatever the size, and needs memory for rows that are used alone. What is written goes to memory, the
                 files stay as they are; they must not be removed by others as long as the buffer lives, but may be saved
-                over. Sizes and tables are checked, checksums of rows are not (`ostinato verify` does). For
+                over. Sizes and tables are verified, checksums of rows are not (`ostinato verify` does). For
                 `LazyTensorStorage` on the CPU without `single_copy`, on Linux and macOS.
 
         Raises:
