@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.buffers.gate import give_back
 from ostinato.buffers.prefetch import Prefetcher
 from ostinato.buffers.records import Mix
 from ostinato.core import kinds
@@ -114,11 +115,20 @@ class Mixer:
             if self.pending:
                 return self.pending.popleft()
             rows = self.part_rows(size)
-            rng = self.generator.get_state() if ahead and self.generator is not None else None
-            chosen = self.law.choose([len(member.engine.storage) for member in self.members], self.generator)
-            ranked = self.ranked
-            tickets = [self.members[i].draw(rows, self.generator, ranked=ranked) for i in chosen]
-            return Mix(chosen, tickets, rng)
+            rng = None if self.generator is None else self.generator.get_state()
+            tickets: list[Ticket] = []
+            chosen: list[int] = []
+            try:
+                chosen = self.law.choose([len(member.engine.storage) for member in self.members], self.generator)
+                for i in chosen:
+                    tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))  # noqa: PERF401
+            except Exception:  # a member has too few rows: what the others gave, and the generator, go back
+                for i, ticket in zip(chosen, tickets, strict=False):
+                    give_back(self.members[i].engine, ticket)
+                if rng is not None and self.generator is not None:
+                    self.generator.set_state(rng)
+                raise
+            return Mix(chosen, tickets, rng if ahead else None)
 
     def _make(self, mix: Mix) -> Made | None:
         """Make the batch of a draw; None if a member was emptied since. Runs in the prefetch thread if there is one."""

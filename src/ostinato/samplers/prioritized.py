@@ -168,6 +168,9 @@ class PrioritizedSampler(PrioritySampler):
             PriorityError: if no row has a priority above 0.
         """
         tree = self._ledger.tree(view)
+        total = tree.total
+        if isinstance(total, float) and total <= 0:  # on the CPU, before the generator is asked
+            raise PriorityError(_no_mass(view.rows))
         uniforms = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=view.device)
         if self.stratified:
             places = torch.arange(batch_size, dtype=torch.float64, device=view.device)
@@ -179,11 +182,7 @@ class PrioritizedSampler(PrioritySampler):
                 return Draw(slots, weights, None, stamps)
             slots, values = tree.draw(uniforms)
         except (OptionError, ValueError) as error:  # no mass: the only thing that can be wrong with these numbers
-            msg = (
-                f"none of the {view.rows} rows has a priority above 0 and eps is 0: give some row a priority, or make "
-                "the sampler with eps > 0"
-            )
-            raise PriorityError(msg) from error
+            raise PriorityError(_no_mass(view.rows)) from error
         weights = weigh(values, tree.minimum, self._beta).to(self.dtype)
         return Draw(slots, weights, None, view.stamps.of_present(slots))
 
@@ -325,6 +324,13 @@ class PrioritizedSampler(PrioritySampler):
         self.check_state(state, state["priorities"].shape[0])
         self._beta = float(state["beta"])
         self._ledger.load_state_dict(state)
+
+
+def _no_mass(rows: int) -> str:
+    return (
+        f"none of the {rows} rows has a priority above 0 and eps is 0: give some row a priority, or make the sampler "
+        "with eps > 0"
+    )
 
 
 def _capacity(value: Any) -> int:

@@ -110,8 +110,12 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     def _starts(self, view: View) -> Starts | None:
         if view.rows == 0:
             return None  # an empty buffer keeps no account of episodes yet
+        return self._starts_of(self._length, view)
+
+    def _starts_of(self, length: int | None, view: View) -> Starts | None:
+        """Return the rows at which a slice of this length may begin; None stands for all of them."""
         table = episodes_of(view)
-        need = 1 if self._length is None else self._slicing.least(self._length)
+        need = 1 if length is None else self._slicing.least(length)
         return None if need == 1 and not table.masked else table.starts(need)
 
     def mass(self, view: View) -> None:  # noqa: ARG002
@@ -126,12 +130,12 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             UsageError: if the batch size is no multiple.
         """
         number, length = self._slicing.split(batch_size)
-        if length != self._length:
-            self._length = length
-            self.begin(view)
-        table, starts = episodes_of(view), self._starts(view)
+        table, starts = episodes_of(view), self._starts_of(length, view)
         if starts is not None:
             self._slicing.require(starts.rows, starts.need, table)
+        if length != self._length:  # only now: a draw that raises leaves the sampler as it was
+            self._length = length
+            self.begin(view)
         drawn = super().draw(view, number, generator)
         if self._slicing.plain:
             return drawn._replace(length=length)

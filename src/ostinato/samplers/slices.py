@@ -257,27 +257,34 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         slicing = self._slicing
         number, length = slicing.split(batch_size)
-        if (view.stamps.written, length) != (self._seen, self._length):
-            self._begin(view, length)
-        if self.drop_last and self._firsts.shape[0] < number:
+        fresh = (view.stamps.written, length) != (self._seen, self._length)
+        firsts = self._find(view, length) if fresh else self._firsts
+        if self.drop_last and firsts.shape[0] < number:
             msg = (
                 f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
-                f"{self._firsts.shape[0]} of {self._slicing.need(length)} rows or more: add some or lower batch_size"
+                f"{firsts.shape[0]} of {slicing.need(length)} rows or more: add some or lower batch_size"
             )
             raise OptionError(msg)
+        if fresh:  # only now: a draw that raises leaves the pass as it was
+            SamplerWithoutReplacement.restart(self)
+            self._firsts, self._seen, self._length = firsts, view.stamps.written, length
         # its rows are the episodes of the pass, numbered by age
-        episodes = view._replace(rows=self._firsts.shape[0], capacity=self._firsts.shape[0], starts=None)
+        episodes = view._replace(rows=firsts.shape[0], capacity=firsts.shape[0], starts=None)
         picked = SamplerWithoutReplacement.draw(self, episodes, number, generator).slots
-        first, lengths = slicing.place(self._firsts[picked], length, view, generator)
+        first, lengths = slicing.place(firsts[picked], length, view, generator)
         return Draw(first, lengths=lengths)
 
-    def _begin(self, view: View, length: int) -> None:
+    def _find(self, view: View, length: int) -> Tensor:
+        """Return the first rows of the episodes that are long enough, int64 `[n]`.
+
+        Raises:
+            EmptyBufferError: if there is none.
+        """
         table = episodes_of(view)
         spans = table.episodes()
-        self._firsts = spans.first[spans.rows >= self._slicing.need(length)].to(view.device)
-        self._slicing.require(self._firsts.shape[0], length, table)
-        SamplerWithoutReplacement.restart(self)
-        self._seen, self._length = view.stamps.written, length
+        firsts = spans.first[spans.rows >= self._slicing.need(length)].to(view.device)
+        self._slicing.require(firsts.shape[0], length, table)
+        return firsts
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and place in the pass."""
