@@ -9,9 +9,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.expansion import expand_again
-from ostinato.buffers.gate import check_queue, retake
+from ostinato.buffers.gate import retake
 from ostinato.buffers.loading import begin_load, end_load
-from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
@@ -38,6 +37,7 @@ __all__ = [
     "revive",
     "saved_rows",
     "show_ticket",
+    "turn_ticket",
     "unit_name",
     "with_state",
 ]
@@ -114,7 +114,9 @@ def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any
         CheckpointError: naming the part that differs.
     """
     with readable("a replay buffer"):
-        checked = [_check_state(t.engine, state, t.batch_size) for t, state in zip(targets, states, strict=True)]
+        pairs = [(t, _in_order(t, state)) for t, state in zip(targets, states, strict=True)]
+        states = [state for _, state in pairs]
+        checked = [_check_state(t.engine, state, t.batch_size) for t, state in pairs]
     used = [target.engine.stamps.written > 0 for target in targets]
     _load_parts(targets, states)
     for target, state, was_used, (pending, generator) in zip(targets, states, used, checked, strict=True):
@@ -158,14 +160,50 @@ def _check_state(
             f"batch_size={batch_size}: load it with the same batch_size"
         )
         raise CheckpointError(msg)
-    if engine.sampler.prioritized:
-        as_sampler(engine.sampler).check_state(state["sampler"]["state"], saved_rows(state))
-    elif engine.sampler.counting:
-        check_queue(engine, state)
     rows = saved_rows(state)
+    with readable("this sampler"):
+        engine.sampler.check_state(state["sampler"]["state"], rows)
     check_counts(state, rows)
     pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
+
+
+def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
+
+    The storage turns its rows when it loads them. A ring that went on where its newest row lies before the oldest one
+    would make windows of both, and replace other rows than the oldest.
+
+    Raises:
+        CheckpointError: if a part cannot follow.
+    """
+    engine, saved = target.engine, state["storage"]["state"]
+    _check_form(engine, state)
+    seam = engine.storage.seam(saved)
+    if not seam:
+        return state
+    _check_state(engine, state, target.batch_size)
+    if engine.chronicle is not None and engine.chronicle.wanted.fixed:
+        msg = f"{engine.chronicle.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+        raise CheckpointError(msg)
+    rows, stamps, writer = saved_rows(state), state["stamps"], state["writer"]
+    array = stamps["array"]
+    if array is not None:
+        array = torch.cat((array[seam:], array[:seam]))
+    sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
+    cursor = {"cursor": 0} if "cursor" in writer["state"] else {}
+    return {
+        **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
+        "sampler": {**state["sampler"], "state": sampler},
+        "writer": {**writer, "state": {**writer["state"], **cursor}},
+        "stamps": {**stamps, "cursor": 0, "array": array},
+        "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
+    }
+
+
+def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+    """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
+    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows)} if seam else ticket
 
 
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:

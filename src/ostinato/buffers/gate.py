@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.limits import Flow, RateLimiter, Stock
-from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
+from ostinato.errors import KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,6 @@ __all__ = [
     "Gate",
     "as_counting",
     "check_counting",
-    "check_queue",
     "give_back",
     "make_gate",
     "renew_gate",
@@ -265,24 +264,6 @@ def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> 
             f"{sampler!r} needs rows in the order in which they came: use RoundRobinWriter, not {type(writer).__name__}"
         )
         raise OptionError(msg)
-
-
-def check_queue(engine: Engine, state: dict[str, Any]) -> None:
-    """Refuse the counts of a checkpoint that are damaged, or those of a ring of another size.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    storage, sampler = state["storage"]["state"], as_counting(engine.sampler)
-    rows = int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
-    saved, mine = int(storage["capacity"]), engine.storage.capacity
-    if sampler.in_order and saved != mine and rows:
-        msg = (
-            f"the checkpoint's queue has room for {saved} rows, this buffer's for {mine}: its order is that of the "
-            "ring, so load it with the same max_size"
-        )
-        raise CheckpointError(msg)
-    sampler.check_state(state["sampler"]["state"], rows)
 
 
 def give_back(engine: AnyEngine, ticket: Ticket) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ostinato.core.stamps import Stamps
 
 if TYPE_CHECKING:
@@ -21,7 +19,10 @@ def begin_load(engine: Engine) -> Stamps:
 
 
 def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
-    """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots."""
+    """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots.
+
+    Where the capacity is another one now, rows lie by age from slot 0 on, or have stamps in an array.
+    """
     storage = engine.storage
     rows = len(storage)
     engine.stamps = Stamps(storage.capacity, storage.device)
@@ -34,11 +35,9 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
         engine.stamps.load_state_dict(state)
         engine.begin_sampler()
         return
-    saved = Stamps(capacity, storage.device)
-    saved.load_state_dict(state)
-    wrapped = rows == capacity or saved.cursor != rows % capacity
-    array = saved.of(torch.arange(rows, device=storage.device)) if wrapped else state["array"]
-    engine.stamps.load_state_dict({**state, "array": array})
-    if engine.writer.cursor < rows:
-        engine.writer.resume(rows, rows % storage.capacity)  # room was added: fill it before replacing rows
+    base = max(int(state["base"]), int(state["written"]) - rows)
+    engine.stamps.load_state_dict({**state, "base": base, "cursor": rows % storage.capacity})
+    cursor = engine.writer.cursor
+    if cursor < rows or (engine.writer.in_order and cursor >= storage.capacity):
+        engine.writer.resume(rows, rows % storage.capacity)  # fill the room that was added before replacing rows
     engine.begin_sampler()

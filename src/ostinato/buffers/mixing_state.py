@@ -12,6 +12,7 @@ from ostinato.buffers.checkpoint import (
     revive,
     saved_rows,
     show_ticket,
+    turn_ticket,
     unit_name,
     with_state,
 )
@@ -135,6 +136,10 @@ def _check(
             )
             raise CheckpointError(msg)
     rows = [saved_rows(mine) for mine in state["members"]]
+    seams = [
+        member.engine.storage.seam(mine["storage"]["state"])
+        for member, mine in zip(members, state["members"], strict=True)
+    ]
     devices = [member.engine.storage.device for member in members]
     queue = []
     for mix in state["pending"]:
@@ -143,7 +148,7 @@ def _check(
             msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
             raise CheckpointError(msg)
         pairs = zip(chosen, mix["tickets"], strict=True)
-        draws = [read_ticket(ticket, rows[i], members[i].engine) for i, ticket in pairs]
+        draws = [read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine) for i, ticket in pairs]
         queue.append((chosen, draws, mix["rng"]))
     device = devices[0] if mixer.generator is None else mixer.generator.device
     return queue, read_generator(state["generator"], device)

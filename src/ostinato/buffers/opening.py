@@ -12,6 +12,7 @@ from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import OptionError
+from ostinato.storages.columns import refuse_mapped_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +107,12 @@ def load(
             pairs = enumerate(zip(members, storages, strict=True))
             got = [_get_rows(reader, mine, storage, f"{i}:", reading) for i, (mine, storage) in pairs]
             state = {**state, "members": got}
+    for mine, storage in zip(state.get("members", [state]), storages, strict=False) if reading.mmap else ():
+        with readable("this storage"):
+            saved = mine["storage"]["state"]
+            seam = storage.seam(saved)
+        if seam:
+            refuse_mapped_ring(saved, seam, storage.capacity)
     hooks.restoring(restore, storages)(state)
     for engine in engines:
         stamps = engine.stamps

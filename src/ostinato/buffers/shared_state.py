@@ -151,7 +151,7 @@ def _checked(engine: SharedEngine, state: dict[str, Any]) -> tuple[Any, Tensor |
                 "with those of the checkpoint"
             )
             raise CheckpointError(msg)
-    full = rows == storage.capacity == saved["capacity"]
+    full = rows == saved["capacity"]  # else rows lie by age from slot 0 on
     order = (torch.arange(rows) + (int(saved["cursor"]) if full else 0)) % max(rows, 1)
     data = storage.rows_of(saved, order)
     return data, own["priorities"][order] if engine.sampler.prioritized and rows else None

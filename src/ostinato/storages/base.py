@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.errors import CapacityError, KindError, OptionError
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -181,6 +181,26 @@ class Storage(ABC):
             CheckpointError: naming what does not fit.
         """
 
+    def seam(self, state: dict[str, Any]) -> int:
+        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0.
+
+        That is so where the ring is full and this storage has another capacity: its newest row would lie before the
+        oldest one, and the next rows would not replace the oldest. 0 where rows keep their slots. A storage of your own
+        that turns them itself overrides this.
+
+        Raises:
+            CheckpointError: if rows would have to be turned, and this storage does not.
+        """
+        rows = state["rows"] if "rows" in state else len(state.get("items", ()))
+        seam = find_seam(state, int(rows), self.capacity)
+        if seam:
+            msg = (
+                f"the checkpoint holds a full ring of {state['capacity']} rows, the oldest in slot {seam}, and "
+                f"{type(self).__name__} cannot bring it into a ring of {self.capacity}: load with the same max_size"
+            )
+            raise CheckpointError(msg)
+        return 0
+
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
@@ -247,6 +267,12 @@ class Storage(ABC):
     def __getitem__(self, index: Any) -> Any:
         """Read rows without transforms or collate; see `read`."""
         return self.read(index)
+
+
+def find_seam(state: dict[str, Any], rows: int, capacity: int) -> int:
+    """Return the slot of the oldest row in a saved full ring, if the capacity is another one now; else 0."""
+    saved = int(state["capacity"])
+    return int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
 
 
 def check_capacity(max_size: object) -> int:
