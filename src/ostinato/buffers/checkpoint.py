@@ -17,21 +17,31 @@ from ostinato.core.draw import Draw
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from ostinato.buffers.chronicle import Chronicle
     from ostinato.buffers.engine import Engine
+    from ostinato.core.stamps import Stamps
+    from ostinato.samplers import Sampler
+    from ostinato.storages import Storage
     from ostinato.transforms import Compose
+    from ostinato.units import SampleUnit
+    from ostinato.writers import Writer
 
 __all__ = [
     "FORMAT",
+    "Parts",
     "Target",
+    "check_saved",
+    "checker",
     "engine_state",
     "load_engine_state",
     "load_engine_states",
     "own_copy",
     "own_tensors",
+    "parts_of",
     "read_generator",
     "read_ticket",
     "revive",
@@ -68,6 +78,39 @@ def engine_state(
     }
 
 
+class Parts(NamedTuple):
+    """The parts of a buffer as they are at one moment: what a state is checked against."""
+
+    storage: Storage
+    sampler: Sampler
+    writer: Writer
+    chronicle: Chronicle | None
+    unit: SampleUnit | None
+    stamps: Stamps
+
+
+def parts_of(engine: Engine) -> Parts:
+    """Return the parts of a buffer; the caller holds its lock."""
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.stamps)
+
+
+def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the parts as they are now; the caller holds the lock."""
+    return partial(check_saved, parts_of(engine))
+
+
+def check_saved(parts: Parts, state: dict[str, Any]) -> None:
+    """Raise if a load into these parts would not take a state.
+
+    Raises:
+        CheckpointError: naming what it would not take.
+    """
+    saved = state["storage"]["state"]
+    _check_state(parts, state, state["batch_size"])
+    if "hooked" not in saved:  # what hooks made of the rows is theirs to read
+        parts.storage.check_state(saved)
+
+
 class Target(NamedTuple):
     """A buffer that a state is to be loaded into."""
 
@@ -76,7 +119,7 @@ class Target(NamedTuple):
     batch_size: int | None
 
 
-def unit_name(engine: Engine) -> str | None:
+def unit_name(engine: Engine | Parts) -> str | None:
     """Return what a buffer's unit is, with its options."""
     return None if engine.unit is None else repr(engine.unit)
 
@@ -137,7 +180,7 @@ def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any
 
 
 def _check_state(
-    engine: Engine, state: dict[str, Any], batch_size: int | None
+    engine: Engine | Parts, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
     _check_form(engine, state)
@@ -163,6 +206,8 @@ def _check_state(
     rows = saved_rows(state)
     with readable("this sampler"):
         engine.sampler.check_state(state["sampler"]["state"], rows)
+    with readable("this writer"):
+        engine.writer.check_state(state["writer"]["state"])
     check_counts(state, rows)
     pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
@@ -237,7 +282,7 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def _check_form(engine: Engine, state: dict[str, Any]) -> None:
+def _check_form(engine: Engine | Parts, state: dict[str, Any]) -> None:
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
         msg = (
@@ -296,7 +341,7 @@ def show_ticket(ticket: Ticket) -> dict[str, Any]:
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
+def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts) -> Ticket:
     """Return what `show_ticket` gave, for a buffer of so many rows; not expanded, and not of its writes yet.
 
     Raises:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers import checkpoint, opening, saving
 from ostinato.buffers.checkpoint import (
+    check_saved,
+    parts_of,
     read_generator,
     read_ticket,
     revive,
@@ -54,7 +56,23 @@ def collect(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
 def save(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
     """Save all members and what is the ensemble's own, as they are at one moment."""
     engines = [member.engine for member in mixer.members]
-    saving.save(path, saving.Saving(engines, state, lambda: _locked(mixer), FORMAT), incremental=incremental)
+    parts = saving.Saving(engines, state, lambda: _locked(mixer), lambda: _checker(mixer), FORMAT)
+    saving.save(path, parts, incremental=incremental)
+
+
+def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    parts, law = [parts_of(member.engine) for member in mixer.members], mixer.law
+
+    def check(state: dict[str, Any]) -> None:
+        law.check_state(state["mixing"])
+        for mine, saved in zip(parts, state["members"], strict=True):
+            check_saved(mine, saved)
+        for mix in state["pending"]:
+            for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
+                read_ticket(ticket, saved_rows(state["members"][i]), parts[i])
+
+    return check
 
 
 def load(

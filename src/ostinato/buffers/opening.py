@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import AnyEngine
 
-__all__ = ["Reading", "load"]
+__all__ = ["Reading", "load", "open_state"]
 
 
 class Reading(NamedTuple):
@@ -98,15 +98,8 @@ def load(
     reader = CheckpointReader(path, format_name=reading.format_name)
     if reading.verify and not reading.mmap and (any(map(len, storages)) or len(storages) > 1):
         reader.verify()
-    state = reader.state()
     with readable(f"a replay buffer in {path}"):
-        members = state.get("members")
-        if members is None:
-            state = _get_rows(reader, state, storages[0], "", reading)
-        elif len(members) == len(storages):
-            pairs = enumerate(zip(members, storages, strict=True))
-            got = [_get_rows(reader, mine, storage, f"{i}:", reading) for i, (mine, storage) in pairs]
-            state = {**state, "members": got}
+        state = open_state(reader, storages, reading)
     for mine, storage in zip(state.get("members", [state]), storages, strict=False) if reading.mmap else ():
         with readable("this storage"):
             saved = mine["storage"]["state"]
@@ -120,16 +113,36 @@ def load(
             engine.saves.remember(reader.save or "", Lineage(stamps, stamps.written, engine.storage, {}), None)
 
 
-def _get_rows(
-    reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str, reading: Reading
+def open_state(
+    reader: CheckpointReader, storages: Sequence[Any], reading: Reading, *, objects: bool = True
 ) -> dict[str, Any]:
-    """Return the state of one buffer with its rows where their names stand; columns are read when they are copied."""
+    """Return the state of a buffer, or an ensemble, with its rows where their names stand.
+
+    Columns are read when they are copied. Without `objects`, those of a `ListStorage` are only counted.
+    """
+    state: dict[str, Any] = reader.state()
+    members = state.get("members")
+    if members is None:
+        return _get_rows(reader, state, storages[0], "", reading, objects=objects)
+    if len(members) != len(storages):
+        return state  # the ensemble says so itself
+    pairs = enumerate(zip(members, storages, strict=True))
+    got = [_get_rows(reader, mine, storage, f"{i}:", reading, objects=objects) for i, (mine, storage) in pairs]
+    return {**state, "members": got}
+
+
+def _get_rows(
+    reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str, reading: Reading, *, objects: bool
+) -> dict[str, Any]:
+    """Return the state of one buffer with its rows where their names stand."""
     saved = dict(state["storage"]["state"])
     if "columns" in saved:
         names = saved["columns"]
         saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
         saved["mapped"] = reading.mmap
-    if "items" in saved:
+    if "items" in saved and not objects:
+        saved["items"] = range(int(saved["items"]))
+    elif "items" in saved:
         allow = bool(getattr(storage, "allow_pickle", False))
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return {**state, "storage": {**state["storage"], "state": saved}}

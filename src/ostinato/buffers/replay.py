@@ -590,14 +590,18 @@ class ReplayBuffer:
                 (`rb[2:5]`, `rb.storage["obs"]`), and where patches would take more bytes than the rows.
 
         Raises:
-            CheckpointError: if something cannot be saved, or the path holds other things.
+            CheckpointError: if something cannot be saved, if no load would take the state, or if the path holds other
+                things; an older save stays whole.
+            DamagedFileError: if an incremental save finds the chain damaged that it would fold: save without it.
             StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
         """
         engine = self._engine
         if isinstance(engine, SharedEngine):
-            save_shared(path, self._state(), incremental=incremental)
+            save_shared(path, engine, self._state(), incremental=incremental)
             return
-        parts = saving.Saving([engine], self._state, lambda: engine.lock, checkpoint.FORMAT)
+        parts = saving.Saving(
+            [engine], self._state, lambda: engine.lock, lambda: checkpoint.checker(engine), checkpoint.FORMAT
+        )
         saving.save(path, parts, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers.checkpoint import FORMAT, read_generator, with_state
+from ostinato.buffers.checkpoint import FORMAT, read_generator, saved_rows, with_state
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.saving import save_state
+from ostinato.buffers.soundness import check_counts, readable
 from ostinato.errors import CheckpointError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler
 
@@ -25,15 +26,20 @@ if TYPE_CHECKING:
 __all__ = ["load_shared_state", "save_shared", "shared_state"]
 
 
-def save_shared(path: str | Path, state: dict[str, Any], *, incremental: bool) -> None:
+def save_shared(path: str | Path, engine: SharedEngine, state: dict[str, Any], *, incremental: bool) -> None:
     """Write the state of a shared buffer.
 
     Raises:
+        CheckpointError: if no load would take the state; an older checkpoint stays.
         OptionError: if only changes are to be written: which rows have changed is known to all processes together.
     """
     if incremental:
         msg = "incremental=True is not for shared buffers: save the whole, or save a private buffer"
         raise OptionError(msg)
+    rows = saved_rows(state)
+    with readable("a shared replay buffer"):
+        check_counts(state, rows)
+        engine.sampler.check_state(state["sampler"]["state"], rows)
     save_state(path, state, FORMAT)
 
 

@@ -353,12 +353,15 @@ def _is_order(order: Any, rows: int | None) -> bool:
     """Whether a loaded order is a permutation of `rows` rows, or absent where none is due: native code trusts it."""
     if rows is None or order is None:
         return rows is None and order is None
-    return (
-        isinstance(order, torch.Tensor)
-        and order.dtype is torch.int64
-        and tuple(order.shape) == (rows,)
-        and bool((order.sort().values == torch.arange(rows, device=order.device)).all())
-    )
+    if not (isinstance(order, torch.Tensor) and order.dtype is torch.int64 and tuple(order.shape) == (rows,)):
+        return False
+    if rows == 0:
+        return True
+    if not 0 <= int(order.min()) <= int(order.max()) < rows:
+        return False
+    seen = torch.zeros(rows, dtype=torch.bool, device=order.device)
+    seen[order] = True
+    return bool(seen.all())
 
 
 def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:
