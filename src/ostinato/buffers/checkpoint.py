@@ -14,6 +14,8 @@ from ostinato.buffers.loading import begin_load, end_load
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
+from ostinato.core.plan import read_plan, show_plan, turn_plan
+from ostinato.core.state import decode_schema
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def engine_state(
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
         "unit": unit_name(engine),
-        "pending": [show_ticket(ticket) for ticket in (*queued, *engine.pending)],
+        "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
         **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
         **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
@@ -209,7 +211,8 @@ def _check_state(
     with readable("this writer"):
         engine.writer.check_state(state["writer"]["state"])
     check_counts(state, rows)
-    pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]
+    schema = state["storage"]["state"].get("schema")
+    pending = [read_ticket(ticket, rows, engine, schema) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
 
 
@@ -248,7 +251,10 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
 
 def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
-    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows)} if seam else ticket
+    if not seam:
+        return ticket
+    plan = {"plan": turn_plan(ticket["plan"], seam, rows)} if "plan" in ticket else {}
+    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
@@ -329,20 +335,36 @@ def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     draw = ticket.draw
     if draw.stamps is not None:  # rows replaced since the draw are read as they are now
         draw = draw._replace(stamps=engine.stamps.of(draw.slots))
+    plan, schema = ticket.plan, engine.storage.schema
+    if plan is not None and schema is not None:
+        plan = plan._replace(schema=schema)
+        return ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps, plan=plan)
     return expand_again(engine, ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps))
 
 
-def show_ticket(ticket: Ticket) -> dict[str, Any]:
-    """Return a queued draw as plain values and tensors."""
-    draw = ticket.draw
+def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
+    """Return a queued draw as plain values and tensors.
+
+    Its windows are saved as they were drawn: episodes may have gone on since. Those of which a row has been replaced
+    are not: they are made again from the rows that are there.
+    """
+    draw, plan = ticket.draw, ticket.plan
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
     held = {name: value for name, value in more.items() if value is not None}
+    if plan is not None and not engine.replaced(ticket):
+        held["plan"] = show_plan(plan)
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts) -> Ticket:
-    """Return what `show_ticket` gave, for a buffer of so many rows; not expanded, and not of its writes yet.
+def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema: Any) -> Ticket:
+    """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
+
+    Args:
+        state: of the draw.
+        rows: of the buffer.
+        engine: its parts.
+        schema: of its rows, encoded.
 
     Raises:
         CheckpointError: if it does not fit.
@@ -367,4 +389,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts) -> Tic
         msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
         raise CheckpointError(msg)
     draw = Draw(slots, weights, None, stamps, lengths, pad, length)
-    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], None, dice)
+    plan = None
+    if "plan" in state:
+        plan = read_plan(state["plan"], decode_schema(schema), slots, rows)
+    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], plan, dice)

@@ -326,6 +326,10 @@ class Engine:
         stamps = self.stamps
         return stamps is ticket.stamps and stamps.written == ticket.serial
 
+    def replaced(self, ticket: Ticket) -> bool:
+        """Whether a row that a draw reads was replaced since."""
+        return not self._untouched(ticket) and bool(self._newer(ticket.slots_read, ticket.serial, ticket.stamps).any())
+
     def _newer(self, slots: Tensor, serial: int, stamps: object) -> Tensor:
         if stamps is not self.stamps:
             return torch.ones_like(slots, dtype=torch.bool)

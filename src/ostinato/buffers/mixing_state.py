@@ -47,7 +47,14 @@ def collect(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
         "transforms": mixer.transform.state_dict(),
         "batch_size": batch_size,
         "pending": [
-            {"members": mix.members, "tickets": [show_ticket(ticket) for ticket in mix.tickets], "rng": mix.rng}
+            {
+                "members": mix.members,
+                "tickets": [
+                    show_ticket(ticket, mixer.members[i].engine)
+                    for i, ticket in zip(mix.members, mix.tickets, strict=True)
+                ],
+                "rng": mix.rng,
+            }
             for mix in mixer.queued
         ],
     }
@@ -70,7 +77,8 @@ def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
             check_saved(mine, saved)
         for mix in state["pending"]:
             for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
-                read_ticket(ticket, saved_rows(state["members"][i]), parts[i])
+                saved = state["members"][i]
+                read_ticket(ticket, saved_rows(saved), parts[i], saved["storage"]["state"].get("schema"))
 
     return check
 
@@ -154,6 +162,7 @@ def _check(
             )
             raise CheckpointError(msg)
     rows = [saved_rows(mine) for mine in state["members"]]
+    schemas = [mine["storage"]["state"].get("schema") for mine in state["members"]]
     seams = [
         member.engine.storage.seam(mine["storage"]["state"])
         for member, mine in zip(members, state["members"], strict=True)
@@ -166,7 +175,10 @@ def _check(
             msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
             raise CheckpointError(msg)
         pairs = zip(chosen, mix["tickets"], strict=True)
-        draws = [read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine) for i, ticket in pairs]
+        draws = [
+            read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine, schemas[i])
+            for i, ticket in pairs
+        ]
         queue.append((chosen, draws, mix["rng"]))
     device = devices[0] if mixer.generator is None else mixer.generator.device
     return queue, read_generator(state["generator"], device)
