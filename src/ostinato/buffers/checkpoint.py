@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.gate import retake
-from ostinato.buffers.loading import begin_load, end_load
+from ostinato.buffers.loading import begin_load, end_load, hold
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
@@ -152,33 +152,56 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         load_engine_states([Target(engine, transform, batch_size)], [state])
 
 
-def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
+def load_engine_states(
+    targets: Sequence[Target], states: Sequence[dict[str, Any]], then: Callable[[], None] | None = None
+) -> None:
     """Restore the states of several buffers, all or none; the caller holds their locks.
+
+    Args:
+        targets: the buffers.
+        states: theirs.
+        then: what else belongs to the load; if it fails, the buffers are brought back, too.
 
     Raises:
         CheckpointError: naming the part that differs.
+        StorageMemoryError: if there is too little memory for a copy of the rows that the buffers hold.
     """
     with readable("a replay buffer"):
         pairs = [(t, _in_order(t, state)) for t, state in zip(targets, states, strict=True)]
-        states = [state for _, state in pairs]
         checked = [_check_state(t.engine, state, t.batch_size) for t, state in pairs]
+    for target, state in pairs:
+        with readable("this storage"):
+            target.engine.storage.check_state(state["storage"]["state"])
+    held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
     used = [target.engine.stamps.written > 0 for target in targets]
-    _load_parts(targets, states)
-    for target, state, was_used, (pending, generator) in zip(targets, states, used, checked, strict=True):
-        engine = target.engine
-        engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
-        end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
-        engine.pending.clear()
-        for ticket in retake(engine, pending):
-            again = revive(engine, ticket)
-            if again is not None:
-                engine.pending.append(again)
-        if engine.gate is not None:
-            engine.gate.load_state_dict(engine, state.get("flow"))
-        engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
-        engine.rows_since_empty = int(state["rows_since_empty"])
-        if generator is not None:
-            engine.generator = with_state(engine.generator, generator)
+    try:
+        _load_parts(pairs)
+        for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
+            engine = target.engine
+            engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
+            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
+            _end_load(engine, state, pending, generator)
+        if then is not None:
+            then()
+    except BaseException:
+        for restore in held:
+            restore()
+        raise
+
+
+def _end_load(engine: Engine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None) -> None:
+    """Take over queued draws, counts and the generator."""
+    engine.pending.clear()
+    for ticket in retake(engine, pending):
+        again = revive(engine, ticket)
+        if again is not None:
+            engine.pending.append(again)
+    if engine.gate is not None:
+        engine.gate.load_state_dict(engine, state.get("flow"))
+    engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
+    engine.rows_since_empty = int(state["rows_since_empty"])
+    if generator is not None:
+        engine.generator = with_state(engine.generator, generator)
 
 
 def _check_state(
@@ -298,36 +321,19 @@ def _check_form(engine: Engine | Parts, state: dict[str, Any]) -> None:
         raise CheckpointError(msg)
 
 
-def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
-    """Load the parts, the storages last: they check schema and capacity before they copy. A refusal undoes the rest."""
-    parts: list[tuple[Any, ...]] = [(t.engine.sampler, t.engine.writer, t.transform) for t in targets]
-    before = [[own_tensors(part.state_dict()) for part in mine] for mine in parts]
-    empty = [(s, s.laid_out) for s in (target.engine.storage for target in targets) if not len(s)]
-    stamps = [begin_load(target.engine) for target in targets]
-    try:
-        for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
-            with readable("this sampler"):
-                sampler.load_state_dict(state["sampler"]["state"])
-            with readable("this writer"):
-                writer.load_state_dict(state["writer"]["state"])
-            with readable("these transforms"):
-                transform.load_state_dict(state["transforms"])
-            with readable("this storage"):
-                target.engine.storage.check_state(state["storage"]["state"])
-        for target, state in zip(targets, states, strict=True):
-            with readable("this storage"):
-                target.engine.storage.load_state_dict(state["storage"]["state"])
-    except Exception:
-        for mine, old in zip(parts, before, strict=True):
-            for part, saved in zip(mine, old, strict=True):
-                part.load_state_dict(saved)
-        for storage, laid_out in empty:  # rows of a load that broke off must not stay, nor their form
-            storage.clear()
-            if not laid_out:
-                storage.forget_form()
-        for target, were in zip(targets, stamps, strict=True):
-            target.engine.stamps = were
-        raise
+def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
+    """Load the parts, the storages last."""
+    for target, state in pairs:
+        begin_load(target.engine)
+        with readable("this sampler"):
+            target.engine.sampler.load_state_dict(state["sampler"]["state"])
+        with readable("this writer"):
+            target.engine.writer.load_state_dict(state["writer"]["state"])
+        with readable("these transforms"):
+            target.transform.load_state_dict(state["transforms"])
+    for target, state in pairs:
+        with readable("this storage"):
+            target.engine.storage.load_state_dict(state["storage"]["state"])
 
 
 def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
@@ -351,7 +357,7 @@ def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
     draw, plan = ticket.draw, ticket.plan
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
-    held = {name: value for name, value in more.items() if value is not None}
+    held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if plan is not None and not engine.replaced(ticket):
         held["plan"] = show_plan(plan)
     return {**state, "pad": draw.pad, "length": draw.length, **held}

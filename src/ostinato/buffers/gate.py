@@ -179,6 +179,16 @@ class Gate:
         """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
         return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
 
+    def hold(self) -> Callable[[], None]:
+        """Return what brings the counts of now back."""
+        flow = self.flow
+        kept = flow.written, flow.drawn, self._delivered, self._since
+
+        def restore() -> None:
+            flow.written, flow.drawn, self._delivered, self._since = kept
+
+        return restore
+
     def load_state_dict(self, engine: Engine, state: dict[str, Any] | None) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts begin anew."""
         differing = self.flow.load_state_dict(state, len(engine.storage))

@@ -119,22 +119,27 @@ def restore(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None
     """
     with readable("an ensemble"):
         queue, generator = _check(mixer, state, batch_size)
-    before = checkpoint.own_tensors(mixer.transform.state_dict())
+    before, law = checkpoint.own_tensors(mixer.transform.state_dict()), mixer.law.state_dict()
+    revived: list[Mix] = []
+
+    def then() -> None:
+        mixer.law.load_state_dict(state["mixing"])
+        revived.extend(mix for mix in (_revive(mixer, *mix) for mix in queue) if mix is not None)
+
     try:
         with readable("these transforms"):
             mixer.transform.load_state_dict(state["transforms"])
-        checkpoint.load_engine_states([member.target for member in mixer.members], state["members"])
-    except Exception:
+        checkpoint.load_engine_states([member.target for member in mixer.members], state["members"], then)
+    except BaseException:
         mixer.transform.load_state_dict(before)
+        mixer.law.load_state_dict(law)
         raise
-    mixer.law.load_state_dict(state["mixing"])
     for member in mixer.members:
         member.loaded()
     if mixer.prefetch is not None:
         mixer.prefetch.clear()
     mixer.pending.clear()
-    revived = (_revive(mixer, *mix) for mix in queue)
-    mixer.pending.extend(mix for mix in revived if mix is not None)
+    mixer.pending.extend(revived)
     if generator is not None:
         mixer.generator = with_state(mixer.generator, generator)
 

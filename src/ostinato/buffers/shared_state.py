@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers.checkpoint import FORMAT, read_generator, saved_rows, with_state
+from ostinato.buffers.checkpoint import FORMAT, own_tensors, read_generator, saved_rows, with_state
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.saving import save_state
 from ostinato.buffers.soundness import check_counts, readable
@@ -106,6 +106,22 @@ def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Co
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         msg = f"this is not the state of a replay buffer ({error!r})"
         raise CheckpointError(msg) from error
+    before = own_tensors(transform.state_dict())
+    try:
+        transform.load_state_dict(state["transforms"])
+        _replace_rows(engine, state, data, ranks, counts)
+    except BaseException:
+        transform.load_state_dict(before)
+        raise
+    engine.pending.clear()
+    if generator is not None:
+        engine.generator = with_state(engine.generator, generator)
+
+
+def _replace_rows(
+    engine: SharedEngine, state: dict[str, Any], data: Any, ranks: Tensor | None, counts: list[int]
+) -> None:
+    """Replace the rows of all processes."""
     storage = engine.shared_storage
     if data is None:
         storage.clear()
@@ -129,10 +145,6 @@ def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Co
             ring.set_counts(*counts)
     if isinstance(engine.sampler, PrioritizedSampler):
         engine.sampler.beta = state["sampler"]["state"]["beta"]
-    transform.load_state_dict(state["transforms"])
-    engine.pending.clear()
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
 
 
 def _checked(engine: SharedEngine, state: dict[str, Any]) -> tuple[Any, Tensor | None]:

@@ -68,7 +68,7 @@ class _Turned:
         source = self._source
         rows = source.clone() if isinstance(source, torch.Tensor) else source.read()
         turn_rows(rows, self._seam)
-        return rows  # type: ignore[no-any-return]
+        return rows
 
 
 def name_columns(

@@ -208,6 +208,15 @@ class ListStorage(Storage):
         """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
         return find_seam(state, len(state["items"]), self._max_size)
 
+    def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
+        """Return what brings the rows of now back: a load makes a list of its own."""
+        kept = self._items, self._cursor
+
+        def restore() -> None:
+            self._items, self._cursor = kept
+
+        return restore
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the objects over in a list of its own; those of a full ring of another capacity by age.
 

@@ -14,7 +14,7 @@ from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_hook, check_ndim, find_seam
+from ostinato.storages.base import Storage, check_capacity, check_hook, check_ndim, copied_rows, find_seam
 from ostinato.storages.columns import (
     check_columns,
     check_form,
@@ -496,6 +496,20 @@ class TensorStorage(Storage):
         lanes = max(1, int(state["lanes"]))
         capacity = -(-self._max_size // lanes) * lanes if self._table is None else self._table.capacity
         return find_seam(state, int(state["rows"]), capacity)
+
+    def hold(self, *, replaced: bool) -> Callable[[], None]:
+        """Return what brings the rows of now back; see `Storage.hold`."""
+        kept = self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed
+        state = None if replaced or not self._rows else copied_rows(self.state_dict())
+
+        def restore() -> None:
+            self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed = kept
+            if state is not None:
+                self.load_state_dict(state)
+            elif not self._rows and self._table is not None:
+                self.clear()
+
+        return restore
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, laying out the memory if that was not done.

@@ -457,6 +457,7 @@ def test_a_queue_goes_on_in_a_ring_of_another_size(size: int) -> None:
     rb.extend(torch.arange(5))
     other = queue(size)
     other.load_state_dict(rb.state_dict())
+    assert isinstance(other.sampler, QueueSampler)
     assert other.sampler.room(other._engine.view()) == size - 5
     rows = other.sample(5).tolist()
     assert rows == list(range(5))

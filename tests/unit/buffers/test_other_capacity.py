@@ -171,9 +171,9 @@ def pair(sampler: str, count: int, path: Path) -> tuple[ReplayBuffer, ReplayBuff
         )
 
     rb, drawn = make(7), []
-    for row in torch.arange(count).split(1):
-        rb.extend({"id": row})
-        if sampler == "queue" and len(rb) >= 2 and int(row) % 2:
+    for row in range(count):
+        rb.extend({"id": torch.tensor([row])})
+        if sampler == "queue" and len(rb) >= 2 and row % 2:
             rb.sample()
     if sampler == "prioritized":
         rb.update_priority(torch.arange(len(rb)), (rb[:]["id"] + 1).float())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CAPACITY = 400
 
 
-def reward(batch: Any) -> torch.Tensor:
+def reward(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return batch["desired_goal"] + batch["achieved_goal"]
 
 
@@ -104,7 +104,7 @@ CELLS += [("nstep", "prioritized"), ("future", "passes"), ("frames", "slices"), 
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-@pytest.mark.parametrize(("unit", "sampler"), CELLS, ids="-".join)
+@pytest.mark.parametrize(("unit", "sampler"), CELLS, ids=str)
 def test_an_episode_that_went_on_since_the_draw(unit: str, sampler: str, depth: int, tmp_path: Path) -> None:
     rb = make(unit, sampler, depth)
     rb.extend(steps(0, 60))

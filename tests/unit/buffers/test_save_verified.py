@@ -62,7 +62,7 @@ def spoil_cursor(rb: ReplayBuffer) -> None:
 
 
 def spoil_counts(rb: ReplayBuffer) -> None:
-    rb._engine.rows_drawn = -1
+    rb._engine.rows_drawn = -1  # type: ignore[misc]
 
 
 def spoil_reservoir(rb: ReplayBuffer) -> None:
