@@ -174,6 +174,12 @@ class Log:
         self.rows = []
         self.tagged = True
 
+    def resize(self, steps: int) -> None:
+        """Go on in another ring, with the oldest row in slot 0: by so many steps larger, or as small as rows allow."""
+        kept = list(self.present().values())
+        least = max(6 * self.lanes, len(kept))
+        self.rows, self.capacity = kept, self.capacity + steps * self.lanes if steps else least
+
     def edit(self, rb: ReplayBuffer, *, flags: bool, masks: bool = False, **form: bool) -> None:
         """Replace some rows in place; with `flags` some begin or cease to end their episode, `masks` likewise."""
         present = self.present()

@@ -47,6 +47,7 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
         st.tuples(st.just("extend"), sizes),
         st.tuples(st.just("add"), st.integers(1, 3)),
         st.tuples(st.sampled_from(["edit", "flags", "empty", "reload"]), st.just(0)),
+        st.tuples(st.just("resize"), st.integers(0, 5)),
     )
     return {
         "capacity": steps * lanes,
@@ -114,6 +115,11 @@ def replay(
             continue
         elif deed == "reload":
             rb.dumps(path)
+            rb = make(log)
+            rb.loads(path)
+        elif deed == "resize":  # into a larger ring, or for 0 into the smallest one that holds the rows
+            rb.dumps(path)
+            log.resize(rows)
             rb = make(log)
             rb.loads(path)
         elif log.rows:

@@ -9,35 +9,47 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.expansion import expand_again
-from ostinato.buffers.gate import check_queue, retake
-from ostinato.buffers.loading import begin_load, end_load
-from ostinato.buffers.priorities import as_sampler
+from ostinato.buffers.gate import retake
+from ostinato.buffers.loading import begin_load, end_load, hold
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
+from ostinato.core.plan import read_plan, show_plan, turn_plan
+from ostinato.core.state import decode_schema
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from ostinato.buffers.chronicle import Chronicle
     from ostinato.buffers.engine import Engine
+    from ostinato.core.stamps import Stamps
+    from ostinato.samplers import Sampler
+    from ostinato.storages import Storage
     from ostinato.transforms import Compose
+    from ostinato.units import SampleUnit
+    from ostinato.writers import Writer
 
 __all__ = [
     "FORMAT",
+    "Parts",
     "Target",
+    "check_saved",
+    "checker",
     "engine_state",
     "load_engine_state",
     "load_engine_states",
     "own_copy",
     "own_tensors",
+    "parts_of",
     "read_generator",
     "read_ticket",
     "revive",
     "saved_rows",
     "show_ticket",
+    "turn_ticket",
     "unit_name",
     "with_state",
 ]
@@ -62,10 +74,43 @@ def engine_state(
         "transforms": transform.state_dict(),
         "batch_size": batch_size,
         "unit": unit_name(engine),
-        "pending": [show_ticket(ticket) for ticket in (*queued, *engine.pending)],
+        "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
         **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
         **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
     }
+
+
+class Parts(NamedTuple):
+    """The parts of a buffer as they are at one moment: what a state is checked against."""
+
+    storage: Storage
+    sampler: Sampler
+    writer: Writer
+    chronicle: Chronicle | None
+    unit: SampleUnit | None
+    stamps: Stamps
+
+
+def parts_of(engine: Engine) -> Parts:
+    """Return the parts of a buffer; the caller holds its lock."""
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.stamps)
+
+
+def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the parts as they are now; the caller holds the lock."""
+    return partial(check_saved, parts_of(engine))
+
+
+def check_saved(parts: Parts, state: dict[str, Any]) -> None:
+    """Raise if a load into these parts would not take a state.
+
+    Raises:
+        CheckpointError: naming what it would not take.
+    """
+    saved = state["storage"]["state"]
+    _check_state(parts, state, state["batch_size"])
+    if "hooked" not in saved:  # what hooks made of the rows is theirs to read
+        parts.storage.check_state(saved)
 
 
 class Target(NamedTuple):
@@ -76,7 +121,7 @@ class Target(NamedTuple):
     batch_size: int | None
 
 
-def unit_name(engine: Engine) -> str | None:
+def unit_name(engine: Engine | Parts) -> str | None:
     """Return what a buffer's unit is, with its options."""
     return None if engine.unit is None else repr(engine.unit)
 
@@ -107,35 +152,60 @@ def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose,
         load_engine_states([Target(engine, transform, batch_size)], [state])
 
 
-def load_engine_states(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
+def load_engine_states(
+    targets: Sequence[Target], states: Sequence[dict[str, Any]], then: Callable[[], None] | None = None
+) -> None:
     """Restore the states of several buffers, all or none; the caller holds their locks.
+
+    Args:
+        targets: the buffers.
+        states: theirs.
+        then: what else belongs to the load; if it fails, the buffers are brought back, too.
 
     Raises:
         CheckpointError: naming the part that differs.
+        StorageMemoryError: if there is too little memory for a copy of the rows that the buffers hold.
     """
     with readable("a replay buffer"):
-        checked = [_check_state(t.engine, state, t.batch_size) for t, state in zip(targets, states, strict=True)]
+        pairs = [(t, _in_order(t, state)) for t, state in zip(targets, states, strict=True)]
+        checked = [_check_state(t.engine, state, t.batch_size) for t, state in pairs]
+    for target, state in pairs:
+        with readable("this storage"):
+            target.engine.storage.check_state(state["storage"]["state"])
+    held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
     used = [target.engine.stamps.written > 0 for target in targets]
-    _load_parts(targets, states)
-    for target, state, was_used, (pending, generator) in zip(targets, states, used, checked, strict=True):
-        engine = target.engine
-        engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
-        end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
-        engine.pending.clear()
-        for ticket in retake(engine, pending):
-            again = revive(engine, ticket)
-            if again is not None:
-                engine.pending.append(again)
-        if engine.gate is not None:
-            engine.gate.load_state_dict(engine, state.get("flow"))
-        engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
-        engine.rows_since_empty = int(state["rows_since_empty"])
-        if generator is not None:
-            engine.generator = with_state(engine.generator, generator)
+    try:
+        _load_parts(pairs)
+        for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
+            engine = target.engine
+            engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
+            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
+            _end_load(engine, state, pending, generator)
+        if then is not None:
+            then()
+    except BaseException:
+        for restore in held:
+            restore()
+        raise
+
+
+def _end_load(engine: Engine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None) -> None:
+    """Take over queued draws, counts and the generator."""
+    engine.pending.clear()
+    for ticket in retake(engine, pending):
+        again = revive(engine, ticket)
+        if again is not None:
+            engine.pending.append(again)
+    if engine.gate is not None:
+        engine.gate.load_state_dict(engine, state.get("flow"))
+    engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
+    engine.rows_since_empty = int(state["rows_since_empty"])
+    if generator is not None:
+        engine.generator = with_state(engine.generator, generator)
 
 
 def _check_state(
-    engine: Engine, state: dict[str, Any], batch_size: int | None
+    engine: Engine | Parts, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
     _check_form(engine, state)
@@ -158,14 +228,56 @@ def _check_state(
             f"batch_size={batch_size}: load it with the same batch_size"
         )
         raise CheckpointError(msg)
-    if engine.sampler.prioritized:
-        as_sampler(engine.sampler).check_state(state["sampler"]["state"], saved_rows(state))
-    elif engine.sampler.counting:
-        check_queue(engine, state)
     rows = saved_rows(state)
+    with readable("this sampler"):
+        engine.sampler.check_state(state["sampler"]["state"], rows)
+    with readable("this writer"):
+        engine.writer.check_state(state["writer"]["state"])
     check_counts(state, rows)
-    pending = [read_ticket(ticket, rows, engine) for ticket in state["pending"]]
+    schema = state["storage"]["state"].get("schema")
+    pending = [read_ticket(ticket, rows, engine, schema) for ticket in state["pending"]]
     return pending, read_generator(state["generator"], engine.storage.device)
+
+
+def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
+
+    The storage turns its rows when it loads them. A ring that went on where its newest row lies before the oldest one
+    would make windows of both, and replace other rows than the oldest.
+
+    Raises:
+        CheckpointError: if a part cannot follow.
+    """
+    engine, saved = target.engine, state["storage"]["state"]
+    _check_form(engine, state)
+    seam = engine.storage.seam(saved)
+    if not seam:
+        return state
+    _check_state(engine, state, target.batch_size)
+    if engine.chronicle is not None and engine.chronicle.wanted.fixed:
+        msg = f"{engine.chronicle.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+        raise CheckpointError(msg)
+    rows, stamps, writer = saved_rows(state), state["stamps"], state["writer"]
+    array = stamps["array"]
+    if array is not None:
+        array = torch.cat((array[seam:], array[:seam]))
+    sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
+    cursor = {"cursor": 0} if "cursor" in writer["state"] else {}
+    return {
+        **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
+        "sampler": {**state["sampler"], "state": sampler},
+        "writer": {**writer, "state": {**writer["state"], **cursor}},
+        "stamps": {**stamps, "cursor": 0, "array": array},
+        "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
+    }
+
+
+def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+    """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
+    if not seam:
+        return ticket
+    plan = {"plan": turn_plan(ticket["plan"], seam, rows)} if "plan" in ticket else {}
+    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
@@ -199,7 +311,7 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def _check_form(engine: Engine, state: dict[str, Any]) -> None:
+def _check_form(engine: Engine | Parts, state: dict[str, Any]) -> None:
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
         msg = (
@@ -209,38 +321,19 @@ def _check_form(engine: Engine, state: dict[str, Any]) -> None:
         raise CheckpointError(msg)
 
 
-def _load_parts(targets: Sequence[Target], states: Sequence[dict[str, Any]]) -> None:
-    """Load the parts, the storages last: they check schema and capacity before they copy. A refusal undoes the rest."""
-    parts: list[tuple[Any, ...]] = [(t.engine.sampler, t.engine.writer, t.transform) for t in targets]
-    before = [[own_tensors(part.state_dict()) for part in mine] for mine in parts]
-    empty = [(s, s.laid_out) for s in (target.engine.storage for target in targets) if not len(s)]
-    stamps = [begin_load(target.engine) for target in targets]
-    try:
-        for (sampler, writer, transform), target, state in zip(parts, targets, states, strict=True):
-            with readable("this sampler"):
-                sampler.load_state_dict(state["sampler"]["state"])
-            with readable("this writer"):
-                writer.load_state_dict(state["writer"]["state"])
-            with readable("these transforms"):
-                transform.load_state_dict(state["transforms"])
-            with readable("this storage"):
-                target.engine.storage.check_state(state["storage"]["state"])
-        for target, state in zip(targets, states, strict=True):
-            with readable("this storage"):
-                target.engine.storage.load_state_dict(state["storage"]["state"])
-    except Exception:
-        for mine, old in zip(parts, before, strict=True):
-            for part, saved in zip(mine, old, strict=True):
-                part.load_state_dict(saved)
-        for storage, laid_out in empty:  # rows of a load that broke off must not stay, nor their form
-            storage.clear()
-            if not laid_out:
-                storage.forget_form()
-        for target, were in zip(targets, stamps, strict=True):
-            target.engine.stamps = were
-            if target.engine.sampler.prioritized:
-                target.engine.begin_sampler()  # its state does not say which rows may be drawn
-        raise
+def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
+    """Load the parts, the storages last."""
+    for target, state in pairs:
+        begin_load(target.engine)
+        with readable("this sampler"):
+            target.engine.sampler.load_state_dict(state["sampler"]["state"])
+        with readable("this writer"):
+            target.engine.writer.load_state_dict(state["writer"]["state"])
+        with readable("these transforms"):
+            target.transform.load_state_dict(state["transforms"])
+    for target, state in pairs:
+        with readable("this storage"):
+            target.engine.storage.load_state_dict(state["storage"]["state"])
 
 
 def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
@@ -248,20 +341,36 @@ def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     draw = ticket.draw
     if draw.stamps is not None:  # rows replaced since the draw are read as they are now
         draw = draw._replace(stamps=engine.stamps.of(draw.slots))
+    plan, schema = ticket.plan, engine.storage.schema
+    if plan is not None and schema is not None:
+        plan = plan._replace(schema=schema)
+        return ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps, plan=plan)
     return expand_again(engine, ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps))
 
 
-def show_ticket(ticket: Ticket) -> dict[str, Any]:
-    """Return a queued draw as plain values and tensors."""
-    draw = ticket.draw
+def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
+    """Return a queued draw as plain values and tensors.
+
+    Its windows are saved as they were drawn: episodes may have gone on since. Those of which a row has been replaced
+    are not: they are made again from the rows that are there.
+    """
+    draw, plan = ticket.draw, ticket.plan
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
-    held = {name: value for name, value in more.items() if value is not None}
+    held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
+    if plan is not None and not engine.replaced(ticket):
+        held["plan"] = show_plan(plan)
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
-    """Return what `show_ticket` gave, for a buffer of so many rows; not expanded, and not of its writes yet.
+def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema: Any) -> Ticket:
+    """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
+
+    Args:
+        state: of the draw.
+        rows: of the buffer.
+        engine: its parts.
+        schema: of its rows, encoded.
 
     Raises:
         CheckpointError: if it does not fit.
@@ -286,4 +395,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine) -> Ticket:
         msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
         raise CheckpointError(msg)
     draw = Draw(slots, weights, None, stamps, lengths, pad, length)
-    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], None, dice)
+    plan = None
+    if "plan" in state:
+        plan = read_plan(state["plan"], decode_schema(schema), slots, rows)
+    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], plan, dice)

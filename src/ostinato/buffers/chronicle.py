@@ -13,6 +13,8 @@ from ostinato.core.state import decode_schema
 from ostinato.errors import CapacityError, CheckpointError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from ostinato.core.boundaries import Episodes
@@ -106,6 +108,15 @@ class Chronicle:
         same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
         self._stale = self._stale or not same
         return not same
+
+    def hold(self) -> Callable[[], None]:
+        """Return what brings the table of now back: a load makes one of its own."""
+        kept = self._table, self._stale, self._resolved, self._schema
+
+        def restore() -> None:
+            self._table, self._stale, self._resolved, self._schema = kept
+
+        return restore
 
     def state_dict(self, storage: Storage) -> dict[str, Any]:
         """Return the table's state, and what it was read from."""

@@ -75,6 +75,8 @@ class Engine:
         self.stale_updates: int | Tensor = 0
         self.priority_path: tuple[str, ...] | None = None
         self.era = 0
+        self.restores = 0
+        """Loads that failed after they had changed rows, which were brought back."""
         self.unit = unit
         self.episodes = episodes
         self.gate: Gate | None = None
@@ -370,14 +372,16 @@ class Engine:
 
     def gather(self, ticket: Ticket) -> Rows | None:
         """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
-        source = self.source
+        source, restores = self.source, self.restores
         payload: Any = None
         try:
             payload = copy(source.storage, ticket, pin=self.pin)
         except (IndexError, KeyMissingError):
-            if self._untouched(ticket):
+            if self._untouched(ticket) and self.restores == restores:
                 raise  # else a writer was in the middle of its work: look again under the lock
-        if self._untouched(ticket):
+        if self.restores != restores:
+            payload = None
+        elif self._untouched(ticket):
             return Rows(source, payload, ticket.serial, ticket.stamps, ticket)
         slots = ticket.slots_read
         with self.lock:
@@ -400,6 +404,10 @@ class Engine:
         """Whether nothing at all was written since a draw."""
         stamps = self.stamps
         return stamps is ticket.stamps and stamps.written == ticket.serial
+
+    def replaced(self, ticket: Ticket) -> bool:
+        """Whether a row that a draw reads was replaced since."""
+        return not self._untouched(ticket) and bool(self._newer(ticket.slots_read, ticket.serial, ticket.stamps).any())
 
     def _newer(self, slots: Tensor, serial: int, stamps: object) -> Tensor:
         if stamps is not self.stamps:

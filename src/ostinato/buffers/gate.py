@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.limits import Flow, RateLimiter, Stock
-from ostinato.errors import CheckpointError, KindError, OptionError, WaitTimeoutError
+from ostinato.errors import KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ __all__ = [
     "Waiters",
     "as_counting",
     "check_counting",
-    "check_queue",
     "give_back",
     "make_gate",
     "renew_gate",
@@ -217,6 +216,16 @@ class Gate:
         """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
         return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
 
+    def hold(self) -> Callable[[], None]:
+        """Return what brings the counts of now back."""
+        flow = self.flow
+        kept = flow.written, flow.drawn, self._delivered, self._since
+
+        def restore() -> None:
+            flow.written, flow.drawn, self._delivered, self._since = kept
+
+        return restore
+
     def load_state_dict(self, engine: Engine, state: dict[str, Any] | None) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts begin anew."""
         differing = self.flow.load_state_dict(state, len(engine.storage))
@@ -303,24 +312,6 @@ def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> 
             f"{sampler!r} needs rows in the order in which they came: use RoundRobinWriter, not {type(writer).__name__}"
         )
         raise OptionError(msg)
-
-
-def check_queue(engine: Engine, state: dict[str, Any]) -> None:
-    """Refuse the counts of a checkpoint that are damaged, or those of a ring of another size.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    storage, sampler = state["storage"]["state"], as_counting(engine.sampler)
-    rows = int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
-    saved, mine = int(storage["capacity"]), engine.storage.capacity
-    if sampler.in_order and saved != mine and rows:
-        msg = (
-            f"the checkpoint's queue has room for {saved} rows, this buffer's for {mine}: its order is that of the "
-            "ring, so load it with the same max_size"
-        )
-        raise CheckpointError(msg)
-    sampler.check_state(state["sampler"]["state"], rows)
 
 
 def give_back(engine: AnyEngine, ticket: Ticket) -> None:

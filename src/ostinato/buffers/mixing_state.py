@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers import checkpoint, opening, saving
 from ostinato.buffers.checkpoint import (
+    check_saved,
+    parts_of,
     read_generator,
     read_ticket,
     revive,
     saved_rows,
     show_ticket,
+    turn_ticket,
     unit_name,
     with_state,
 )
@@ -44,7 +47,14 @@ def collect(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
         "transforms": mixer.transform.state_dict(),
         "batch_size": batch_size,
         "pending": [
-            {"members": mix.members, "tickets": [show_ticket(ticket) for ticket in mix.tickets], "rng": mix.rng}
+            {
+                "members": mix.members,
+                "tickets": [
+                    show_ticket(ticket, mixer.members[i].engine)
+                    for i, ticket in zip(mix.members, mix.tickets, strict=True)
+                ],
+                "rng": mix.rng,
+            }
             for mix in mixer.queued
         ],
     }
@@ -53,7 +63,24 @@ def collect(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
 def save(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
     """Save all members and what is the ensemble's own, as they are at one moment."""
     engines = [member.engine for member in mixer.members]
-    saving.save(path, saving.Saving(engines, state, lambda: _locked(mixer), FORMAT), incremental=incremental)
+    parts = saving.Saving(engines, state, lambda: _locked(mixer), lambda: _checker(mixer), FORMAT)
+    saving.save(path, parts, incremental=incremental)
+
+
+def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    parts, law = [parts_of(member.engine) for member in mixer.members], mixer.law
+
+    def check(state: dict[str, Any]) -> None:
+        law.check_state(state["mixing"])
+        for mine, saved in zip(parts, state["members"], strict=True):
+            check_saved(mine, saved)
+        for mix in state["pending"]:
+            for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
+                saved = state["members"][i]
+                read_ticket(ticket, saved_rows(saved), parts[i], saved["storage"]["state"].get("schema"))
+
+    return check
 
 
 def load(
@@ -92,22 +119,27 @@ def restore(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None
     """
     with readable("an ensemble"):
         queue, generator = _check(mixer, state, batch_size)
-    before = checkpoint.own_tensors(mixer.transform.state_dict())
+    before, law = checkpoint.own_tensors(mixer.transform.state_dict()), mixer.law.state_dict()
+    revived: list[Mix] = []
+
+    def then() -> None:
+        mixer.law.load_state_dict(state["mixing"])
+        revived.extend(mix for mix in (_revive(mixer, *mix) for mix in queue) if mix is not None)
+
     try:
         with readable("these transforms"):
             mixer.transform.load_state_dict(state["transforms"])
-        checkpoint.load_engine_states([member.target for member in mixer.members], state["members"])
-    except Exception:
+        checkpoint.load_engine_states([member.target for member in mixer.members], state["members"], then)
+    except BaseException:
         mixer.transform.load_state_dict(before)
+        mixer.law.load_state_dict(law)
         raise
-    mixer.law.load_state_dict(state["mixing"])
     for member in mixer.members:
         member.loaded()
     if mixer.prefetch is not None:
         mixer.prefetch.clear()
     mixer.pending.clear()
-    revived = (_revive(mixer, *mix) for mix in queue)
-    mixer.pending.extend(mix for mix in revived if mix is not None)
+    mixer.pending.extend(revived)
     if generator is not None:
         mixer.generator = with_state(mixer.generator, generator)
 
@@ -135,6 +167,11 @@ def _check(
             )
             raise CheckpointError(msg)
     rows = [saved_rows(mine) for mine in state["members"]]
+    schemas = [mine["storage"]["state"].get("schema") for mine in state["members"]]
+    seams = [
+        member.engine.storage.seam(mine["storage"]["state"])
+        for member, mine in zip(members, state["members"], strict=True)
+    ]
     devices = [member.engine.storage.device for member in members]
     queue = []
     for mix in state["pending"]:
@@ -143,7 +180,10 @@ def _check(
             msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
             raise CheckpointError(msg)
         pairs = zip(chosen, mix["tickets"], strict=True)
-        draws = [read_ticket(ticket, rows[i], members[i].engine) for i, ticket in pairs]
+        draws = [
+            read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine, schemas[i])
+            for i, ticket in pairs
+        ]
         queue.append((chosen, draws, mix["rng"]))
     device = devices[0] if mixer.generator is None else mixer.generator.device
     return queue, read_generator(state["generator"], device)

@@ -12,6 +12,7 @@ from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import OptionError
+from ostinato.storages.columns import refuse_mapped_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.records import AnyEngine
 
-__all__ = ["Reading", "load"]
+__all__ = ["Reading", "load", "open_state"]
 
 
 class Reading(NamedTuple):
@@ -69,6 +70,13 @@ class _Saved:
         """Read and check the bytes into a new tensor."""
         return self._reader.read(self._name)
 
+    def opened(self) -> Tensor:
+        """Return the column as it lies in its files, which stay open; read into memory where they cannot be mapped."""
+        try:
+            return self._reader.open_mapped(self._name)
+        except OptionError:
+            return self._reader.read(self._name)
+
     def map_rows(self, capacity: int) -> Tensor:
         """Map the rows that it lies in, copy-on-write, with room for so many: uint8 `[capacity * row_bytes]`."""
         return self._reader.map_rows(self.rows, capacity)
@@ -79,7 +87,8 @@ def load(
 ) -> None:
     """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
 
-    A storage that holds rows already, and several storages, are only touched once every checksum was compared.
+    A storage that holds rows already is only touched once every file is open and every checksum was compared: its rows
+    are then copied out of the open files, whatever others save to the directory meanwhile.
 
     Raises:
         CheckpointError: if there is no checkpoint, or it does not fit.
@@ -95,17 +104,17 @@ def load(
             )
             raise OptionError(msg)
     reader = CheckpointReader(path, format_name=reading.format_name)
-    if reading.verify and not reading.mmap and (any(map(len, storages)) or len(storages) > 1):
-        reader.verify()
-    state = reader.state()
+    used = not reading.mmap and any(map(len, storages))
     with readable(f"a replay buffer in {path}"):
-        members = state.get("members")
-        if members is None:
-            state = _get_rows(reader, state, storages[0], "", reading)
-        elif len(members) == len(storages):
-            pairs = enumerate(zip(members, storages, strict=True))
-            got = [_get_rows(reader, mine, storage, f"{i}:", reading) for i, (mine, storage) in pairs]
-            state = {**state, "members": got}
+        state = open_state(reader, storages, reading, opened=used)
+    if used and reading.verify:
+        reader.verify()
+    for mine, storage in zip(state.get("members", [state]), storages, strict=False) if reading.mmap else ():
+        with readable("this storage"):
+            saved = mine["storage"]["state"]
+            seam = storage.seam(saved)
+        if seam:
+            refuse_mapped_ring(saved, seam, storage.capacity)
     hooks.restoring(restore, storages)(state)
     for engine in engines:
         stamps = engine.stamps
@@ -113,16 +122,49 @@ def load(
             engine.saves.remember(reader.save or "", Lineage(stamps, stamps.written, engine.storage, {}), None)
 
 
-def _get_rows(
-    reader: CheckpointReader, state: dict[str, Any], storage: Any, prefix: str, reading: Reading
+def open_state(
+    reader: CheckpointReader, storages: Sequence[Any], reading: Reading, *, objects: bool = True, opened: bool = False
 ) -> dict[str, Any]:
-    """Return the state of one buffer with its rows where their names stand; columns are read when they are copied."""
+    """Return the state of a buffer, or an ensemble, with its rows where their names stand.
+
+    Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, those of a
+    `ListStorage` are only counted.
+    """
+    state: dict[str, Any] = reader.state()
+    members = state.get("members")
+    if members is None:
+        return _get_rows(reader, state, storages[0], "", reading, objects=objects, opened=opened)
+    if len(members) != len(storages):
+        return state  # the ensemble says so itself
+    pairs = enumerate(zip(members, storages, strict=True))
+    got = [
+        _get_rows(reader, mine, storage, f"{i}:", reading, objects=objects, opened=opened)
+        for i, (mine, storage) in pairs
+    ]
+    return {**state, "members": got}
+
+
+def _get_rows(
+    reader: CheckpointReader,
+    state: dict[str, Any],
+    storage: Any,
+    prefix: str,
+    reading: Reading,
+    *,
+    objects: bool,
+    opened: bool,
+) -> dict[str, Any]:
+    """Return the state of one buffer with its rows where their names stand."""
     saved = dict(state["storage"]["state"])
     if "columns" in saved:
         names = saved["columns"]
         saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
+        if opened:
+            saved["columns"] = {name: column.opened() for name, column in saved["columns"].items()}
         saved["mapped"] = reading.mmap
-    if "items" in saved:
+    if "items" in saved and not objects:
+        saved["items"] = range(int(saved["items"]))
+    elif "items" in saved:
         allow = bool(getattr(storage, "allow_pickle", False))
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return {**state, "storage": {**state["storage"], "state": saved}}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 
 from ostinato.buffers import saving
-from ostinato.buffers.checkpoint import FORMAT
+from ostinato.buffers.checkpoint import FORMAT, checker
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.feed import Batch
 from ostinato.buffers.gate import stock
@@ -238,5 +238,6 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
         counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved
         return buffer._state()  # noqa: SLF001 (one room)
 
-    saving.save(path, saving.Saving([engine], state, lambda: engine.lock, FORMAT), incremental=True)
+    parts = saving.Saving([engine], state, lambda: engine.lock, lambda: checker(engine), FORMAT)
+    saving.save(path, parts, incremental=True)
     return counts[-1]

@@ -594,14 +594,18 @@ class ReplayBuffer:
                 (`rb[2:5]`, `rb.storage["obs"]`), and where patches would take more bytes than the rows.
 
         Raises:
-            CheckpointError: if something cannot be saved, or the path holds other things.
+            CheckpointError: if something cannot be saved, if no load would take the state, or if the path holds other
+                things; an older save stays whole.
+            DamagedFileError: if an incremental save finds the chain damaged that it would fold: save without it.
             StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
         """
         engine = self._engine
         if isinstance(engine, SharedEngine):
-            save_shared(path, self._state(), incremental=incremental)
+            save_shared(path, engine, self._state(), incremental=incremental)
             return
-        parts = saving.Saving([engine], self._state, lambda: engine.lock, checkpoint.FORMAT)
+        parts = saving.Saving(
+            [engine], self._state, lambda: engine.lock, lambda: checkpoint.checker(engine), checkpoint.FORMAT
+        )
         saving.save(path, parts, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
@@ -609,12 +613,12 @@ class ReplayBuffer:
 
         Args:
             path: the directory.
-            verify: compare the checksum of every block that is read; False saves that time where the files are trusted
-                to be whole.
+            verify: compare the checksum of every block of rows that is read; False saves that time where the files are
+                trusted to be whole. Tables of patches are verified in any case.
             mmap: do not read the rows: map their files, which come in page by page as rows are sampled. Opens at once,
                 whatever the size, and needs memory for rows that are used alone. What is written goes to memory, the
                 files stay as they are; they must not be removed by others as long as the buffer lives, but may be saved
-                over. Sizes and tables are checked, checksums of rows are not (`ostinato verify` does). For
+                over. Sizes and tables are verified, checksums of rows are not (`ostinato verify` does). For
                 `LazyTensorStorage` on the CPU without `single_copy`, on Linux and macOS.
 
         Raises:

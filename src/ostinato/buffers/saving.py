@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ostinato.buffers import hooks
 from ostinato.buffers.cut import Cut, Lineage, rows_since
 from ostinato.buffers.objects import pack
+from ostinato.buffers.opening import Reading, open_state
+from ostinato.buffers.soundness import readable
 from ostinato.durable import CheckpointWriter
 from ostinato.durable.dtypes import dtype_name
 from ostinato.durable.records import ColumnRecord
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,12 +37,14 @@ class Saving(NamedTuple):
     """Returns the state; called under the locks. That of an ensemble has those of its buffers under `members`."""
     locked: Callable[[], AbstractContextManager[Any]]
     """Takes the locks of all engines."""
+    checker: Callable[[], Callable[[dict[str, Any]], None]]
+    """Returns what raises `CheckpointError` for a state that a load would not take; called under the locks."""
     format_name: str
     """What the checkpoint is one of."""
 
 
 def save(path: str | Path, saving: Saving, *, incremental: bool = False) -> None:
-    """Write a checkpoint of one moment.
+    """Write a checkpoint of one moment; it takes the place of an older one once its state was read back and checked.
 
     Args:
         path: the directory.
@@ -58,6 +63,7 @@ def save(path: str | Path, saving: Saving, *, incremental: bool = False) -> None
             begun = _Begun(writer, [], [])
             try:
                 with saving.locked():
+                    check, storages = saving.checker(), [engine.storage for engine in engines]
                     lineages = [Lineage(e.stamps, e.stamps.written, e.storage, writer.prints) for e in engines]
                     _begin(begun, saving, incremental=incremental)
                 for engine, cut in zip(engines, begun.cuts, strict=True):
@@ -70,10 +76,31 @@ def save(path: str | Path, saving: Saving, *, incremental: bool = False) -> None
                         engine.saves.cut = None
                 for _, file in begun.files:
                     file.close()
+            _verify(path, writer, storages, check)
             older = writer.older_save
             writer.finish()
         for engine, lineage in zip(engines, lineages, strict=True):
             engine.saves.remember(writer.save, lineage, older)
+
+
+def _verify(
+    path: str | Path, writer: CheckpointWriter, storages: Sequence[Any], check: Callable[[dict[str, Any]], None]
+) -> None:
+    """Read the state back and check it as a load does, before the older checkpoint is replaced; rows are not read.
+
+    Raises:
+        CheckpointError: if no load would take it.
+    """
+    reading = Reading("", verify=False, mmap=False)
+    try:
+        with readable("a replay buffer"):
+            check(open_state(writer.preview(), storages, reading, objects=False))
+    except CheckpointError as error:
+        msg = (
+            f"the state of this buffer cannot be saved to {path}, since no load would take it: {error}. An older "
+            "checkpoint there stays as it was"
+        )
+        raise CheckpointError(msg) from error
 
 
 @contextlib.contextmanager

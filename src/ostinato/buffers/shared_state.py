@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers.checkpoint import FORMAT, read_generator, with_state
+from ostinato.buffers.checkpoint import FORMAT, own_tensors, read_generator, saved_rows, with_state
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.saving import save_state
+from ostinato.buffers.soundness import check_counts, readable
 from ostinato.errors import CheckpointError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler
 
@@ -25,15 +26,20 @@ if TYPE_CHECKING:
 __all__ = ["load_shared_state", "save_shared", "shared_state"]
 
 
-def save_shared(path: str | Path, state: dict[str, Any], *, incremental: bool) -> None:
+def save_shared(path: str | Path, engine: SharedEngine, state: dict[str, Any], *, incremental: bool) -> None:
     """Write the state of a shared buffer.
 
     Raises:
+        CheckpointError: if no load would take the state; an older checkpoint stays.
         OptionError: if only changes are to be written: which rows have changed is known to all processes together.
     """
     if incremental:
         msg = "incremental=True is not for shared buffers: save the whole, or save a private buffer"
         raise OptionError(msg)
+    rows = saved_rows(state)
+    with readable("a shared replay buffer"):
+        check_counts(state, rows)
+        engine.sampler.check_state(state["sampler"]["state"], rows)
     save_state(path, state, FORMAT)
 
 
@@ -100,6 +106,22 @@ def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Co
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         msg = f"this is not the state of a replay buffer ({error!r})"
         raise CheckpointError(msg) from error
+    before = own_tensors(transform.state_dict())
+    try:
+        transform.load_state_dict(state["transforms"])
+        _replace_rows(engine, state, data, ranks, counts)
+    except BaseException:
+        transform.load_state_dict(before)
+        raise
+    engine.pending.clear()
+    if generator is not None:
+        engine.generator = with_state(engine.generator, generator)
+
+
+def _replace_rows(
+    engine: SharedEngine, state: dict[str, Any], data: Any, ranks: Tensor | None, counts: list[int]
+) -> None:
+    """Replace the rows of all processes."""
     storage = engine.shared_storage
     if data is None:
         storage.clear()
@@ -123,10 +145,6 @@ def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Co
             ring.set_counts(*counts)
     if isinstance(engine.sampler, PrioritizedSampler):
         engine.sampler.beta = state["sampler"]["state"]["beta"]
-    transform.load_state_dict(state["transforms"])
-    engine.pending.clear()
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
 
 
 def _checked(engine: SharedEngine, state: dict[str, Any]) -> tuple[Any, Tensor | None]:
@@ -151,7 +169,7 @@ def _checked(engine: SharedEngine, state: dict[str, Any]) -> tuple[Any, Tensor |
                 "with those of the checkpoint"
             )
             raise CheckpointError(msg)
-    full = rows == storage.capacity == saved["capacity"]
+    full = rows == saved["capacity"]  # else rows lie by age from slot 0 on
     order = (torch.arange(rows) + (int(saved["cursor"]) if full else 0)) % max(rows, 1)
     data = storage.rows_of(saved, order)
     return data, own["priorities"][order] if engine.sampler.prioritized and rows else None

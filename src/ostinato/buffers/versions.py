@@ -15,7 +15,7 @@ from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 from ostinato.samplers import RandomSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -173,6 +173,15 @@ class Versions:
     def begin(self, rows: int) -> None:
         """Take note that there are other rows now, or none."""
         self._runs = None if rows else Runs()
+
+    def hold(self) -> Callable[[], None]:
+        """Return what brings the versions of now back: a load begins anew."""
+        kept = self._runs
+
+        def restore() -> None:
+            self._runs = kept
+
+        return restore
 
     def recent(self, storage: Storage, cursor: int, max_age: int) -> tuple[Recent, int]:
         """Return the rows that are young enough, and the slot of the first position."""

@@ -10,8 +10,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["as_bits", "same_rows"]
+__all__ = ["as_bits", "same_rows", "turn_rows"]
 
+_PIECE_BYTES = 2 * 2**20
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -32,6 +33,28 @@ def same_rows(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
         msg = "there is nothing to compare"
         raise ValueError(msg)
     return out
+
+
+def turn_rows(rows: Tensor, seam: int) -> None:
+    """Turn rows `[n, ...]` in place, so that row `seam` becomes row 0 and the rows before it come last.
+
+    Memory: a copy of the smaller part, and 2 MiB.
+    """
+    bits, n = as_bits(rows), rows.shape[0]
+    rest = n - seam
+    step = max(1, _PIECE_BYTES * n // max(1, rows.nbytes))
+    if seam <= rest:
+        kept = bits[:seam].clone()
+        for first in range(0, rest, step):
+            last = min(first + step, rest)
+            bits[first:last] = bits[first + seam : last + seam].clone()
+        bits[rest:] = kept
+        return
+    kept = bits[seam:].clone()
+    for last in range(seam, 0, -step):
+        first = max(0, last - step)
+        bits[first + rest : last + rest] = bits[first:last].clone()
+    bits[:rest] = kept
 
 
 def _integers(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ostinato._backend import native
 from ostinato.core.bits import as_bits
 from ostinato.core.draw import Request
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes import EpisodeTable
     from ostinato.core.rows import Path, Schema
 
-__all__ = ["Column", "Plan", "fold", "next_path", "slices"]
+__all__ = ["Column", "Plan", "fold", "next_path", "read_plan", "show_plan", "slices", "turn_plan"]
 
 
 class Column(NamedTuple):
@@ -129,6 +131,106 @@ def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor
         return Plan(schema, anchors, padded.reshape(-1), repeat=longest, last=last, notes=notes)
     owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
     return Plan(schema, anchors, rows[inside], owner=owner)
+
+
+def show_plan(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain values and tensors, without its schema and anchors; nothing is copied."""
+    columns = [
+        {
+            "position": position,
+            **column.request._asdict(),
+            **{k: v for k, v in column._asdict().items() if k != "request"},
+        }
+        for position, column in plan.changed.items()
+    ]
+    return {
+        "records": plan.records,
+        "repeat": plan.repeat,
+        "owner": plan.owner,
+        "last": plan.last,
+        "stamps": plan.stamps,
+        "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in plan.notes.items()],
+        "fields": [[name, value] for name, value in plan.fields.items()],
+        "columns": [{**column, "tail": list(column["tail"])} for column in columns],
+    }
+
+
+def turn_plan(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+    """Return a saved plan for rows of which the one in slot `seam` is in slot 0 now."""
+
+    def turned(slots: Tensor) -> Tensor:
+        return (slots - seam).remainder_(rows)
+
+    notes = [[key, turned(value) if key == "anchor_index" else value] for key, value in state["notes"]]
+    columns = [{**column, "slots": turned(column["slots"])} for column in state["columns"]]
+    return {**state, "records": turned(state["records"]), "notes": notes, "columns": columns}
+
+
+def read_plan(state: dict[str, Any], schema: Schema, anchors: Tensor, rows: int) -> Plan:
+    """Return what `show_plan` gave, by copy, on the device of the anchors.
+
+    Args:
+        state: what was saved.
+        schema: of the rows.
+        anchors: slots that were drawn, int64 `[B]`.
+        rows: of the buffer.
+
+    Raises:
+        CheckpointError: if it reads rows or fields that are not there, or its parts do not fit each other.
+    """
+    device, records = anchors.device, state["records"]
+    _check_slots(records, rows)
+    count = records.shape[0]
+    owner, last, repeat = state["owner"], state["last"], state["repeat"]
+    _require(type(repeat) is int and repeat >= 1)
+    if owner is None:
+        _require(count == repeat * anchors.shape[0])
+    else:
+        _check_slots(owner, anchors.shape[0])
+        _require(owner.shape[0] == count and bool((owner.diff() >= 0).all()))
+    _require(last is None or (last.dtype is torch.bool and last.shape == (count,)))
+    stamps = state["stamps"]
+    _require(stamps is None or (stamps.dtype is torch.int64 and stamps.shape == (count,)))
+    named = [*state["notes"], *state["fields"]]
+    _require(all(value.shape[:1] == (count,) for _, value in named))
+    changed = {column["position"]: _read_column(column, schema, count, rows, device) for column in state["columns"]}
+    _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in changed))
+    notes = {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in state["notes"]}
+    fields = {str(name): _own(value, device) for name, value in state["fields"]}
+    parts = (_own(records, device), changed, repeat, _own(owner, device), _own(last, device))
+    return Plan(schema, anchors, *parts, _own(stamps, device), notes, fields)
+
+
+def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int, device: torch.device) -> Column:
+    leaf, other, slots, pick = (state[name] for name in ("leaf", "other", "slots", "pick"))
+    tail = tuple(state["tail"])
+    _check_slots(slots, rows)
+    _require(all(type(size) is int and size >= 1 for size in tail) and slots.shape[0] == records * math.prod(tail))
+    known = [i for i in (leaf, other) if i is not None]
+    _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in known))
+    _require((other is None) == (pick is None))
+    _require(len({(schema.leaves[i].dtype, schema.leaves[i].shape) for i in known}) == 1)
+    _require(pick is None or (pick.dtype is torch.bool and pick.shape == slots.shape))
+    weights, blank = state["weights"], state["blank"]
+    _require(weights is None or (weights.is_floating_point() and weights.shape == (records, *tail) and len(tail) == 1))
+    _require(blank is None or (blank.dtype is torch.bool and blank.shape == (records, *tail)))
+    request = Request(leaf, _own(slots, device), other, _own(pick, device))
+    return Column(request, tail, _own(weights, device), _own(blank, device), bool(state["merge"]))
+
+
+def _own(value: Any, device: torch.device) -> Any:
+    return None if value is None else value.to(device).contiguous().clone()
+
+
+def _check_slots(slots: Any, rows: int) -> None:
+    _require(isinstance(slots, torch.Tensor) and slots.dtype is torch.int64 and slots.ndim == 1)
+    _require(not slots.numel() or 0 <= int(slots.min()) <= int(slots.max()) < rows)
+
+
+def _require(holds: bool) -> None:  # noqa: FBT001
+    if not holds:
+        msg = "the checkpoint holds a queued draw whose windows do not fit its rows: it is damaged"
+        raise CheckpointError(msg)
 
 
 def fold(plan: Plan, rows: Sequence[Tensor]) -> list[Tensor]:

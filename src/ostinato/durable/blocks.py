@@ -96,8 +96,24 @@ class BlockReader:
                     self._check_block()
             view = view[len(step) :]
 
+    def read_verified(self, view: memoryview) -> None:
+        """Fill `view` with the next bytes, and compare the checksums of all blocks that they lie in, in every mode.
+
+        Raises:
+            DamagedFileError: As `read_into`.
+        """
+        block = self._record.block_bytes
+        checked = BlockReader(self.fd, self._record, self._path, verify=True, offset=self._offset // block * block)
+        checked.skip_to(self._offset)
+        checked.read_into(view)
+        checked.skip_to(min(-(-checked._offset // block) * block, self._record.nbytes))
+        self.skip_to(self._offset + len(view))
+
     def skip_to(self, offset: int) -> None:
-        """Read on to a place, keeping nothing."""
+        """Go on to a place; what is skipped is read where checksums are compared, since they cover it."""
+        if not self._verify:
+            self._offset = max(self._offset, offset)
+            return
         scratch = memoryview(bytearray(min(_STEP_BYTES, max(0, offset - self._offset))))
         while self._offset < offset:
             self.read_into(scratch[: offset - self._offset])

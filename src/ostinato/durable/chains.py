@@ -147,8 +147,9 @@ def _read_run(reader: BlockReader, target: Target, first: int, count: int, stagi
 
 
 def _read_table(reader: BlockReader, root: Path, record: ArrayRecord, patch: FileRecord) -> tuple[Runs, Places]:
+    """Read the table of a patch and compare its checksums in every mode: one wrong bit puts rows into other slots."""
     runs = np.empty((patch.runs, 2), dtype="<i8")  # not more than the file holds: its size was compared
-    reader.read_into(runs.reshape(-1).view(np.uint8).data)
+    reader.read_verified(runs.reshape(-1).view(np.uint8).data)
     rows = record.shape[0]
     places = check_runs(runs, root / patch.file, rows=rows, row_bytes=record.row_bytes, nbytes=patch.nbytes)
     return runs, places
@@ -158,7 +159,7 @@ def read_runs(root: Path, record: ArrayRecord) -> list[Runs]:
     """Read which rows each patch of an array holds.
 
     Raises:
-        DamagedFileError: A file is missing, of another size, or its table does not fit.
+        DamagedFileError: A file is missing, of another size, or its table is damaged.
     """
     covered, found = record.base_rows, []
     for patch in record.patches:
@@ -188,10 +189,11 @@ def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
     """Map an array copy-on-write into room for `capacity` rows: uint8 `[capacity * row_bytes]`.
 
     Pages come in as they are touched, writes never reach a file, rows beyond those saved are zero. Cost: the number of
-    files and of runs; rows of short runs are read. Sizes and tables are compared, checksums are not.
+    files and of runs; rows of short runs are read. Sizes are compared, and tables with their checksums; checksums of
+    rows are not.
 
     Raises:
-        DamagedFileError: A file is missing, of another size, or a table does not fit.
+        DamagedFileError: A file is missing, of another size, or its table is damaged.
         OptionError: This system cannot map files over memory.
     """
     return _lay_out(root, record, capacity).tensor

@@ -15,9 +15,9 @@ from ostinato.durable.chains import mapped_pieces
 from ostinato.durable.dtypes import DTYPES, check_plain, dtype_name, is_raw, raw_view, shape_nbytes
 from ostinato.durable.files import check_free, fsync_dir, new_token, sync_file
 from ostinato.durable.locks import DirectoryLock
-from ostinato.durable.manifest import MANIFEST_NAME, canonical, read_manifest, write_manifest
+from ostinato.durable.manifest import MANIFEST_NAME, canonical, parse_json, read_manifest, write_manifest
 from ostinato.durable.patching import Plan, changed_rows, plan, print_of
-from ostinato.durable.reader import MAX_LINE_BYTES, check_sizes, read_records
+from ostinato.durable.reader import MAX_LINE_BYTES, CheckpointReader, check_sizes, read_records
 from ostinato.durable.records import ArrayRecord, ColumnRecord
 from ostinato.durable.rowfile import PIECE_BYTES, RowFile
 from ostinato.durable.runs import one_run
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.durable.patching import Print
-    from ostinato.durable.reader import CheckpointReader
     from ostinato.durable.runs import Runs
 
 __all__ = ["CheckpointWriter"]
@@ -250,6 +249,16 @@ class CheckpointWriter:
                 self._records[name] = record
         self._state, self.save = reader.encoded_state, reader.save or self.save
 
+    def preview(self) -> CheckpointReader:
+        """Return a reader of what `finish` would commit now; the older checkpoint is still there."""
+        self._check_open()
+        body = parse_json(canonical(self._body()), self._root)
+        return CheckpointReader.of_body(self._root, body, format_name=self._format_name)
+
+    def _body(self) -> dict[str, Any]:
+        arrays = {name: record.to_json() for name, record in self._records.items()}
+        return {"arrays": arrays, "state": self._state, "save": self.save}
+
     def finish(self) -> None:
         """Commit the state that was taken; see `commit`."""
         self._check_open()
@@ -258,10 +267,8 @@ class CheckpointWriter:
         for record in self._records.values():
             if isinstance(record, ArrayRecord):
                 check_sizes(self._root, record)
-        arrays = {name: record.to_json() for name, record in self._records.items()}
         fsync_dir(self._root)  # the names of the files must be there before a manifest that names them
-        body = {"arrays": arrays, "state": self._state, "save": self.save}
-        write_manifest(self._root, body, format_name=self._format_name)
+        write_manifest(self._root, self._body(), format_name=self._format_name)
         for made in self._made:
             fsync_dir(made.parent)
         self._made.clear()

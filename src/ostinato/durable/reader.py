@@ -13,7 +13,7 @@ import torch
 from ostinato.durable.arrays import open_mapped, read_array, read_array_into, read_stream, verify_array
 from ostinato.durable.chains import Columns, column_of, map_rows, read_rows
 from ostinato.durable.files import open_inside
-from ostinato.durable.manifest import MANIFEST_NAME, parse_json, read_manifest
+from ostinato.durable.manifest import FORMAT_VERSION, MANIFEST_NAME, parse_json, read_manifest
 from ostinato.durable.records import ArrayRecord, ColumnRecord
 from ostinato.durable.unvalues import decode
 from ostinato.errors import CheckpointError, DamagedFileError
@@ -45,14 +45,11 @@ class CheckpointReader:
             CheckpointError: No checkpoint is there, or it is of another format or of an unknown version.
             DamagedFileError: The manifest is damaged, or a file is missing or of another size.
         """
-        self._root = Path(path).absolute()
-        self.format_name = format_name
+        root = Path(path).absolute()
         # A saver removes the older files right after it replaced the manifest that we may have read.
         for attempt in range(_ATTEMPTS):
-            manifest = read_manifest(self._root, format_name=format_name)
-            self.version = manifest.version
-            self._body = manifest.body
-            self._records = read_records(self._root, manifest.body)
+            manifest = read_manifest(root, format_name=format_name)
+            self._begin(root, format_name, manifest.version, manifest.body)
             try:
                 with self._saved_over():
                     self._check_sizes()
@@ -61,6 +58,22 @@ class CheckpointReader:
                     raise
             else:
                 return
+
+    @classmethod
+    def of_body(cls, root: Path, body: dict[str, Any], *, format_name: str) -> CheckpointReader:
+        """Return a reader of files that no manifest names yet, by the body that it is to have.
+
+        Raises:
+            DamagedFileError: The body is not as the format says.
+        """
+        reader = cls.__new__(cls)
+        reader._begin(root, format_name, FORMAT_VERSION, body)  # noqa: SLF001 (its own)
+        return reader
+
+    def _begin(self, root: Path, format_name: str, version: tuple[int, int], body: dict[str, Any]) -> None:
+        self._root, self.format_name = root, format_name
+        self.version, self._body = version, body
+        self._records = read_records(root, body)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.errors import SlotError
+from ostinato.errors import CheckpointError, SlotError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,6 +122,34 @@ class Sampler(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state; tensors are not copied."""
         return {}
+
+    def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: B027
+        """Raise if `load_state_dict` would: buffers ask before they load, and before they save.
+
+        Args:
+            state: what `state_dict` returned.
+            rows: rows of the buffer.
+
+        Raises:
+            CheckpointError: if the state is damaged, of other options, or of another number of rows.
+        """
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return a state for rows that have moved: what was in slot `i` of `rows` is in slot `(i - seam) % rows` now.
+
+        A full ring is turned so when it is loaded into a buffer of another capacity. A sampler of your own whose state
+        names slots, or has a number for each, overrides this.
+
+        Raises:
+            CheckpointError: if the sampler has a state and does not say how it follows.
+        """
+        if state:
+            msg = (
+                f"{type(self).__name__} does not say how its state follows rows to other slots (turn_state): load into "
+                "a buffer of the same max_size"
+            )
+            raise CheckpointError(msg)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""

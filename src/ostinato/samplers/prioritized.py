@@ -348,6 +348,11 @@ class PrioritizedSampler(PrioritySampler):
             raise CheckpointError(msg) from None
         check_priorities(state, rows)
 
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return a state for rows that have moved: priorities and values move with them."""
+        moved = {name: torch.cat((state[name][seam:], state[name][:seam])) for name in ("priorities", "values")}
+        return {**state, **moved}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; alpha, beta and eps become those of the state.
 

@@ -191,12 +191,16 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         """Return the state of priorities, and the length that rows were last drawn for."""
         return {**super().state_dict(), "length": self._length, "slices": self._slicing.form}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; see `PrioritizedSampler`."""
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Raise if a state is damaged, or of other options; see `PrioritizedSampler`."""
         self._slicing.check_form(state)
         length = state["length"]
         if length is not None and (type(length) is not int or length < 1):
             msg = f"the sampler's state is damaged: it was drawn for slices of {length!r} rows"
             raise CheckpointError(msg)
+        super().check_state(state, rows)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; see `PrioritizedSampler`."""
         super().load_state_dict(state)
-        self._length = length
+        self._length = state["length"]

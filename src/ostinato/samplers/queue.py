@@ -156,6 +156,10 @@ class QueueSampler(CountingSampler):
             msg = f"the queue's state is damaged: its {len(held)} rows drawn and {waiting} waiting are not of {rows}"
             raise CheckpointError(msg)
 
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+        """Return a state for rows that have moved; those that wait are the newest ones as before."""
+        return {**state, **{name: (state[name] - seam).remainder_(rows) for name in ("returned", "drawn")}}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         slots = state["drawn"].tolist()
@@ -359,6 +363,12 @@ class LimitedSampler(CountingSampler):
         if not (good and torch.equal(order.sort().values, alive)):
             msg = f"the sampler's state is damaged: its uses and order are not those of {rows} rows"
             raise CheckpointError(msg)
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+        """Return a state for rows that have moved: their uses move with them."""
+        uses = state["uses"]
+        moved = torch.cat((uses[seam:], uses[:seam]))
+        return {**state, "uses": moved, "order": (state["order"] - seam).remainder_(rows)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -172,12 +172,20 @@ class SliceSampler(Sampler):
         """Return what slices look like."""
         return {"slices": self._slicing.form}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: ARG002
         """Compare with what `state_dict` returned.
 
         Raises:
             CheckpointError: if the state is that of other slices.
         """
+        self._slicing.check_form(state)
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return the state as it is: it names no slots."""
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare with what `state_dict` returned; see `check_state`."""
         self._slicing.check_form(state)
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:
@@ -306,17 +314,26 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             "length": self._length,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Raise if a state is damaged, or of other options.
 
         Raises:
-            CheckpointError: if the state is damaged, or of other options.
+            CheckpointError: naming what differs.
         """
         firsts = state["firsts"]
         sound = firsts.dtype is torch.int64 and firsts.ndim == 1 and int(state["rows"]) <= firsts.shape[0]
         if not sound or (firsts.numel() and int(firsts.min()) < 0):
             msg = "the sampler's state is damaged: it names more episodes than it holds"
             raise CheckpointError(msg)
-        SliceSampler.load_state_dict(self, state)
+        SliceSampler.check_state(self, state, rows)
+        SamplerWithoutReplacement.check_state(self, state, rows)
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+        """Return a state for rows that have moved: the pass is one over episodes, known by their first rows."""
+        return {**state, "firsts": (state["firsts"] - seam).remainder_(rows)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; see `check_state`."""
         SamplerWithoutReplacement.load_state_dict(self, state)
+        firsts = state["firsts"]
         self._firsts, self._seen, self._length = firsts.clone(), int(state["seen"]), int(state["length"])

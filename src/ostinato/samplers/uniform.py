@@ -332,11 +332,11 @@ class SamplerWithoutReplacement(RandomSampler):
             "order": order[:rows] if self.shuffle else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+    def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: ARG002
+        """Raise if a state is damaged, or that of other options.
 
         Raises:
-            CheckpointError: if the state is that of other options.
+            CheckpointError: naming what differs.
         """
         names = ("drop_last", "shuffle", "endless")
         saved, mine = (
@@ -348,10 +348,30 @@ class SamplerWithoutReplacement(RandomSampler):
                 "options"
             )
             raise CheckpointError(msg)
-        rows, at, order = int(state["rows"]), int(state["at"]), state["order"]
-        if not 0 <= at <= rows or not _is_order(order, rows if self.shuffle else None):
-            msg = f"the sampler's state is damaged: {at} drawn of {rows} rows, and no permutation of these"
+        known, at, order = int(state["rows"]), int(state["at"]), state["order"]
+        if not 0 <= at <= known or not _is_order(order, known if self.shuffle else None):
+            msg = f"the sampler's state is damaged: {at} drawn of {known} rows, and no permutation of these"
             raise CheckpointError(msg)
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+        """Return a state for rows that have moved; a pass in the order of slots begins anew.
+
+        Rows that the pass has not met yet come last in it, as they would with the next draw.
+        """
+        known, at, order = int(state["rows"]), int(state["at"]), state["order"]
+        if order is None or at == 0:
+            return {**state, "rows": 0, "at": 0, "order": None if order is None else order[:0]}
+        rest = torch.arange(known, rows, device=order.device)
+        return {**state, "rows": rows, "order": (torch.cat((order, rest)) - seam).remainder_(rows)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            CheckpointError: if the state is damaged, or that of other options.
+        """
+        self.check_state(state, int(state["rows"]))
+        rows, at, order = int(state["rows"]), int(state["at"]), state["order"]
         if order is not None:
             self._order = order.clone()
         self._aside = None
@@ -362,12 +382,15 @@ def _is_order(order: Any, rows: int | None) -> bool:
     """Whether a loaded order is a permutation of `rows` rows, or absent where none is due: native code trusts it."""
     if rows is None or order is None:
         return rows is None and order is None
-    return (
-        isinstance(order, torch.Tensor)
-        and order.dtype is torch.int64
-        and tuple(order.shape) == (rows,)
-        and bool((order.sort().values == torch.arange(rows, device=order.device)).all())
-    )
+    if not (isinstance(order, torch.Tensor) and order.dtype is torch.int64 and tuple(order.shape) == (rows,)):
+        return False
+    if rows == 0:
+        return True
+    if not 0 <= int(order.min()) <= int(order.max()) < rows:
+        return False
+    seen = torch.zeros(rows, dtype=torch.bool, device=order.device)
+    seen[order] = True
+    return bool(seen.all())
 
 
 def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:

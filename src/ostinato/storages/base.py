@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
-from ostinato.errors import CapacityError, KindError, OptionError
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -181,6 +182,40 @@ class Storage(ABC):
             CheckpointError: naming what does not fit.
         """
 
+    def seam(self, state: dict[str, Any]) -> int:
+        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0.
+
+        That is so where the ring is full and this storage has another capacity: its newest row would lie before the
+        oldest one, and the next rows would not replace the oldest. 0 where rows keep their slots. A storage of your own
+        that turns them itself overrides this.
+
+        Raises:
+            CheckpointError: if rows would have to be turned, and this storage does not.
+        """
+        rows = state["rows"] if "rows" in state else len(state.get("items", ()))
+        seam = find_seam(state, int(rows), self.capacity)
+        if seam:
+            msg = (
+                f"the checkpoint holds a full ring of {state['capacity']} rows, the oldest in slot {seam}, and "
+                f"{type(self).__name__} cannot bring it into a ring of {self.capacity}: load with the same max_size"
+            )
+            raise CheckpointError(msg)
+        return 0
+
+    def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
+        """Return what brings the rows of now back, if a load fails after it has changed them.
+
+        Args:
+            replaced: the load will put other memory in the place of the rows, so that they need no copy.
+
+        Raises:
+            StorageMemoryError: if there is no memory for a copy of the rows.
+        """
+        if not len(self):
+            return self.clear
+        state = copied_rows(self.state_dict())
+        return lambda: self.load_state_dict(state)
+
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
@@ -247,6 +282,34 @@ class Storage(ABC):
     def __getitem__(self, index: Any) -> Any:
         """Read rows without transforms or collate; see `read`."""
         return self.read(index)
+
+
+def copied_rows(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a storage with copies of its columns in main memory.
+
+    Raises:
+        StorageMemoryError: if there is too little of it.
+    """
+    columns = state.get("columns") or {}
+    needed, free = sum(column.nbytes for column in columns.values()), psutil.virtual_memory().available
+    if needed > free:
+        msg = (
+            f"a load into a buffer that holds rows keeps a copy of them until it is over: {needed} bytes are needed, "
+            f"{free} are free: empty() the buffer first, or load into a new one"
+        )
+        raise StorageMemoryError(msg)
+    copies = {
+        name: torch.empty(column.shape, dtype=column.dtype, device="cpu").copy_(column)
+        for name, column in columns.items()
+    }
+    items = {"items": list(state["items"])} if "items" in state else {}
+    return {**state, **({"columns": copies} if columns else {}), **items}
+
+
+def find_seam(state: dict[str, Any], rows: int, capacity: int) -> int:
+    """Return the slot of the oldest row in a saved full ring, if the capacity is another one now; else 0."""
+    saved = int(state["capacity"])
+    return int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
 
 
 def check_capacity(max_size: object) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 
-from ostinato.errors import CheckpointError
+from ostinato.core.bits import turn_rows
+from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.late import LateFields
 from ostinato.storages.mirror import MirroredTable
 from ostinato.storages.mirror_state import check_apart, column_name, copy_column, dense, fill_mirrored, read_pairs
@@ -14,13 +15,60 @@ from ostinato.storages.rowarrays import row_arrays
 from ostinato.storages.table import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from ostinato.core.rows import Schema
     from ostinato.storages.pairs import Pairs
     from ostinato.storages.table import Table
 
-__all__ = ["check_columns", "check_form", "check_room", "fill_columns", "map_blocks", "name_columns"]
+__all__ = [
+    "check_columns",
+    "check_form",
+    "check_room",
+    "fill_columns",
+    "map_blocks",
+    "name_columns",
+    "refuse_mapped_ring",
+    "turn_columns",
+]
+
+
+@final
+class _Turned:
+    """A column of a state whose row `seam` comes first and the rows before it last; read as the column is."""
+
+    def __init__(self, source: Any, seam: int) -> None:
+        self._source = source
+        self._seam = seam
+        self.dtype, self.shape = source.dtype, source.shape
+        self.packed = getattr(source, "packed", False)
+        if self.packed:
+            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read the rows into a tensor."""
+        copy_column(self._source, dest)
+        turn_rows(dest, self._seam)
+
+    def read_rows_into(self, dest: Tensor) -> None:
+        """Read the packed rows that it lies in."""
+        self._source.read_rows_into(dest)
+        turn_rows(dest, self._seam)
+
+    def read_with(self, others: Sequence[tuple[_Turned, Tensor]]) -> None:
+        """Read columns of the same packed rows, each into its tensor."""
+        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
+        for _, dest in others:
+            turn_rows(dest, self._seam)
+
+    def read(self) -> Tensor:
+        """Return the rows as a new tensor."""
+        source = self._source
+        rows = source.clone() if isinstance(source, torch.Tensor) else source.read()
+        turn_rows(rows, self._seam)
+        return rows
 
 
 def name_columns(
@@ -113,6 +161,32 @@ def map_blocks(schema: Schema, state: dict[str, Any], capacity: int) -> tuple[li
         found.setdefault(source.rows, (source, []))[1].append((i, source.offset))
     layout = [Block(source.row_bytes, tuple(members)) for source, members in found.values()]
     return layout, [source.map_rows(capacity) for source, _ in found.values()]
+
+
+def turn_columns(state: dict[str, Any], seam: int) -> dict[str, Any]:
+    """Return the state of a full ring with its oldest row, in slot `seam`, in slot 0; columns turn when they are read.
+
+    The state is that of a ring of the same capacity with the cursor at 0. No copy.
+    """
+    columns = dict(state["columns"])
+    aside = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
+    sides = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
+    turned = {name: _Turned(column, aside if name in sides else seam) for name, column in columns.items()}
+    return {**state, "columns": turned, "cursor": 0}
+
+
+def refuse_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:
+    """Raise for rows that are to be mapped where they would have to be moved.
+
+    Raises:
+        OptionError: naming both capacities.
+    """
+    msg = (
+        f"mmap=True maps rows where they lie: the checkpoint is a full ring of {state['capacity']} rows, the oldest in "
+        f"slot {seam}, and would have to be moved into a ring of {capacity}: load without mmap, or into a storage with "
+        f"max_size={state['capacity']}"
+    )
+    raise OptionError(msg)
 
 
 def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:

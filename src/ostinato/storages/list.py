@@ -15,7 +15,7 @@ from ostinato.core.draw import Run
 from ostinato.core.rows import map_leaves
 from ostinato.core.select import select
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
-from ostinato.storages.base import Storage, check_capacity
+from ostinato.storages.base import Storage, check_capacity, find_seam
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -204,14 +204,28 @@ class ListStorage(Storage):
             msg = "the checkpoint's list of rows has no cursor or no capacity: it is damaged"
             raise CheckpointError(msg)
 
+    def seam(self, state: dict[str, Any]) -> int:
+        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
+        return find_seam(state, len(state["items"]), self._max_size)
+
+    def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
+        """Return what brings the rows of now back: a load makes a list of its own."""
+        kept = self._items, self._cursor
+
+        def restore() -> None:
+            self._items, self._cursor = kept
+
+        return restore
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the objects over in a list of its own.
+        """Take the objects over in a list of its own; those of a full ring of another capacity by age.
 
         Raises:
             CheckpointError: if there are more rows than fit.
         """
         self.check_state(state)
-        self._items = list(state["items"])
+        items, seam = list(state["items"]), self.seam(state)
+        self._items = items[seam:] + items[:seam]
         grown = self._max_size != state["capacity"]
         self._cursor = (len(self._items) if grown else int(state["cursor"])) % self._max_size
 

@@ -14,8 +14,24 @@ from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
-from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim
-from ostinato.storages.columns import check_columns, check_form, check_room, fill_columns, name_columns
+from ostinato.storages.base import (
+    Storage,
+    check_capacity,
+    check_device,
+    check_hook,
+    check_ndim,
+    copied_rows,
+    find_seam,
+)
+from ostinato.storages.columns import (
+    check_columns,
+    check_form,
+    check_room,
+    fill_columns,
+    name_columns,
+    refuse_mapped_ring,
+    turn_columns,
+)
 from ostinato.storages.grid import as_grid, read_grid
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import show_bytes
@@ -481,8 +497,32 @@ class TensorStorage(Storage):
             check_form(self._table.schema, self._lanes, schema, lanes)
         check_columns(schema, state)
 
+    def seam(self, state: dict[str, Any]) -> int:
+        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
+        if state.get("schema") is None:
+            return 0
+        lanes = max(1, int(state["lanes"]))
+        capacity = -(-self._max_size // lanes) * lanes if self._table is None else self._table.capacity
+        return find_seam(state, int(state["rows"]), capacity)
+
+    def hold(self, *, replaced: bool) -> Callable[[], None]:
+        """Return what brings the rows of now back; see `Storage.hold`."""
+        kept = self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed
+        state = None if replaced or not self._rows else copied_rows(self.state_dict())
+
+        def restore() -> None:
+            self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed = kept
+            if state is not None:
+                self.load_state_dict(state)
+            elif not self._rows and self._table is not None:
+                self.clear()
+
+        return restore
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy rows in, laying out the memory if that was not done.
+
+        The rows of a full ring of another capacity come in the order of writing, the oldest in slot 0.
 
         Raises:
             CheckpointError: if the schema differs, or there are more rows than fit; nothing is changed.
@@ -491,6 +531,11 @@ class TensorStorage(Storage):
             self.clear()
             return
         self.check_state(state)
+        seam = self.seam(state)
+        if seam and state.get("mapped"):
+            refuse_mapped_ring(state, seam, self.capacity)
+        if seam:
+            state = turn_columns(state, seam)
         schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
         mapped, before = bool(state.get("mapped")), (self._table, self._lanes)
         if mapped:

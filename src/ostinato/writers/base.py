@@ -65,5 +65,12 @@ class Writer(ABC):
         """Return the state."""
         return {}
 
+    def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Raise if `load_state_dict` would: buffers ask before they load, and before they save.
+
+        Raises:
+            CheckpointError: if the state is damaged.
+        """
+
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""

@@ -171,11 +171,11 @@ class TensorDictMaxValueWriter(Writer):
             "count": self._count,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise if a state is damaged.
 
         Raises:
-            CheckpointError: if the state is damaged.
+            CheckpointError: naming what is wrong.
         """
         columns = (state["rank"].tolist(), state["age"].tolist(), state["slot"].tolist())
         count = int(state["count"])
@@ -185,7 +185,12 @@ class TensorDictMaxValueWriter(Writer):
         if len({len(column) for column in columns}) > 1 or sorted(columns[2]) != list(range(len(columns[2]))):
             msg = f"the writer's state is damaged: ranks of the slots {columns[2][:8]} do not follow on each other"
             raise CheckpointError(msg)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; see `check_state`."""
+        self.check_state(state)
+        columns = (state["rank"].tolist(), state["age"].tolist(), state["slot"].tolist())
         self._live = sorted(zip(*columns, strict=True), key=lambda entry: entry[2])
         self._heap = self._live.copy()
         heapq.heapify(self._heap)
-        self._count = count
+        self._count = int(state["count"])

@@ -94,28 +94,34 @@ class ReservoirWriter(Writer):
         state = None if self._generator is None else self._generator.get_state()
         return {"offered": self._offered, "capacity": self._capacity, "generator": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a writer without a generator gets one where the state has one.
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise if a state is damaged.
 
         Raises:
-            CheckpointError: if the state is damaged.
+            CheckpointError: naming what is wrong.
         """
         offered, capacity, saved = int(state["offered"]), int(state["capacity"]), state["generator"]
         if offered < 0 or capacity < 0:
             msg = f"the writer's state is damaged: offered={offered}, capacity={capacity}"
             raise CheckpointError(msg)
         if saved is not None:
-            generator = torch.Generator()
             try:
-                generator.set_state(saved)
+                torch.Generator().set_state(saved)
             except (RuntimeError, TypeError) as error:
                 msg = f"the writer's state is damaged: its generator cannot be restored ({error})"
                 raise CheckpointError(msg) from error
-            if self._generator is None:
-                self._generator = generator
-            else:
-                self._generator.set_state(saved)
-        self._offered, self._capacity = offered, capacity
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; a writer without a generator gets one where the state has one.
+
+        Raises:
+            CheckpointError: if the state is damaged.
+        """
+        self.check_state(state)
+        if state["generator"] is not None:
+            self._generator = torch.Generator() if self._generator is None else self._generator
+            self._generator.set_state(state["generator"])
+        self._offered, self._capacity = int(state["offered"]), int(state["capacity"])
 
 
 def _checked(generator: Any) -> torch.Generator | None:

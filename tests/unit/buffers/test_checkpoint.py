@@ -204,7 +204,7 @@ def test_a_larger_buffer_takes_a_save_and_fills_its_room_first(storage: str, cou
     other = buffer(storage, 10, generator=torch.Generator())
     other.loads(tmp_path / "save")
     present = min(count, 7)
-    assert read_ids(other[:]) == read_ids(rb[:])
+    assert read_ids(other[:]) == list(range(count - present, count))  # by age: the ring has its seam elsewhere now
     assert fill(other, [50, 51]).tolist() == [present, present + 1]
     assert len(other) == present + 2
     assert other.stats().row_age_max == count + 2 - max(0, count - 7) - 1

@@ -451,13 +451,16 @@ def test_another_limiter_holds_after_a_load_and_never_hangs(tmp_path: Path) -> N
     other.sample(timeout_s=0)
 
 
-def test_a_queue_of_another_size_is_refused() -> None:
+@pytest.mark.parametrize("size", [5, 9])
+def test_a_queue_goes_on_in_a_ring_of_another_size(size: int) -> None:
     rb = queue(8)
     rb.extend(torch.arange(5))
-    other = queue(9)
-    with pytest.raises(CheckpointError, match="queue has room for 8 rows, this buffer's for 9"):
-        other.load_state_dict(rb.state_dict())
-    assert len(other) == 0
+    other = queue(size)
+    other.load_state_dict(rb.state_dict())
+    assert isinstance(other.sampler, QueueSampler)
+    assert other.sampler.room(other._engine.view()) == size - 5
+    rows = other.sample(5).tolist()
+    assert rows == list(range(5))
 
 
 def test_a_refused_load_leaves_a_queue_as_it_was() -> None:

@@ -20,6 +20,7 @@ from ostinato import (
 )
 from ostinato.durable import CheckpointReader
 from ostinato.durable.patching import MOST_PATCHES
+from ostinato.errors import DamagedFileError
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state, snapshot
 
@@ -152,6 +153,71 @@ def test_a_long_chain_is_folded_and_never_outweighs_its_base(tmp_path: Path) -> 
     other = buffer(LazyTensorStorage(500))
     other.loads(path)
     same_state(snapshot(other), snapshot(rb))
+
+
+def patched(path: Path, number: int) -> tuple[Path, int]:
+    """Return the file of a patch of packed rows or the first field, and the bytes of its table."""
+    arrays = CheckpointReader(path, format_name="ostinato-buffer").arrays
+    record = next(record for record in arrays.values() if record.patches)
+    return path / record.patches[number].file, 16 * record.patches[number].runs
+
+
+@pytest.mark.parametrize("mode", [{}, {"verify": False}, {"mmap": True}])
+def test_a_flipped_table_of_rows_is_found_by_every_load_and_by_a_fold(mode: dict[str, Any], tmp_path: Path) -> None:
+    rb, path = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4), tmp_path / "save"
+    rb.extend({"x": torch.zeros(1000)})
+    rb.dumps(path, incremental=True)
+    for turn in range(1, MOST_PATCHES + 1):
+        rb.extend({"x": torch.full((3,), float(turn))})
+        rb.dumps(path, incremental=True)
+    rb.extend({"x": torch.ones(3)})
+    file, size = patched(path, 5)
+    good = file.read_bytes()
+    for place in range(size):
+        for bit in (1, 64):
+            data = bytearray(good)
+            data[place] ^= bit
+            file.write_bytes(data)
+            other = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+            with pytest.raises(DamagedFileError, match=file.name):
+                other.loads(path, **mode)
+            assert len(other) == 0
+            with pytest.raises(DamagedFileError, match=file.name):
+                rb.dumps(path, incremental=True)
+    file.write_bytes(good)
+    rb.dumps(path, incremental=True)
+    other = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+    other.loads(path, **mode)
+    assert torch.equal(other[:]["x"], rb[:]["x"])
+
+
+def test_a_fold_never_saves_other_rows_than_those_in_memory(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(300), batch_size=4)
+    rb.extend({"x": torch.zeros(300, dtype=torch.int64)})
+    rb.dumps(tmp_path / "save", incremental=True)
+    for turn in range(1, MOST_PATCHES + 1):
+        rb.extend({"x": torch.full((2,), turn)})
+        rb.dumps(tmp_path / "save", incremental=True)
+    rb.extend({"x": torch.ones(3, dtype=torch.int64)})
+    for number in range(0, MOST_PATCHES, 5):
+        nbytes = patched(tmp_path / "save", number)[0].stat().st_size
+        for place in range(0, nbytes, 3):
+            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+            shutil.copytree(tmp_path / "save", tmp_path / "copy")
+            again = ReplayBuffer(storage=LazyTensorStorage(300), batch_size=4)
+            again.loads(tmp_path / "copy")
+            again.extend({"x": torch.ones(3, dtype=torch.int64)})
+            file, _ = patched(tmp_path / "copy", number)
+            data = bytearray(file.read_bytes())
+            data[place] ^= 4
+            file.write_bytes(data)
+            try:
+                again.dumps(tmp_path / "copy", incremental=True)
+            except DamagedFileError:
+                continue
+            other = ReplayBuffer(storage=LazyTensorStorage(300), batch_size=4)
+            other.loads(tmp_path / "copy")
+            assert torch.equal(other[:]["x"], rb[:]["x"]), f"byte {place} of patch {number}"
 
 
 def test_after_a_load_a_save_goes_on_from_what_was_loaded(tmp_path: Path) -> None:
