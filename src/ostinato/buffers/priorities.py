@@ -208,7 +208,7 @@ def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
 
 def _integers(index: Any, storage: Storage) -> Tensor:
     try:
-        found = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index))
+        found = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index), device="cpu")
     except (TypeError, ValueError) as error:
         msg = f"an index is an integer, a list or an integer tensor of any device, got {index!r} ({error})"
         raise KindError(msg) from None
@@ -229,7 +229,11 @@ def _check_lanes(lanes: Tensor, count: int) -> None:
 def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sampler: PrioritySampler) -> Tensor:
     """Return one priority for each of `n` slots, float64, on the storage's device."""
     try:
-        values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
+        values = (
+            priority
+            if isinstance(priority, Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
     except (TypeError, ValueError) as error:
         msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None
@@ -254,7 +258,7 @@ def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sam
 
 
 def _stamps_given(given: Any, slots: Tensor) -> Tensor:
-    stamps = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    stamps = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given), device="cpu")
     if stamps.numel() != slots.shape[0] or stamps.dtype is torch.bool or stamps.is_floating_point():
         msg = (
             f"generation must hold one integer for each of the {slots.shape[0]} rows (the sample's index_generation), "
@@ -301,7 +305,7 @@ def _of_anchors(sample: Any, priority: Any, stamps: Any) -> tuple[Any, Any, Any]
     lead, anchors = valid.shape, anchors.reshape(-1, *anchors.shape[valid.ndim :])
     first = (sample["step_in_sequence"] == 0).reshape(-1)
     windows = int(first.sum())
-    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority))
+    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority), device="cpu")
     if values.numel() == 1:
         values = values.reshape(1).expand(lead)
     if values.shape[: len(lead)] != lead or (len(lead) == 1 and lead[0] == windows):  # one for each window

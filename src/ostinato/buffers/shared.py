@@ -260,12 +260,12 @@ class SharedEngine:
                 return draw
             if 2 * ring.committed < rows:
                 break
-            slots[empty] = torch.randint(0, rows, (count,), generator=self.generator)
+            slots[empty] = torch.randint(0, rows, (count,), generator=self.generator, device="cpu")
         present = ring.present()
         if not present.numel():
             msg = "no row is whole: those there were are being replaced at this moment; add rows, or sample later"
             raise EmptyBufferError(msg)
-        slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator)]
+        slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator, device="cpu")]
         return draw
 
     def undraw(self, queued: list[Ticket]) -> None:

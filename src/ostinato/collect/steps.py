@@ -97,9 +97,13 @@ class VectorSteps:
         self._writes = rb.write_count
         self._match = match(rb, num_envs, self._mode, self._layout)
         self._obs: dict[Path, Tensor] | None = None
-        self._idle = torch.zeros(num_envs, dtype=torch.bool)  # the episode is over, and the next one has not begun
-        self._open = torch.zeros(num_envs, dtype=torch.bool)  # the newest row is one of an episode that goes on
-        self._newest = torch.zeros(num_envs, dtype=torch.int64)
+        self._idle = torch.zeros(
+            num_envs, dtype=torch.bool, device="cpu"
+        )  # the episode is over, and the next one has not begun
+        self._open = torch.zeros(
+            num_envs, dtype=torch.bool, device="cpu"
+        )  # the newest row is one of an episode that goes on
+        self._newest = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
 
     @classmethod
     def for_env(cls, rb: ReplayBuffer, env: Any, **options: Any) -> Self:
@@ -249,7 +253,7 @@ class VectorSteps:
         """Return the fields that tell episodes apart, where the buffer reads them."""
         out = {}
         if self._match.env:
-            out[self._layout["env"]] = torch.arange(self._envs)
+            out[self._layout["env"]] = torch.arange(self._envs, device="cpu")
         if self._match.mask:
             out[self._layout["mask"]] = ~self._idle
         return out
@@ -278,11 +282,11 @@ class VectorSteps:
         rows, capacity = len(rb), storage.capacity
         if not rows or storage.schema is None:
             return
-        order = (torch.arange(rows) + (storage.cursor if rows == capacity else 0)) % capacity
+        order = (torch.arange(rows, device="cpu") + (storage.cursor if rows == capacity else 0)) % capacity
         if self._match.env:
             ids = self._stored("env", order)
         elif storage.lanes == envs:
-            ids, order = torch.arange(envs), order[-envs:]
+            ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
             return  # rows that do not say where they are from have no episodes
         for env in range(envs):

@@ -120,7 +120,7 @@ class Request(NamedTuple):
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
     """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
     stop = start + rows
-    out = torch.arange(start, stop) if device is None else torch.arange(start, stop, device=device)
+    out = torch.arange(start, stop, device="cpu") if device is None else torch.arange(start, stop, device=device)
     return out if stop <= capacity else out.remainder_(capacity)
 
 

@@ -250,7 +250,7 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
             if not low <= value <= high:
                 raise KindError(_refuse(path, f"the number {value}, which {dtype} cannot hold"))
         try:
-            return torch.tensor(value, dtype=dtype)
+            return torch.tensor(value, dtype=dtype, device="cpu")
         except (OverflowError, RuntimeError, ValueError) as error:
             raise KindError(_refuse(path, f"the number {value!r} ({error})")) from None
     raise KindError(_refuse(path, type(value).__name__))
@@ -323,7 +323,7 @@ def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple
         if type(items[0]) in {int, float, bool} and len({type(item) for item in items}) == 1:
             dtype = like.get(path)
             fits = dtype is not None and _holds(dtype, items[0])
-            return torch.tensor(list(items), dtype=dtype if fits else None)
+            return torch.tensor(list(items), dtype=dtype if fits else None, device="cpu")
         return torch.stack([as_tensor(item, path, like.get(path)) for item in items], 0)
     node = opened[0]
     columns: list[list[Any]] = [[] for _ in node.keys]

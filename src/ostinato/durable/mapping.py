@@ -48,7 +48,7 @@ class Overlay:
             msg = f"mmap=True needs Linux or macOS, this is {sys.platform}: load without it"
             raise OptionError(msg)
         if nbytes == 0:
-            self.tensor = torch.empty(0, dtype=torch.uint8)
+            self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
             return
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)

@@ -152,7 +152,9 @@ class SamplerEnsemble(Group[Sampler]):
         try:
             if state["p"] is not None and state["p"] != _SAMPLEABLE:
                 shares = _shares(state["p"], len(self.members))
-                if not torch.allclose(shares, torch.as_tensor(state["p"], dtype=torch.float64), rtol=0, atol=1e-6):
+                if not torch.allclose(
+                    shares, torch.as_tensor(state["p"], dtype=torch.float64, device="cpu"), rtol=0, atol=1e-6
+                ):
                     msg = f"the checkpoint's mixing weights {state['p']} are no shares of 1: it is damaged"
                     raise CheckpointError(msg)
         except (OptionError, KindError) as error:
@@ -164,7 +166,7 @@ class SamplerEnsemble(Group[Sampler]):
         self.check_state(state)
         p = state["p"]
         # as it was saved: dividing by a sum of nearly 1 once more would change the last digits
-        self._p = torch.tensor(p, dtype=torch.float64) if isinstance(p, list) else p
+        self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
 
     def _check_parts(self, value: Any) -> int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -188,7 +190,7 @@ class SamplerEnsemble(Group[Sampler]):
 
 def _shares(value: Any, members: int) -> Tensor:
     try:
-        weights = torch.as_tensor(value).detach().to("cpu", torch.float64)
+        weights = torch.as_tensor(value, device="cpu").detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f'p must be numbers, None or "sampleable", got {value!r} ({error})'
         raise KindError(msg) from None

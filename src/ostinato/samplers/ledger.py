@@ -47,7 +47,7 @@ class Ledger:
         self.ring: SharedRing | None = None  # where it is shared with other processes
         self.rows = 0
         self._tree: PriorityTree | None = None
-        self._raw = torch.empty(0, dtype=torch.float64)
+        self._raw = torch.empty(0, dtype=torch.float64, device="cpu")
         self._loaded: tuple[Tensor, Tensor] | None = None  # priorities and values that wait for a buffer
         self._hidden: Tensor | None = None  # bool for each slot, from the first one hidden on
         self._tree_alpha = alpha
@@ -213,7 +213,7 @@ class Ledger:
     def _found_largest(self) -> float | Tensor:
         if self.within and (self._dirty or not self._raw.is_cpu):
             present = self.content()[0]
-            largest = present.amax() if present.numel() else torch.zeros((), dtype=torch.float64)
+            largest = present.amax() if present.numel() else torch.zeros((), dtype=torch.float64, device="cpu")
             self._largest = float(largest) if present.is_cpu else largest
             self._dirty = False
         return self._largest
@@ -351,7 +351,7 @@ class Ledger:
         if self._loaded is not None:
             return self._loaded
         if self._tree is None:
-            return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+            return torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.float64, device="cpu")
         return self._raw[: self.rows], self._tree.leaves(self.rows)
 
     def state_dict(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class RandomSampler(Sampler):
                 view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
             )
         if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
+            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device="cpu"))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
@@ -120,7 +120,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self.shuffle = shuffle
         self.endless = endless
         self._aside: DevicePasses | None = None
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._rows = 0
         self._at = 0
         self._ran_out = False
@@ -196,7 +196,9 @@ class SamplerWithoutReplacement(RandomSampler):
                 break
         self._due -= batch_size - missing
         if self._due <= 0 and not self._ran_out:
-            rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
+            rest = (
+                self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows, device="cpu")
+            )
             self._due = int(starts.allowed(rest).sum())
             self._ran_out = self._due == 0
         return torch.cat(parts)
@@ -280,7 +282,7 @@ class SamplerWithoutReplacement(RandomSampler):
     def _next(self, count: int, generator: torch.Generator | None) -> Tensor:
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
-        randoms = torch.randint(0, _TOP, (count,), generator=generator)
+        randoms = torch.randint(0, _TOP, (count,), generator=generator, device="cpu")
         if native is None or is_dynamo_compiling():
             return _shuffle_draw(self._order, self._at, self._rows, randoms)
         out = torch.empty_like(randoms)
@@ -346,10 +348,10 @@ def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Ten
     firsts = [step % total for step in range(first, first + randoms.shape[0])]
     steps = [(i, i + ((r * (total - i)) >> 63)) for i, r in zip(firsts, randoms.tolist(), strict=True)]
     places = sorted({place for step in steps for place in step})
-    held = dict(zip(places, order[torch.tensor(places)].tolist(), strict=True))
+    held = dict(zip(places, order[torch.tensor(places, device="cpu")].tolist(), strict=True))
     out = []
     for i, j in steps:
         held[i], held[j] = held[j], held[i]
         out.append(held[i])
-    order[torch.tensor(places)] = torch.tensor([held[place] for place in places])
-    return torch.tensor(out)
+    order[torch.tensor(places, device="cpu")] = torch.tensor([held[place] for place in places], device="cpu")
+    return torch.tensor(out, device="cpu")

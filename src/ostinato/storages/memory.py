@@ -100,7 +100,7 @@ class MappedMemory:
     def block(self, name: str, nbytes: int) -> Tensor:
         """Return a uint8 tensor `[nbytes]` mapped to the file `name`; bytes that the file has already stay."""
         if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
         if not path.exists() or path.stat().st_size != nbytes:

@@ -47,7 +47,7 @@ class PlainSides:
         self._capacity = table.capacity
         self._device = table.device
         self._lock = threading.Lock()
-        self.apart = torch.full((self._capacity,), NOTHING, dtype=torch.int32)
+        self.apart = torch.full((self._capacity,), NOTHING, dtype=torch.int32, device="cpu")
         self._shown = self.apart.to(self._device)  # the same tensor on the CPU
         self._rows = [column[:0].contiguous() for column in self._obs]
         self._free: list[int] = []
@@ -139,7 +139,7 @@ class PlainSides:
             rows = self.apart[slots]
             bare = rows < 0
             fresh = [self._free.pop() for _ in range(int(bare.sum()))]
-            rows[bare] = torch.tensor(fresh, dtype=torch.int32)
+            rows[bare] = torch.tensor(fresh, dtype=torch.int32, device="cpu")
             at = rows.to(self._device, torch.int64)
             for side, value in zip(self._rows, nexts, strict=True):
                 side[at] = as_bits(value).to(self._device)
