@@ -172,7 +172,10 @@ class Mixer:
         index = _together([member.index(ticket) for member, ticket in pairs])
         # repeat_interleave would open a region of threads for it, whatever its size
         ids = _together(
-            [torch.full((t.records.shape[0],), i, device=index.device) for i, (_, t) in zip(chosen, pairs, strict=True)]
+            [
+                torch.full((t.records.shape[0],), i, dtype=torch.int64, device=index.device)
+                for i, (_, t) in zip(chosen, pairs, strict=True)
+            ]
         )
         names: dict[Any, Tensor] = {("index", "index"): index, ("index", "buffer_ids"): ids}
         if self.ranked and all(ticket.draw.weights is not None for ticket in tickets):

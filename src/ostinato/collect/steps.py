@@ -97,12 +97,10 @@ class VectorSteps:
         self._writes = rb.write_count
         self._match = match(rb, num_envs, self._mode, self._layout)
         self._obs: dict[Path, Tensor] | None = None
-        self._idle = torch.zeros(
-            num_envs, dtype=torch.bool, device="cpu"
-        )  # the episode is over, and the next one has not begun
-        self._open = torch.zeros(
-            num_envs, dtype=torch.bool, device="cpu"
-        )  # the newest row is one of an episode that goes on
+        # whether the episode is over, and the next one has not begun
+        self._idle = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
+        # whether the newest row is one of an episode that goes on
+        self._open = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
         self._newest = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
 
     @classmethod
@@ -151,8 +149,8 @@ class VectorSteps:
             fresh = {path: torch.where(kept[path], value, self._obs[path]) for path, value in fresh.items()}
         self._break_off(chosen & self._open)
         self._obs = fresh
-        self._idle &= ~chosen
-        self._open &= ~chosen
+        self._idle = self._idle & ~chosen  # not in place: the mode (torch.inference_mode) may be another by now
+        self._open = self._open & ~chosen
 
     def add_step(
         self,
@@ -266,7 +264,7 @@ class VectorSteps:
             self._newest = (index[:, 0] * rb.storage.lanes + index[:, 1]).cpu()
             return index
         written = ~self._idle
-        index = torch.full((whole,), -1, device=rb.storage.device)
+        index = torch.full((whole,), -1, dtype=torch.int64, device=rb.storage.device)
         if bool(written.all()):
             index = rb.extend(layout.rows(fields, whole, collection=self._collection))
         elif bool(written.any()):
@@ -289,14 +287,16 @@ class VectorSteps:
             ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
             return  # rows that do not say where they are from have no episodes
+        newest, goes_on = self._newest.clone(), self._open.clone()
         for env in range(envs):
             at = (ids == env).nonzero()
             if at.numel():
-                self._newest[env] = order[at[-1, 0]]
-                self._open[env] = True
-        self._open &= ~(self._stored("terminated", self._newest) | self._stored("truncated", self._newest))
+                newest[env] = order[at[-1, 0]]
+                goes_on[env] = True
+        goes_on &= ~(self._stored("terminated", newest) | self._stored("truncated", newest))
         if self._match.mask:
-            self._open &= self._stored("mask", self._newest)
+            goes_on &= self._stored("mask", newest)
+        self._newest, self._open = newest, goes_on
 
     def _stored(self, part: str, slots: Tensor) -> Tensor:
         """Return what rows hold in a part with one value each."""

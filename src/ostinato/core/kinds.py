@@ -230,7 +230,9 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
     Args:
         value: a tensor, a numpy array or scalar, or a Python number.
         path: where the leaf stands, for messages.
-        like: dtype that a bare Python number takes (numbers carry none); None gives torch's default.
+        like: dtype that a bare Python number takes (numbers carry none); None, or one that cannot hold it, gives int64,
+            bool and float32, whatever torch's default dtype. Numbers and arrays lie on the CPU, whatever torch's
+            default device.
 
     Raises:
         KindError: for anything else, text and ragged sequences included, naming what to use instead.
@@ -250,7 +252,7 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
             if not low <= value <= high:
                 raise KindError(_refuse(path, f"the number {value}, which {dtype} cannot hold"))
         try:
-            return torch.tensor(value, dtype=dtype, device="cpu")
+            return torch.tensor(value, dtype=dtype or _number_dtype(value), device="cpu")
         except (OverflowError, RuntimeError, ValueError) as error:
             raise KindError(_refuse(path, f"the number {value!r} ({error})")) from None
     raise KindError(_refuse(path, type(value).__name__))
@@ -267,6 +269,11 @@ def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True, order="C"))
     except TypeError:
         raise KindError(_refuse(path, f"a numpy array of dtype {array.dtype}")) from None
+
+
+def _number_dtype(value: float) -> torch.dtype:
+    """Return what a bare Python number becomes: not torch's default dtype, which may change between two writes."""
+    return torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
 
 
 def _holds(dtype: torch.dtype, value: Any) -> bool:
@@ -323,7 +330,7 @@ def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple
         if type(items[0]) in {int, float, bool} and len({type(item) for item in items}) == 1:
             dtype = like.get(path)
             fits = dtype is not None and _holds(dtype, items[0])
-            return torch.tensor(list(items), dtype=dtype if fits else None, device="cpu")
+            return torch.tensor(list(items), dtype=dtype if fits else _number_dtype(items[0]), device="cpu")
         return torch.stack([as_tensor(item, path, like.get(path)) for item in items], 0)
     node = opened[0]
     columns: list[list[Any]] = [[] for _ in node.keys]

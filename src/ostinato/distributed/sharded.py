@@ -229,7 +229,7 @@ class ShardedReplayBuffer:
         """Add one row to a shard; see `ReplayBuffer.add`."""
         check_wait(timeout_s, waits=self._way.waits)
         shard, slot = self._sender.put("add", data, timeout_s)
-        return None if slot is None else int(join_index(shard, torch.tensor(slot, device="cpu")))
+        return None if slot is None else int(join_index(shard, torch.tensor(slot, dtype=torch.int64, device="cpu")))
 
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows to one shard, in order; see `ReplayBuffer.extend`.

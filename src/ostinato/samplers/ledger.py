@@ -251,7 +251,8 @@ class Ledger:
         """
         tree = self.tree(view)
         if self._hidden is None:
-            self._hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
+            with torch.inference_mode(mode=False):
+                self._hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
         tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
         self._hidden[slots] = True
 
@@ -301,13 +302,15 @@ class Ledger:
 
     def _build(self, view: View) -> PriorityTree:
         raw, values = (part[: view.capacity].to(view.device) for part in self.content())
-        self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
         if native is not None and self._raw.is_cpu:
             native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
         self._raw.zero_()[: raw.shape[0]] = raw
         if self._hidden is not None:
             hidden = self._hidden[: view.capacity].to(view.device)
-            self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
+            with torch.inference_mode(mode=False):
+                self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
             self._hidden[: hidden.shape[0]] = hidden
         self._tree = tree = PriorityTree(view.capacity, view.device)
         self.rows, self._loaded = raw.shape[0], None

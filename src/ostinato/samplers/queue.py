@@ -99,7 +99,7 @@ class QueueSampler(CountingSampler):
         slots = ring_range((view.cursor - self._waiting) % view.capacity, fresh, view.capacity)
         self._waiting -= fresh
         if again:
-            slots = torch.cat((torch.tensor(again, device="cpu"), slots))
+            slots = torch.cat((torch.tensor(again, dtype=torch.int64, device="cpu"), slots))
         held = slots.tolist()
         slots = slots.to(view.device)
         stamps = view.stamps.of_present(slots)

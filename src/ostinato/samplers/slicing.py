@@ -251,7 +251,8 @@ def _side(side: Any, length: int | None) -> bool | int:
 
 def _reach(side: bool | int, length: int) -> Tensor:  # noqa: FBT001
     """Rows by which a slice may reach out of its episode."""
-    return torch.tensor(length - 1 if side is True else min(int(side), length - 1), device="cpu")
+    last = length - 1 if side is True else min(int(side), length - 1)
+    return torch.tensor(last, dtype=torch.int64, device="cpu")
 
 
 def _scaled(randoms: Tensor, counts: Tensor) -> Tensor:

@@ -265,7 +265,8 @@ class SamplerWithoutReplacement(RandomSampler):
             return
         if self._order.shape[0] < view.rows or self._order.device != view.device:
             room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
-            order = torch.empty(room, dtype=torch.int64, device=view.device)
+            with torch.inference_mode(mode=False):  # shuffled in place in any mode
+                order = torch.empty(room, dtype=torch.int64, device=view.device)
             if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
                 _advise(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]
@@ -326,7 +327,8 @@ class SamplerWithoutReplacement(RandomSampler):
             msg = f"the sampler's state is damaged: {at} drawn of {rows} rows, and no permutation of these"
             raise CheckpointError(msg)
         if order is not None:
-            self._order = order.clone()
+            with torch.inference_mode(mode=False):
+                self._order = order.clone()
         self._aside = None
         self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
@@ -348,10 +350,11 @@ def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Ten
     firsts = [step % total for step in range(first, first + randoms.shape[0])]
     steps = [(i, i + ((r * (total - i)) >> 63)) for i, r in zip(firsts, randoms.tolist(), strict=True)]
     places = sorted({place for step in steps for place in step})
-    held = dict(zip(places, order[torch.tensor(places, device="cpu")].tolist(), strict=True))
+    held = dict(zip(places, order[torch.tensor(places, dtype=torch.int64, device="cpu")].tolist(), strict=True))
     out = []
     for i, j in steps:
         held[i], held[j] = held[j], held[i]
         out.append(held[i])
-    order[torch.tensor(places, device="cpu")] = torch.tensor([held[place] for place in places], device="cpu")
-    return torch.tensor(out, device="cpu")
+    values = [held[place] for place in places]
+    order[torch.tensor(places, dtype=torch.int64, device="cpu")] = torch.tensor(values, dtype=torch.int64, device="cpu")
+    return torch.tensor(out, dtype=torch.int64, device="cpu")

@@ -111,7 +111,8 @@ class NativeSides:
     """
 
     def __init__(self, table: Table, pairs: Pairs, lanes: int, memory: Memory) -> None:
-        self.apart = torch.empty(table.capacity, dtype=torch.int32, device="cpu")
+        with torch.inference_mode(mode=False):
+            self.apart = torch.empty(table.capacity, dtype=torch.int32, device="cpu")
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)

@@ -162,7 +162,8 @@ def _owned(value: Any, where: str) -> Any:
     except CheckpointError as error:
         raise KindError(str(error)) from error
     plain = plain.resolve_conj().resolve_neg()
-    return torch.empty(plain.shape, dtype=plain.dtype, device="cpu").copy_(plain)
+    with torch.inference_mode(mode=False):
+        return torch.empty(plain.shape, dtype=plain.dtype, device="cpu").copy_(plain)
 
 
 def _from_numpy(value: np.ndarray, where: str) -> Tensor:

@@ -193,7 +193,9 @@ class Cast(_Named):
         return batch if self.stored is None else self._walk(batch, self._store)
 
     def _store(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return (path, value) if hit is None else (path, torch.as_tensor(value, device="cpu").to(self.stored))
+        if hit is None:
+            return path, value
+        return path, (value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")).to(self.stored)
 
 
 @final

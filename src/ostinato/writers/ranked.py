@@ -105,7 +105,7 @@ class TensorDictMaxValueWriter(Writer):
                     heapq.heappop(self._heap)
                     self._live[slot] = self._push(float(ranks[row]), slot)
                     owner[slot] = row
-        kept = torch.full((rows,), -1, device="cpu")
+        kept = torch.full((rows,), -1, dtype=torch.int64, device="cpu")
         slots, winners = (
             torch.tensor(list(x), dtype=torch.int64, device="cpu") for x in (owner.keys(), owner.values())
         )
