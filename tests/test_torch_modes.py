@@ -65,8 +65,8 @@ def tour(scenario: str, directory: Path, mode: Callable[[int], AbstractContextMa
 
 @functools.cache
 def _wanted(scenario: str) -> dict[str, Any]:
-    import tempfile  # noqa: PLC0415
-    from pathlib import Path as Directory  # noqa: PLC0415
+    import tempfile
+    from pathlib import Path as Directory
 
     with tempfile.TemporaryDirectory() as directory:
         return tour(scenario, Directory(directory) / "plain", lambda _: nullcontext())

@@ -140,7 +140,9 @@ def reached(batch: Any) -> Tensor:
 
 
 def filled(storage: Any, lanes: int = 1, **options: Any) -> TensorDictReplayBuffer:
-    rb = TensorDictReplayBuffer(storage=storage, **{"batch_size": 12, "generator": seeded(), "dim_extend": 0, **options})
+    rb = TensorDictReplayBuffer(
+        storage=storage, **{"batch_size": 12, "generator": seeded(), "dim_extend": 0, **options}
+    )
     for start in range(0, 40, 8):
         if isinstance(rb.sampler, QueueSampler) and rb.sampler.rows_left + 8 > CAPACITY:
             rb.sample(rb.sampler.rows_left + 8 - CAPACITY)
@@ -213,7 +215,7 @@ def samplers(make: Callable[[], Any]) -> Callable[[Path], Steps]:
         other.extend(rows(6, 80))
         yield "went on", other.sample(6)
         rb.extend(rows(6, 90))
-        yield "copied", pickle.loads(pickle.dumps(rb)).sample(6)  # noqa: S301 (our own bytes)
+        yield "copied", pickle.loads(pickle.dumps(rb)).sample(6)
 
     return scenario
 
@@ -221,7 +223,7 @@ def samplers(make: Callable[[], Any]) -> Callable[[Path], Steps]:
 def units(make: Callable[[], Any], *, ndim: int = 1) -> Callable[[Path], Steps]:
     """What rows become."""
 
-    def scenario(directory: Path) -> Steps:  # noqa: ARG001
+    def scenario(directory: Path) -> Steps:
         rb = filled(LazyTensorStorage(CAPACITY, ndim=ndim), ndim, sample_unit=make())
         for number in range(3):
             yield f"batch {number}", rb.sample()
@@ -266,7 +268,9 @@ def numbers(directory: Path) -> Steps:
     listed = ReplayBuffer(storage=ListStorage(8), batch_size=4, generator=seeded())
     listed.extend([0.1, 0.2, 0.3])
     yield "listed", listed.sample()
-    ranked = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(8), batch_size=4, generator=seeded())
+    ranked = PrioritizedReplayBuffer(
+        alpha=0.7, beta=0.5, storage=LazyTensorStorage(8), batch_size=4, generator=seeded()
+    )
     ranked.extend({"x": np.arange(5.0)})
     ranked.update_priority([0, 1], [0.5, 4])
     yield "ranked", ranked.sample(return_info=True)
@@ -375,9 +379,15 @@ def masks(directory: Path) -> Steps:
     )
     for i in range(7):
         x = np.arange(3 * i, 3 * i + 3)
-        rb.extend({"x": torch.from_numpy(x), "done": torch.from_numpy(x % 5 == 4), "valid": torch.from_numpy(x % 4 > 0)})
+        rb.extend(
+            {"x": torch.from_numpy(x), "done": torch.from_numpy(x % 5 == 4), "valid": torch.from_numpy(x % 4 > 0)}
+        )
     yield "batch", rb.sample(return_info=True)
-    rb[ints(0)] = {"x": ints(77), "done": torch.from_numpy(np.array([True])), "valid": torch.from_numpy(np.array([True]))}
+    rb[ints(0)] = {
+        "x": ints(77),
+        "done": torch.from_numpy(np.array([True])),
+        "valid": torch.from_numpy(np.array([True])),
+    }
     rb.read_episodes()
     yield "again", rb.sample(return_info=True)
     del directory
@@ -407,6 +417,22 @@ def ensembles(directory: Path) -> Steps:
     other = make()
     other.loads(directory / "saved")
     yield "resumed", other.sample()
+
+
+def unseeded(directory: Path) -> Steps:
+    """Draws of torch's own generator."""
+    torch.manual_seed(0)
+    one = filled(LazyTensorStorage(CAPACITY), generator=None)
+    two = filled(LazyTensorStorage(CAPACITY), generator=None, sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5))
+    three = filled(LazyTensorStorage(CAPACITY), generator=None, sampler=SamplerWithoutReplacement())
+    mixed = ReplayBufferEnsemble(one, two, three, p=[0.1, 0.2, 0.7], num_buffer_sampled=2, batch_size=6)
+    every = ReplayBufferEnsemble(one, two, three, batch_size=6)
+    for number, rb in enumerate([one, two, three, mixed, every]):
+        yield f"batch {number}", rb.sample()
+        yield f"info {number}", rb.sample(return_info=True)[1]
+    reservoir = filled(LazyTensorStorage(CAPACITY), generator=None, writer=ReservoirWriter())
+    yield "reservoir", reservoir[:]
+    del directory
 
 
 def prefetch(directory: Path) -> Steps:
@@ -443,7 +469,10 @@ def flows(directory: Path) -> Steps:
     )
     yield "changed", changed.sample()
     stored = ReplayBuffer(
-        storage=LazyTensorStorage(8), batch_size=4, transform=Cast(torch.float32, "x", stored=torch.float16), generator=seeded()
+        storage=LazyTensorStorage(8),
+        batch_size=4,
+        transform=Cast(torch.float32, "x", stored=torch.float16),
+        generator=seeded(),
     )
     stored.extend({"x": np.linspace(0, 1, 8)})
     yield "cast", stored.sample()
@@ -552,7 +581,7 @@ def object_rl(directory: Path) -> Steps:
 
 
 def torchrl(directory: Path) -> Steps:
-    from tests.unit.compat.test_torchrl import DATA, DIRECTORIES  # noqa: PLC0415 (it reads files when imported)
+    from tests.unit.compat.test_torchrl import DATA, DIRECTORIES
 
     for name in DIRECTORIES:
         with warnings.catch_warnings():
@@ -663,7 +692,9 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
         lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5, dtype=torch.float64, max_priority_within_buffer=True)
     ),
     "slices": samplers(lambda: SliceSampler(slice_len=3, end_key=("next", "done"))),
-    "slices, span": samplers(lambda: SliceSampler(slice_len=3, end_key=("next", "done"), span=True, strict_length=False)),
+    "slices, span": samplers(
+        lambda: SliceSampler(slice_len=3, end_key=("next", "done"), span=True, strict_length=False)
+    ),
     "slices without replacement": samplers(
         lambda: SliceSamplerWithoutReplacement(slice_len=3, end_key=("next", "done"))
     ),
@@ -687,6 +718,7 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "checkpoints": checkpoints,
     "masks": masks,
     "ensembles": ensembles,
+    "torch's generator": unseeded,
     "prefetch": prefetch,
     "flows": flows,
     "shared": shared,

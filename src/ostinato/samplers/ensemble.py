@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Self, final
 
+import numpy as np
 import torch
 
 from ostinato.core.group import Group
@@ -190,7 +191,10 @@ class SamplerEnsemble(Group[Sampler]):
 
 def _shares(value: Any, members: int) -> Tensor:
     try:
-        weights = torch.as_tensor(value, device="cpu").detach().to("cpu", torch.float64)
+        given = (
+            value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value, dtype=np.float64))
+        )
+        weights = given.to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f'p must be numbers, None or "sampleable", got {value!r} ({error})'
         raise KindError(msg) from None
@@ -210,7 +214,7 @@ def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator 
     All points have the same fraction, so a stretch of length `l` holds `floor(l)` or `ceil(l)` of them. Members lie on
     the line in a random order, so that no two of them exclude each other for good.
     """
-    device = None if generator is None else generator.device
+    device = "cpu" if generator is None else generator.device
     order: list[int] = torch.randperm(len(shares), generator=generator, device=device).tolist()
     point = float(torch.rand((), dtype=torch.float64, generator=generator, device=device))
     chosen: list[int] = []

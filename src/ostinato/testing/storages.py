@@ -40,7 +40,7 @@ class StorageContract(ABC):
 
     def row(self, number: int) -> Any:
         """Return one row for `add`."""
-        return map_leaves(self.rows(torch.tensor([number], device="cpu")), lambda leaf: leaf[0])
+        return map_leaves(self.rows(torch.tensor([number], dtype=torch.int64, device="cpu")), lambda leaf: leaf[0])
 
     def wrong_rows(self, count: int) -> Any:
         """Return rows of another form than `rows`."""
@@ -244,6 +244,6 @@ class StorageContract(ABC):
 
     def stored(self, storage: Storage, slots: list[int] | None = None) -> list[int]:
         """Return the ids of the rows at `slots`, or of all."""
-        chosen = torch.tensor(range(len(storage)) if slots is None else slots, device=storage.device)
+        chosen = torch.tensor(range(len(storage)) if slots is None else slots, dtype=torch.int64, device=storage.device)
         payload = storage.get(chosen)
         return self.ids(storage, storage.present(payload, (chosen.shape[0],)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree
@@ -195,7 +196,9 @@ class Cast(_Named):
     def _store(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
         if hit is None:
             return path, value
-        return path, (value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")).to(self.stored)
+        return path, (value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")).to(
+            self.stored
+        )
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
+import numpy as np
 import torch
 
 from ostinato.core import kinds
@@ -167,7 +168,10 @@ class Hindsight(SampleUnit):
         path = self.reward_path or (("next", "reward") if ("next", "reward") in known else ("reward",))
         require_field(plan, path, "the reward of a step")
         old = kinds.find_field(data, path)
-        new = torch.as_tensor(self.reward_fn(data), device=old.device)
+        new = self.reward_fn(data)
+        new = (
+            new.to(old.device) if isinstance(new, torch.Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
+        )
         if new.numel() != old.numel():
             msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
             raise SchemaError(msg)
