@@ -136,30 +136,30 @@ def test_no_forbidden_habits() -> None:
         check_habits(path)
 
 
-NEW_TENSORS = set(
-    [
-        "arange",
-        "as_tensor",
-        "asarray",
-        "empty",
-        "empty_strided",
-        "eye",
-        "full",
-        "linspace",
-        "logspace",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "scalar_tensor",
-        "tensor",
-        "tril_indices",
-        "triu_indices",
-        "zeros",
-    ]
-)
+NEW_TENSORS = {
+    "arange",
+    "as_tensor",
+    "asarray",
+    "empty",
+    "empty_strided",
+    "eye",
+    "full",
+    "linspace",
+    "logspace",
+    "ones",
+}
+NEW_TENSORS |= {
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+}
+NEW_TENSORS |= {"zeros"}
 """Functions of torch that follow its default device (`torch.set_default_device`)."""
 WHOLE_NUMBERS = {"arange", "randint", "randperm", "range", "tril_indices", "triu_indices"}
 """Those of them whose dtype is int64 whatever torch's default dtype; the package gives `arange` integers alone."""

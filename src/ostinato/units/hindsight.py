@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
@@ -16,8 +17,6 @@ from ostinato.units.base import SampleUnit, refuse_fields, require_field, requir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from ostinato.core.boundaries import Key
     from ostinato.core.draw import View
@@ -169,9 +168,7 @@ class Hindsight(SampleUnit):
         require_field(plan, path, "the reward of a step")
         old = kinds.find_field(data, path)
         new = self.reward_fn(data)
-        new = (
-            new.to(old.device) if isinstance(new, torch.Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
-        )
+        new = new.to(old.device) if isinstance(new, Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
         if new.numel() != old.numel():
             msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
             raise SchemaError(msg)
