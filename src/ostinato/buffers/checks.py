@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Picks
+from ostinato.core.draw import Picks, as_slots
 from ostinato.errors import OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
+    from ostinato.core.draw import Run
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["check_order", "check_pair", "check_single", "checked_picks", "refuse_picks", "require_rows"]
+__all__ = ["check_order", "check_pair", "check_single", "checked_picks", "checked_run", "refuse_picks", "require_rows"]
 
 
 def check_order(writer: Writer) -> None:
@@ -75,13 +76,39 @@ def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
         raise OptionError(msg)
 
 
-def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
-    """Bring a writer's picks to the form that native code reads, and refuse gaps: no slot may stay unwritten.
+def checked_run(run: Run, given: int) -> Run:
+    """Refuse a writer's run that is not of the rows given: native code would read beyond them.
 
     Raises:
-        SlotError: if a slot is out of range, or slots between the rows present and the new ones stay empty.
+        SlotError: naming both numbers.
     """
-    slots = picks.slots.to(torch.int64).contiguous()
+    if run.rows < 0 or run.skip < 0 or run.skip + run.rows != given:
+        msg = f"a writer must place the {given} rows given, got a run that skips {run.skip} and writes {run.rows}"
+        raise SlotError(msg)
+    return run
+
+
+def checked_picks(picks: Picks, given: int, storage: Storage) -> Picks:
+    """Bring a writer's picks to the form that native code reads, and refuse gaps: no slot may stay unwritten.
+
+    Args:
+        picks: what the writer chose.
+        given: rows that are to be written.
+        storage: where to.
+
+    Raises:
+        KindError: if the picks are on the device meta.
+        SlotError: if a slot or row is out of range, slots between the rows present and the new ones stay empty, or
+            there is not one row for each slot.
+    """
+    rows, capacity, on_cpu = len(storage), storage.capacity, storage.device.type == "cpu"
+    slots, chosen = (as_slots(part, storage.device if on_cpu else part.device) for part in (picks.slots, picks.rows))
+    if slots.shape != chosen.shape or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < given):
+        msg = (
+            f"a writer must choose one of the {given} rows given, in [0, {given}), for each of its "
+            f"{slots.numel()} slots, got the rows {chosen[:8].tolist()} ({chosen.numel()} in all)"
+        )
+        raise SlotError(msg)
     if slots.numel():
         low, high = int(slots.min()), int(slots.max())
         fresh = int(torch.unique(slots[slots >= rows]).numel())
@@ -91,7 +118,7 @@ def checked_picks(picks: Picks, rows: int, capacity: int) -> Picks:
                 f"got slots from {low} to {high}"
             )
             raise SlotError(msg)
-    return Picks(slots, picks.rows.to(torch.int64).contiguous(), picks.kept)
+    return Picks(slots, chosen, picks.kept)
 
 
 def require_rows(rows: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import priorities
-from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, refuse_picks
+from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, checked_run, refuse_picks
 from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.cut import Saves
 from ostinato.buffers.expansion import copy, expand, expand_again
@@ -18,7 +18,7 @@ from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.versions import Versions, check_versions, draw_recent
 from ostinato.core.boundaries import Marks, merge_episodes
-from ostinato.core.draw import Run, View
+from ostinato.core.draw import Run, View, as_slots
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
 
@@ -181,10 +181,10 @@ class Engine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
         if isinstance(placement, Run):
-            return placement
+            return checked_run(placement, rows)
         if storage.ring_only:
             refuse_picks(writer)
-        return checked_picks(placement, len(storage), storage.capacity)
+        return checked_picks(placement, rows, storage)
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (lanes) or device became known with its first rows."""
@@ -279,8 +279,9 @@ class Engine:
                 draw = self.sampler.draw(view, batch_size, generator)
             else:
                 draw = draw_recent(self, view, batch_size, generator, max_age)
-            if draw.slots.dtype is not torch.int64 or not draw.slots.is_contiguous():
-                draw = draw._replace(slots=draw.slots.to(torch.int64).contiguous())  # native code reads addresses
+            slots = draw.slots
+            if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
+                draw = draw._replace(slots=as_slots(slots, view.device))  # native code reads addresses
             return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
 
     def undraw(self, queued: list[Ticket]) -> None:
