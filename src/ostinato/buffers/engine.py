@@ -19,6 +19,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.versions import Versions, check_versions, draw_recent
 from ostinato.core.boundaries import Marks, merge_episodes
 from ostinato.core.draw import Run, View, as_slots
+from ostinato.core.kinds import require_eager
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
 
@@ -133,6 +134,7 @@ class Engine:
         priority, whatever they bring along. `timeout_s` is the longest wait for readers, where there is a gate; None
         is the limiter's.
         """
+        require_eager("writing rows")
         with self.lock:
             storage, sampler = self.storage, self.sampler
             prioritized = sampler.prioritized

@@ -91,6 +91,7 @@ class Mixer:
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Mixer.next)  # type: ignore[no-untyped-call]
             return eager(self, size)  # type: ignore[no-any-return]
+        kinds.require_eager("sampling")
         while True:
             if self.prefetch is None:
                 mix = self._draw(size, ahead=False)

@@ -133,6 +133,7 @@ def prepare(engine: AnyEngine, index: Any, priority: Any, given: Any) -> Change:
     Raises:
         KindError, SchemaError, SlotError: for what cannot be read; numbers are checked by `check`, or when written.
     """
+    kinds.require_eager("updating priorities")
     storage, sampler = engine.storage, as_sampler(engine.sampler)
     if not _is_plain(index, priority, given, storage):
         index, batch = _slots(index, storage)

@@ -18,6 +18,7 @@ from ostinato.buffers.cut import Saves
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.draw import Draw, View
+from ostinato.core.kinds import require_eager
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
@@ -176,6 +177,7 @@ class SharedEngine:
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Run:  # noqa: ARG002
         """Check rows, reserve slots, copy, commit; see `Engine.write`. Writers do not wait for readers."""
+        require_eager("writing rows")
         storage, sampler = self._storage, self.sampler
         fresh = not storage.laid_out
         with self.lock:  # threads of this process share the form of the last batch, and the first layout

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ostinato.errors import KindError, SchemaError
+from ostinato.errors import KindError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "open_node",
     "put",
     "require_batch",
+    "require_eager",
     "show_field",
     "show_path",
     "stack",
@@ -190,6 +192,26 @@ def is_mapping(data: object) -> bool:
     return isinstance(data, dict) or is_tensor_collection(data)
 
 
+def require_eager(what: str) -> None:
+    """Refuse to read or write rows while torch records or transforms what is computed.
+
+    Tensors made inside `torch.func.vmap`, `grad` and the like have no memory of their own and end with the transform; a
+    trace would repeat one batch for ever.
+
+    Args:
+        what: what the buffer was asked to do, for the message.
+
+    Raises:
+        UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
+    """
+    transform = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 (torch has no public name for it)
+    if transform is None and not torch._C._is_tracing():  # noqa: SLF001 (torch.jit.is_tracing takes four times as long)
+        return
+    name = "torch.jit.trace" if transform is None else f"torch.func ({transform.key().name.lower()})"
+    msg = f"{what} inside {name} is not possible: do it outside, and pass the batch or its tensors in or out"
+    raise UsageError(msg)
+
+
 def find_field(data: Any, path: Sequence[Hashable]) -> Any:
     """Return the field of nested data at a path, None if there is none."""
     for key in path:
@@ -240,7 +262,8 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided or value.is_meta:
             raise KindError(_refuse(path, "a nested, sparse or meta tensor"))
-        return (value.detach() if value.requires_grad else value).resolve_conj().resolve_neg()
+        followed = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
+        return (value.detach() if followed else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":
             raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))
