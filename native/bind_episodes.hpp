@@ -25,31 +25,46 @@ void run(std::int64_t rows, Work work) {
     work();
 }
 
-inline const std::int64_t* ints(Address address) { return at_address<const std::int64_t>(address); }
-inline std::int64_t* ints_out(Address address) { return at_address<std::int64_t>(address); }
-inline std::uint8_t* bytes_out(Address address) { return at_address<std::uint8_t>(address); }
+/// Memory of `n` numbers to read or to write; each raises where there are some, and no address.
+inline const std::int64_t* ints(Address address, std::int64_t n, const char* name) {
+    return items_at<const std::int64_t>(address, n, name);
+}
+inline std::int64_t* ints_out(Address address, std::int64_t n, const char* name) {
+    return items_at<std::int64_t>(address, n, name);
+}
+inline std::uint8_t* bytes_out(Address address, std::int64_t n, const char* name) {
+    return items_at<std::uint8_t>(address, n, name);
+}
 
 inline void note(Episodes& table, std::int64_t start, std::int64_t rows, std::int64_t skip, Address ends,
                  Address ids, Address mask) {
-    const Episodes::Flags flags = {at_address<const std::uint8_t>(ends), ints(ids),
+    const Episodes::Flags flags = {at_address<const std::uint8_t>(ends), at_address<const std::int64_t>(ids),
                                    at_address<const std::uint8_t>(mask)};
     run(rows, [&] { table.note(start, rows, skip, flags); });
 }
 
 inline void ahead(const Episodes& table, Address slots, std::int64_t n, Address out) {
-    run(n, [&] { table.ahead(ints(slots), n, ints_out(out)); });
+    const auto* at = ints(slots, n, "slots");
+    auto* found = ints_out(out, n, "out");
+    run(n, [&] { table.ahead(at, n, found); });
 }
 
 inline void behind(const Episodes& table, Address slots, std::int64_t n, Address out) {
-    run(n, [&] { table.behind(ints(slots), n, ints_out(out)); });
+    const auto* at = ints(slots, n, "slots");
+    auto* found = ints_out(out, n, "out");
+    run(n, [&] { table.behind(at, n, found); });
 }
 
 inline void ended(const Episodes& table, Address slots, std::int64_t n, Address out) {
-    run(n, [&] { table.ended(ints(slots), n, bytes_out(out)); });
+    const auto* at = ints(slots, n, "slots");
+    auto* found = bytes_out(out, n, "out");
+    run(n, [&] { table.ended(at, n, found); });
 }
 
 inline void shift(const Episodes& table, Address slots, Address steps, std::int64_t n, Address out) {
-    run(n, [&] { table.shift(ints(slots), ints(steps), n, ints_out(out)); });
+    const auto *at = ints(slots, n, "slots"), *by = ints(steps, n, "steps");
+    auto* found = ints_out(out, n, "out");
+    run(n, [&] { table.shift(at, by, n, found); });
 }
 
 inline void window(const Episodes& table, Address slots, std::int64_t n, std::int64_t before,
@@ -59,46 +74,61 @@ inline void window(const Episodes& table, Address slots, std::int64_t n, std::in
         return std::clamp(rows, std::int64_t{0}, kReleaseRows) / 16;
     };
     const std::int64_t work = n <= 0 || n >= kReleaseRows ? n : n * (1 + weight(before) + weight(after));
-    run(work,
-        [&] { table.window(ints(slots), n, before, after, dilation, ints_out(out), bytes_out(valid)); });
+    const auto* at = ints(slots, n, "slots");
+    auto* found = ints_out(out, n, "out");
+    auto* inside = bytes_out(valid, n, "valid");
+    run(work, [&] { table.window(at, n, before, after, dilation, found, inside); });
 }
 
 inline void spans(const Episodes& table, Address first, Address rows, Address closed, Address serial) {
-    run(table.records(),
-        [&] { table.spans(ints_out(first), ints_out(rows), bytes_out(closed), ints_out(serial)); });
+    const std::int64_t n = table.count();
+    auto *begins = ints_out(first, n, "first"), *lengths = ints_out(rows, n, "rows");
+    auto* over = bytes_out(closed, n, "closed");
+    auto* serials = ints_out(serial, n, "serial");
+    run(table.records(), [&] { table.spans(begins, lengths, over, serials); });
 }
 
 inline void draw(const Episodes& table, std::int64_t handle, Address randoms, std::int64_t n, Address out) {
-    run(n, [&] { table.draw(handle, ints(randoms), n, ints_out(out)); });
+    const auto* numbers = ints(randoms, n, "randoms");
+    auto* drawn = ints_out(out, n, "out");
+    run(n, [&] { table.draw(handle, numbers, n, drawn); });
 }
 
 inline void draw_episodes(const Episodes& table, std::int64_t handle, Address randoms, std::int64_t n,
                           Address out) {
-    run(n, [&] { table.draw_episodes(handle, ints(randoms), n, ints_out(out)); });
+    const auto* numbers = ints(randoms, n, "randoms");
+    auto* drawn = ints_out(out, n, "out");
+    run(n, [&] { table.draw_episodes(handle, numbers, n, drawn); });
 }
 
-inline Episodes::State state_at(Address episode, Address serials, Address keys, Address kinds, Address status,
-                                Address free) {
-    return {at_address<std::int32_t>(episode),
-            ints_out(serials),
-            ints_out(keys),
-            bytes_out(kinds),
-            bytes_out(status),
-            ints_out(free)};
+/// How many entries a state has of each kind.
+struct Counts {
+    std::int64_t present, records, free;
+};
+
+inline Episodes::State state_at(const Counts& counts, Address episode, Address serials, Address keys,
+                                Address kinds, Address status, Address free) {
+    return {items_at<std::int32_t>(episode, counts.present, "episode"),
+            ints_out(serials, counts.records, "serials"),
+            ints_out(keys, counts.records, "keys"),
+            bytes_out(kinds, counts.records, "kinds"),
+            bytes_out(status, counts.records, "status"),
+            ints_out(free, counts.free, "free")};
 }
 
 inline void save(const Episodes& table, Address episode, Address serials, Address keys, Address kinds,
                  Address status, Address free) {
-    run(table.present(), [&] { table.save(state_at(episode, serials, keys, kinds, status, free)); });
+    const Counts counts{table.present(), table.records(), table.free_count()};
+    const Episodes::State state = state_at(counts, episode, serials, keys, kinds, status, free);
+    run(table.present(), [&] { table.save(state); });
 }
 
 inline void load(Episodes& table, std::int64_t cursor, std::int64_t serial, std::int64_t present,
                  std::int64_t records, std::int64_t free_count, Address episode, Address serials,
                  Address keys, Address kinds, Address status, Address free) {
-    run(present, [&] {
-        table.load(cursor, serial, present, records, free_count,
-                   state_at(episode, serials, keys, kinds, status, free));
-    });
+    const Counts counts{present, records, free_count};
+    const Episodes::State state = state_at(counts, episode, serials, keys, kinds, status, free);
+    run(present, [&] { table.load(cursor, serial, present, records, free_count, state); });
 }
 
 inline void bind(nb::module_& m) {

@@ -110,18 +110,20 @@ inline nb::tuple now(const SharedRing& ring) {
 
 inline void stamps_of(const SharedRing& ring, Address slots, std::int64_t n, Address out) {
     if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
-    ring.stamps_of(at_address<const std::int64_t>(slots), n, at_address<std::int64_t>(out));
+    ring.stamps_of(items_at<const std::int64_t>(slots, n, "slots"), n, items_at<std::int64_t>(out, n, "out"));
 }
 
 inline std::int64_t changed(const SharedRing& ring, Address slots, std::int64_t n, std::int64_t written,
                             Address out) {
     if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
-    return ring.changed(at_address<const std::int64_t>(slots), n, written, at_address<unsigned char>(out));
+    return ring.changed(items_at<const std::int64_t>(slots, n, "slots"), n, written,
+                        items_at<unsigned char>(out, n, "out"));
 }
 
 inline std::int64_t present(const SharedRing& ring, Address out, std::int64_t room) {
+    auto* slots = items_at<std::int64_t>(out, room, "out");
     nb::gil_scoped_release unlocked;
-    return ring.present(at_address<std::int64_t>(out), room);
+    return ring.present(slots, room);
 }
 
 /// Memory without a name, which goes with the last process that has it; it cannot shrink under anybody's

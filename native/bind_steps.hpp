@@ -16,10 +16,13 @@ namespace nb = nanobind;
 inline void discount_steps(Address slots, Address valid, std::int64_t n, std::int64_t width, Address powers,
                            bool single, Address weights, Address steps, Address discounts, Address last) {
     if (n < 0 || width < 1) throw nb::value_error("n must be at least 0 and width at least 1");
-    const Ahead ahead{at_address<const std::int64_t>(slots), at_address<const std::uint8_t>(valid), n, width};
-    auto* counts = at_address<std::int64_t>(steps);
-    auto* given = at_address<float>(discounts);
-    auto* ends = at_address<std::int64_t>(last);
+    const Ahead ahead{items_at<const std::int64_t>(slots, n, "slots"),
+                      items_at<const std::uint8_t>(valid, n, "valid"), n, width};
+    auto* counts = items_at<std::int64_t>(steps, n, "steps");
+    auto* given = items_at<float>(discounts, n, "discounts");
+    auto* ends = items_at<std::int64_t>(last, n, "last");
+    require_address(powers, n > 0, "powers");
+    require_address(weights, n > 0, "weights");
     if (single) {
         discount(ahead, at_address<const float>(powers), at_address<float>(weights), counts, given, ends);
     } else {
@@ -36,6 +39,10 @@ inline void weigh_rows(Address rows, Address weights, std::int64_t n, std::int64
                        bool single, Address out) {
     if (n < 0 || width < 0 || cells < 0) throw nb::value_error("n, width and cells must be at least 0");
     const Form form{n, width, cells};
+    const bool sums = n > 0 && cells > 0;
+    require_address(rows, sums && width > 0, "rows");
+    require_address(weights, sums && width > 0, "weights");
+    require_address(out, sums, "out");
     single ? weigh_as<float>(rows, weights, form, out) : weigh_as<double>(rows, weights, form, out);
 }
 

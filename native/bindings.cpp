@@ -1,6 +1,6 @@
 // The Python face of the native part. Only here and in bind_episodes.hpp the interpreter lock is known.
 // Numbers come in and go out; memory comes as addresses, which the Python side has checked (dtype, shape,
-// lifetime).
+// device, lifetime). An address of 0 raises where there are items to read or write (items_at).
 #include <nanobind/nanobind.h>
 
 #include <limits>
@@ -115,6 +115,7 @@ bool write_run(const Fields& fields, std::int64_t start, std::int64_t n, std::in
 
 bool scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, const nb::list& srcs) {
     Plan plan = fields.plan_write(slots, n, to_addresses(srcs));
+    require_address(slots, n > 0, "slots");
     plan.picks = at_address<const std::int64_t>(rows);
     const std::shared_ptr<const Cover> cover = fields.cover();
     bool apart = true;
@@ -129,8 +130,8 @@ bool scatter(const Fields& fields, Address slots, Address rows, std::int64_t n, 
 
 void choose(Address slots, Address pick, std::int64_t n, std::int64_t rows, Address out) {
     if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
-    choose_slots(at_address<const std::int64_t>(slots), at_address<const Byte>(pick), n, rows,
-                 at_address<std::int64_t>(out));
+    choose_slots(items_at<const std::int64_t>(slots, n, "slots"), items_at<const Byte>(pick, n, "pick"), n,
+                 rows, items_at<std::int64_t>(out, n, "out"));
 }
 
 void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, Address randoms,
@@ -138,17 +139,24 @@ void draw(Address perm, std::int64_t first, std::int64_t total, std::int64_t k, 
     if (first < 0 || k < 0 || first > total || (total == 0 && k > 0)) {
         throw nb::value_error("first must be in [0, total], k at least 0, and 0 where there are no rows");
     }
+    auto* order = items_at<std::int64_t>(perm, k, "perm");
+    const auto* numbers = items_at<const std::int64_t>(randoms, k, "randoms");
+    auto* drawn = items_at<std::int64_t>(out, k, "out");
     nb::gil_scoped_release unlocked;
-    shuffle_draw(at_address<std::int64_t>(perm), first, total, k, at_address<const std::int64_t>(randoms),
-                 at_address<std::int64_t>(out));
+    shuffle_draw(order, first, total, k, numbers, drawn);
 }
 
 #if defined(OSTINATO_HAS_PIECES)
 nb::tuple read(Address fds, Address offsets, Address widths, Address targets, std::int64_t n,
                std::int64_t gap) {
     if (n < 0 || gap < 0) throw nb::value_error("n and gap must be at least 0");
-    const Pieces pieces{at_address<const std::int64_t>(fds), at_address<const std::int64_t>(offsets),
-                        at_address<const std::int64_t>(widths), at_address<const std::int64_t>(targets), n};
+    const Pieces pieces{items_at<const std::int64_t>(fds, n, "fds"),
+                        items_at<const std::int64_t>(offsets, n, "offsets"),
+                        items_at<const std::int64_t>(widths, n, "widths"),
+                        items_at<const std::int64_t>(targets, n, "targets"), n};
+    for (std::int64_t i = 0; i < n; ++i) {
+        require_address(static_cast<Address>(pieces.targets[i]), pieces.widths[i] > 0, "targets");
+    }
     Reached reached{};
     {
         nb::gil_scoped_release unlocked;
@@ -160,6 +168,7 @@ nb::tuple read(Address fds, Address offsets, Address widths, Address targets, st
 
 void advise(Address address, std::int64_t nbytes) {
     if (nbytes < 0) throw std::invalid_argument("nbytes must be at least 0, got " + std::to_string(nbytes));
+    require_address(address, nbytes > 0, "address");
     advise_huge_pages(address, static_cast<std::size_t>(nbytes));
 }
 
@@ -198,27 +207,28 @@ nb::object check_leaves(const nb::list& values, const nb::list& dtypes, const nb
 std::int64_t mirror_compare(const Mirror& mirror, std::int64_t cursor, std::int64_t n, const nb::list& obs,
                             const nb::list& nexts, Address agree, Address relink) {
     const auto first = to_addresses(obs), second = to_addresses(nexts);
-    return run_bytes(mirror.row_bytes(), n, [&] {
-        return mirror.compare(cursor, n, first, second, at_address<Byte>(agree), at_address<Byte>(relink));
-    });
+    auto* same = items_at<Byte>(agree, n, "agree");
+    auto* before = items_at<Byte>(relink, n, "relink");
+    return run_bytes(mirror.row_bytes(), n,
+                     [&] { return mirror.compare(cursor, n, first, second, same, before); });
 }
 
 void mirror_link(Mirror& mirror, std::int64_t start, std::int64_t n, std::int64_t skip, const nb::list& nexts,
                  Address agree, Address relink) {
     const auto from = to_addresses(nexts);
-    run_bytes(mirror.row_bytes(), n, [&] {
-        mirror.link_run(start, n, skip, from, at_address<const Byte>(agree), at_address<const Byte>(relink));
-    });
+    const auto* same = items_at<const Byte>(agree, n, "agree");
+    run_bytes(mirror.row_bytes(), n,
+              [&] { mirror.link_run(start, n, skip, from, same, at_address<const Byte>(relink)); });
 }
 
 void mirror_put(Mirror& mirror, Address slots, std::int64_t n, const nb::list& nexts) {
     const auto from = to_addresses(nexts);
-    run_bytes(mirror.row_bytes(), n,
-              [&] { mirror.put_rows(at_address<const std::int64_t>(slots), n, from); });
+    const auto* chosen = items_at<const std::int64_t>(slots, n, "slots");
+    run_bytes(mirror.row_bytes(), n, [&] { mirror.put_rows(chosen, n, from); });
 }
 
 void mirror_drop(Mirror& mirror, Address slots, std::int64_t n) {
-    mirror.drop_rows(at_address<const std::int64_t>(slots), n);
+    mirror.drop_rows(items_at<const std::int64_t>(slots, n, "slots"), n);
 }
 
 void mirror_read(const Mirror& mirror, const nb::list& leaves, Address slots, Address pick, std::int64_t n,
@@ -226,9 +236,10 @@ void mirror_read(const Mirror& mirror, const nb::list& leaves, Address slots, Ad
     std::vector<std::size_t> which;
     for (const Address leaf : to_addresses(leaves)) which.push_back(leaf);
     const auto to = to_addresses(outs);
-    run_bytes(mirror.row_bytes(), n, [&] {
-        mirror.read(which, at_address<const std::int64_t>(slots), at_address<const Byte>(pick), n, to);
-    });
+    for (const Address out : to) require_address(out, n > 0, "outs");
+    const auto* chosen = items_at<const std::int64_t>(slots, n, "slots");
+    run_bytes(mirror.row_bytes(), n,
+              [&] { mirror.read(which, chosen, at_address<const Byte>(pick), n, to); });
 }
 
 void mirror_chunk(Mirror& mirror, const nb::list& bases) { mirror.add_chunk(to_addresses(bases)); }
@@ -244,8 +255,9 @@ void run_tree(std::int64_t n, Work work) {
 }
 
 void tree_set(SumTree& tree, Address slots, Address values, std::int64_t n) {
-    run_tree(n,
-             [&] { tree.set(at_address<const std::int64_t>(slots), at_address<const double>(values), n); });
+    const auto* at = items_at<const std::int64_t>(slots, n, "slots");
+    const auto* numbers = items_at<const double>(values, n, "values");
+    run_tree(n, [&] { tree.set(at, numbers, n); });
 }
 
 void tree_set_run(SumTree& tree, std::int64_t start, std::int64_t count, double value) {
@@ -253,14 +265,16 @@ void tree_set_run(SumTree& tree, std::int64_t start, std::int64_t count, double 
 }
 
 void tree_get(const SumTree& tree, Address slots, std::int64_t n, Address out) {
-    run_tree(n, [&] { tree.get(at_address<const std::int64_t>(slots), n, at_address<double>(out)); });
+    const auto* at = items_at<const std::int64_t>(slots, n, "slots");
+    auto* numbers = items_at<double>(out, n, "out");
+    run_tree(n, [&] { tree.get(at, n, numbers); });
 }
 
 void tree_draw(const SumTree& tree, Address uniforms, std::int64_t n, Address slots, Address values) {
-    run_tree(n, [&] {
-        tree.draw(at_address<const double>(uniforms), n, at_address<std::int64_t>(slots),
-                  at_address<double>(values));
-    });
+    const auto* numbers = items_at<const double>(uniforms, n, "uniforms");
+    auto* drawn = items_at<std::int64_t>(slots, n, "slots");
+    auto* found = items_at<double>(values, n, "values");
+    run_tree(n, [&] { tree.draw(numbers, n, drawn, found); });
 }
 
 void tree_clear(SumTree& tree) {
@@ -268,17 +282,19 @@ void tree_clear(SumTree& tree) {
 }
 
 void tree_leaves(const SumTree& tree, Address out, std::int64_t n) {
-    run_tree(n, [&] { tree.copy_to(at_address<double>(out), n); });
+    auto* numbers = items_at<double>(out, n, "out");
+    run_tree(n, [&] { tree.copy_to(numbers, n); });
 }
 
 void tree_load(SumTree& tree, Address values, std::int64_t n) {
-    run_tree(tree.capacity(), [&] { tree.load(at_address<const double>(values), n); });
+    const auto* numbers = items_at<const double>(values, n, "values");
+    run_tree(tree.capacity(), [&] { tree.load(numbers, n); });
 }
 
 Stamps to_stamps(const nb::tuple& numbers) {
     if (numbers.size() != 6) throw nb::value_error("stamps must be six numbers");
     const auto number = [&numbers](std::size_t i) { return nb::cast<std::int64_t>(numbers[i]); };
-    return {at_address<const std::int64_t>(to_address(numbers[0].ptr())),
+    return {items_at<const std::int64_t>(to_address(numbers[0].ptr()), number(1), "stamps"),
             number(1),
             number(2),
             number(3),
@@ -290,10 +306,11 @@ void tree_sample(const SumTree& tree, Address uniforms, std::int64_t n, double b
                  Address slots, Address weights, bool single, Address out) {
     if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
     const Stamps known = to_stamps(stamps);
+    const auto* numbers = items_at<const double>(uniforms, n, "uniforms");
+    auto* drawn = items_at<std::int64_t>(slots, n, "slots");
+    auto* given = items_at<std::int64_t>(out, n, "out");
+    require_address(weights, n > 0, "weights");
     run_tree(n, [&] {
-        const auto* numbers = at_address<const double>(uniforms);
-        auto* drawn = at_address<std::int64_t>(slots);
-        auto* given = at_address<std::int64_t>(out);
         if (single) {
             sample(tree, numbers, n, beta, known, drawn, at_address<float>(weights), given);
         } else {
@@ -311,12 +328,13 @@ nb::tuple tree_learn(SumTree& tree, Address slots, Address values, bool single, 
                                     std::to_string(rows));
     }
     const Stamps known = to_stamps(stamps);
-    const Ranks ranks{at_address<double>(priorities), at_address<const unsigned char>(hidden), rows, eps,
-                      alpha};
+    const Ranks ranks{items_at<double>(priorities, rows, "priorities"),
+                      at_address<const unsigned char>(hidden), rows, eps, alpha};
+    const auto* at = items_at<const std::int64_t>(slots, n, "slots");
+    const auto* old = at_address<const std::int64_t>(given);
+    require_address(values, n > 0, "values");
     Learned learned;
     run_tree(n, [&] {
-        const auto* at = at_address<const std::int64_t>(slots);
-        const auto* old = at_address<const std::int64_t>(given);
         if (single) {
             learned = Update(tree, ranks, at, at_address<const float>(values), n).run(old, known, within);
         } else {

@@ -23,6 +23,24 @@ T* at_address(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
+/// Raise unless an address that is needed is there. Tensors without memory (meta tensors, fake tensors) say
+/// 0.
+inline void require_address(Address address, bool needed, const char* name) {
+    if (address == 0 && needed) {
+        throw std::invalid_argument(
+            std::string(name) +
+            " must be an address in CPU memory, got 0: tensors without memory, such as "
+            "those of the device meta, cannot be read or written");
+    }
+}
+
+/// The memory of `count` items at an address. Raises if there are items, and no address.
+template <typename T>
+T* items_at(Address address, std::int64_t count, const char* name) {
+    require_address(address, count > 0, name);
+    return at_address<T>(address);
+}
+
 /// Raise unless every value lies in [0, rows).
 inline void require_in_range(const std::int64_t* values, std::int64_t n, std::int64_t rows) {
     const std::int64_t bad = find_out_of_range(values, n, rows);
@@ -73,6 +91,11 @@ public:
         check_count("indices", indices.size());
         check_count("counts", counts.size());
         for (const std::int64_t n : counts) check_batch("outs", outs, n);
+        for (std::size_t f = 0; f < outs.size(); ++f) {
+            const std::int64_t n = counts[counts.size() == 1 ? 0 : f];
+            require_address(indices[indices.size() == 1 ? 0 : f], n > 0, "indices");
+            require_address(outs[f], n > 0 && fields_[f].row_bytes > 0, "outs");
+        }
         return make_plan(outs, [&](std::size_t f) {
             return Source{indices[indices.size() == 1 ? 0 : f], counts[counts.size() == 1 ? 0 : f]};
         });
@@ -81,10 +104,8 @@ public:
     /// What writes one batch to `slots` (0: to a ring run, whose start the caller fills in).
     Plan plan_write(Address slots, std::int64_t n, const std::vector<Address>& srcs) const {
         check_batch("srcs", srcs, n);
-        for (std::size_t f = 0; n > 0 && f < srcs.size(); ++f) {
-            if (srcs[f] == 0 && fields_[f].row_bytes > 0) {
-                throw std::invalid_argument("a source with rows needs an address, got 0");
-            }
+        for (std::size_t f = 0; f < srcs.size(); ++f) {
+            require_address(srcs[f], n > 0 && fields_[f].row_bytes > 0, "srcs");
         }
         return make_plan(srcs, [=](std::size_t) { return Source{slots, n}; });
     }
@@ -146,9 +167,8 @@ private:
                     "rows of a segment must be at least 0 and fit the address space, got " +
                     std::to_string(segment.rows));
             }
-            if (segment.base == nullptr && segment.rows > 0 && row_bytes > 0) {
-                throw std::invalid_argument("a segment with rows needs an address, got 0");
-            }
+            const auto base = reinterpret_cast<Address>(segment.base);
+            require_address(base, segment.rows > 0 && row_bytes > 0, "the base of a segment with rows");
             room -= segment.rows;
         }
     }

@@ -71,7 +71,10 @@ public:
     }
 
     /// Memory that sources of a write must not lie in.
-    void guard(Address base, std::uint64_t bytes) { guarded_.add(span_of(base, 1, bytes)); }
+    void guard(Address base, std::uint64_t bytes) {
+        require_address(base, bytes > 0, "base");
+        guarded_.add(span_of(base, 1, bytes));
+    }
 
     /// Add `chunk_rows` side rows: memory for each group.
     void add_chunk(const std::vector<Address>& bases) {

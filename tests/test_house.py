@@ -136,6 +136,79 @@ def test_no_forbidden_habits() -> None:
         check_habits(path)
 
 
+NEW_TENSORS = {
+    "arange",
+    "as_tensor",
+    "asarray",
+    "empty",
+    "empty_strided",
+    "eye",
+    "full",
+    "linspace",
+    "logspace",
+    "ones",
+}
+NEW_TENSORS |= {
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+}
+NEW_TENSORS |= {"zeros"}
+"""Functions of torch that follow its default device (`torch.set_default_device`)."""
+WHOLE_NUMBERS = {"arange", "randint", "randperm", "range", "tril_indices", "triu_indices"}
+"""Those of them whose dtype is int64 whatever torch's default dtype; the package gives `arange` integers alone."""
+
+
+def leaves_to_torch(call: ast.Call) -> list[str]:
+    """What a call that makes a tensor leaves to the defaults of torch, which are the program's to change."""
+    name, keywords = ast.unparse(call.func).removeprefix("torch."), {k.arg: k.value for k in call.keywords}
+    if not ast.unparse(call.func).startswith("torch.") or name not in NEW_TENSORS:
+        return []
+    device = keywords.get("device")
+    left = ["device"] if device is None or ast.unparse(device) == "None" else []
+    given = ast.unparse(call.args[0]) if call.args else ""
+    inferred = name in WHOLE_NUMBERS or given.startswith("np.asarray(")
+    if name == "tensor":
+        values = {type(node.value) for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)}
+        inferred = not any(isinstance(node, ast.Name) for node in ast.walk(call.args[0])) and values <= {int, bool}
+    return left if inferred or "dtype" in keywords else [*left, "dtype"]
+
+
+def test_new_tensors_name_their_device_and_dtype() -> None:
+    """Native code must not get addresses of another device, and results must not depend on a program's defaults."""
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                left = leaves_to_torch(node)
+                assert not left, f"{path.relative_to(SOURCE)}:{node.lineno} does not name {left}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [
+        ("torch.empty(3)", ["device", "dtype"]),
+        ("torch.zeros(3, device=None, dtype=x)", ["device"]),
+        ("torch.tensor([value], device=x)", ["dtype"]),
+        ("torch.tensor(1.5, device=x)", ["dtype"]),
+        ("torch.tensor([1, True, -2], device=x)", []),
+        ("torch.as_tensor(value, device=x)", ["dtype"]),
+        ("torch.as_tensor(np.asarray(value), device=x)", []),
+        ("torch.arange(4)", ["device"]),
+        ("torch.empty_like(value)", []),
+    ],
+)
+def test_the_check_of_new_tensors_finds_what_is_left_out(code: str, left: list[str]) -> None:
+    call = ast.parse(code, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert leaves_to_torch(call) == left
+
+
 def test_only_kinds_knows_tensordict() -> None:
     for path in modules():
         if path.name == "kinds.py" or part_of(path) in {"testing", "demo", "compat"}:

@@ -1,4 +1,8 @@
-"""Types of the compiled part. Addresses are integers (`tensor.data_ptr()`); callers keep the memory alive."""
+"""Types of the compiled part. Addresses are integers (`tensor.data_ptr()`); callers keep the memory alive.
+
+Every function raises `ValueError` for an address of 0, before anything is read or written, unless there is nothing to
+read or write there, or the argument says that it may be 0. Tensors without memory (meta tensors, fake tensors) say 0.
+"""
 
 from typing import Any
 

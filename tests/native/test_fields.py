@@ -58,7 +58,7 @@ def test_impossible_layouts_are_refused(
 
 
 def test_a_null_address_is_refused(native: ModuleType) -> None:
-    with pytest.raises(ValueError, match="a segment with rows needs an address, got 0"):
+    with pytest.raises(ValueError, match="the base of a segment with rows must be an address in CPU memory, got 0"):
         native.Fields().add([(0, 4)], 8, 8)
 
 

@@ -136,4 +136,4 @@ def test_nothing_to_gather_is_legal(native: ModuleType) -> None:
     empty.add([(0, 0)], 8, 8)
     empty.gather([0], 0, [0, 0])
     with pytest.raises(IndexError, match=r"^index 0 is out of range for 0 rows$"):
-        empty.gather([address(slots_of([0]))], 1, [0, 0])
+        empty.gather([address(slots_of([0]))], 1, [address(out := noise(1, 8, 0)), address(out)])

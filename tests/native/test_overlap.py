@@ -124,9 +124,9 @@ def test_a_source_of_endless_rows_reaches_everything_above(native: ModuleType) -
 def test_a_source_without_an_address_is_refused(native: ModuleType) -> None:
     table = in_columns(native, [8, 0], [5])
     before = table.snapshot()
-    with pytest.raises(ValueError, match=r"^a source with rows needs an address, got 0$"):
+    with pytest.raises(ValueError, match=r"^srcs must be an address in CPU memory, got 0"):
         table.fields.write_run(0, 1, 0, [0, 0])
-    with pytest.raises(ValueError, match=r"^a source with rows needs an address, got 0$"):
+    with pytest.raises(ValueError, match=r"^srcs must be an address in CPU memory, got 0"):
         table.fields.scatter(address(slots_of([0])), 0, 1, [0, 0])
     assert table.snapshot() == before
 

@@ -218,7 +218,7 @@ def test_impossible_sizes_are_refused(native: ModuleType) -> None:
     for name, arguments in (("set", (0, 0, -1)), ("get", (0, -1, 0)), ("draw", (0, -1, 0, 0))):
         with pytest.raises(ValueError, match=r"^n must be at least 0, got -1$"):
             getattr(tree, name)(*arguments)
-    for name, run in (("set_run", (0, 11, 1.0)), ("leaves", (0, 11)), ("load", (0, -1))):
+    for name, run in (("set_run", (0, 11, 1.0)), ("leaves", (address(np.zeros(11)), 11)), ("load", (0, -1))):
         with pytest.raises(ValueError, match=r"^a run must have 0 to 10 leaves \(capacity\), got"):
             getattr(tree, name)(*run)
     for start in (-1, 10):

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Picks
+from ostinato.core.draw import Picks, as_slots
 from ostinato.errors import OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.core.draw import Run
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
@@ -22,6 +23,7 @@ __all__ = [
     "check_pair",
     "check_single",
     "checked_picks",
+    "checked_run",
     "checked_slots",
     "refuse_picks",
     "require_rows",
@@ -85,24 +87,37 @@ def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
         raise OptionError(msg)
 
 
-def checked_picks(picks: Picks, rows: int, capacity: int, total: int) -> Picks:
+def checked_run(run: Run, given: int) -> Run:
+    """Return a writer's run, having checked that it is of the rows given: native code would read beyond them.
+
+    Raises:
+        SlotError: naming both numbers.
+    """
+    if run.rows < 0 or run.skip < 0 or run.skip + run.rows != given:
+        msg = f"a writer must place the {given} rows given, got a run that skips {run.skip} and writes {run.rows}"
+        raise SlotError(msg)
+    return run
+
+
+def checked_picks(picks: Picks, rows: int, capacity: int, given: int) -> Picks:
     """Bring a writer's picks to the form that native code reads, on the CPU, and check them.
 
     Args:
         picks: what the writer chose.
         rows: rows present.
         capacity: slots.
-        total: rows of the batch.
+        given: rows that are to be written.
 
     Raises:
-        SlotError: if a slot, or a row, is out of range, or slots between the rows present and the new ones would stay
-            unwritten.
+        KindError: if the picks are on the device meta.
+        SlotError: if a slot or row is out of range, slots between the rows present and the new ones stay empty, or
+            there is not one row for each slot.
     """
-    slots, chosen = (part.to("cpu", torch.int64).contiguous() for part in (picks.slots, picks.rows))
-    if chosen.shape != slots.shape or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < total):
+    slots, chosen = (as_slots(part, torch.device("cpu")) for part in (picks.slots, picks.rows))
+    if chosen.shape != slots.shape or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < given):
         msg = (
-            f"a writer must name one row in [0, {total}) (of the batch) for each of the {slots.numel()} slots it "
-            f"chooses, got {chosen.numel()}{_reach(chosen)}"
+            f"a writer must choose one of the {given} rows given, in [0, {given}), for each of its {slots.numel()} "
+            f"slots, got the rows {chosen[:8].tolist()} ({chosen.numel()} in all)"
         )
         raise SlotError(msg)
     if slots.numel():
@@ -117,10 +132,6 @@ def checked_picks(picks: Picks, rows: int, capacity: int, total: int) -> Picks:
     return Picks(slots, chosen, picks.kept)
 
 
-def _reach(rows: Tensor) -> str:
-    return f" from {int(rows.min())} to {int(rows.max())}" if rows.numel() else ""
-
-
 def checked_slots(slots: Tensor, device: torch.device, source: object) -> Tensor:
     """Bring drawn slots to the form that native code reads, which is given their address.
 
@@ -130,16 +141,19 @@ def checked_slots(slots: Tensor, device: torch.device, source: object) -> Tensor
         source: the sampler or unit.
 
     Raises:
+        KindError: if they are on the device meta, where tensors have no values.
         OptionError: if they are on another device: a copy for each draw would wait for it.
     """
     if slots.device != device and (slots.device.type != device.type or device.index is not None):
+        if slots.is_meta:
+            return as_slots(slots, device)
         msg = (
             f"{type(source).__name__} gave slots on {slots.device}, the rows are on {device}: make them with "
             "device=view.device"
         )
         raise OptionError(msg)
     if slots.dtype is not torch.int64 or not slots.is_contiguous():
-        return slots.to(torch.int64).contiguous()
+        return as_slots(slots, slots.device)
     return slots
 
 

@@ -159,7 +159,7 @@ class Cut:
             for array, file in self._arrays:
                 rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.runs[:, 1].sum()))
                 count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
-                rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8)
+                rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
                 under_way: deque[Future[None]] = deque()
                 for number, piece in enumerate(file.pieces()):
                     if len(under_way) == len(rooms):
@@ -198,7 +198,7 @@ def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:
     most = max(1, PIECE_BYTES // max(1, file.row_bytes))
     for start in range(0, len(slots), most):
         part, at = torch.from_numpy(slots[start : start + most]), places[start : start + most]
-        room = torch.empty((len(part), file.row_bytes), dtype=torch.uint8)
+        room = torch.empty((len(part), file.row_bytes), dtype=torch.uint8, device="cpu")
         array.copy(room, part)
         cuts = [0, *(np.flatnonzero(np.diff(at) != file.row_bytes) + 1).tolist(), len(at)]
         for first, last in pairwise(cuts):

@@ -9,6 +9,7 @@ import torch
 from ostinato.buffers import priorities
 from ostinato.buffers.priorities import as_sampler
 from ostinato.buffers.shared import SharedEngine
+from ostinato.core.kinds import require_eager
 from ostinato.core.select import select
 from ostinato.storages.shared import refuse_edit
 
@@ -76,6 +77,7 @@ def _rerank(engine: Engine, slots: Tensor) -> None:
 
 
 def _chosen(engine: Engine, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
+    require_eager("writing rows")
     storage = engine.storage
     picked = select(index, storage.shape, storage.device, swap=swap)
     if picked.span is None:

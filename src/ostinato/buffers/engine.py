@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.buffers import priorities
-from ostinato.buffers.checks import check_order, check_pair, check_single, checked_picks, checked_slots, refuse_picks
+from ostinato.buffers.checks import (
+    check_order,
+    check_pair,
+    check_single,
+    checked_picks,
+    checked_run,
+    checked_slots,
+    refuse_picks,
+)
 from ostinato.buffers.chronicle import Chronicle
 from ostinato.buffers.cut import Saves
 from ostinato.buffers.expansion import copy, expand, expand_again
@@ -19,6 +27,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.buffers.versions import Versions, check_versions, draw_recent
 from ostinato.core.boundaries import Marks, merge_episodes
 from ostinato.core.draw import Run, View
+from ostinato.core.kinds import require_eager
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
 
@@ -139,6 +148,7 @@ class Engine:
         priority, whatever they bring along. `timeout_s` is the longest wait for readers, where there is a gate; None
         is the limiter's.
         """
+        require_eager("writing rows")
         with self.lock:
             storage, sampler = self.storage, self.sampler
             prioritized = sampler.prioritized
@@ -188,7 +198,7 @@ class Engine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
         if isinstance(placement, Run):
-            return placement
+            return checked_run(placement, rows)
         if storage.ring_only:
             refuse_picks(writer)
         return checked_picks(placement, len(storage), storage.capacity, rows)

@@ -11,6 +11,7 @@ from ostinato.buffers.finish import finish
 from ostinato.buffers.gate import Ask, give_back
 from ostinato.buffers.prefetch import Prefetcher, Steps
 from ostinato.buffers.streams import CopyStream
+from ostinato.core.kinds import require_eager
 from ostinato.errors import EpochEndError
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Feed:
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
             return eager(self, size, dress, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
+        require_eager("sampling")
         engine, tries = self._engine, 0
         if engine.gate is not None:
             ask = ask.begun(engine.gate)  # all tries share one time

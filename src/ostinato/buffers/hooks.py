@@ -142,7 +142,10 @@ def _columns(
     schema = decode_schema(saved["schema"])
     columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
     for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
-        columns[name], columns[has] = values[tuple(path)], torch.ones(int(saved["rows"]), dtype=torch.bool)
+        columns[name], columns[has] = (
+            values[tuple(path)],
+            torch.ones(int(saved["rows"]), dtype=torch.bool, device="cpu"),
+        )
     return columns
 
 

@@ -70,7 +70,7 @@ class Member:
                 left -= _rows(tickets[-1])
             draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
             if ranked and draw.weights is None:
-                weights = torch.ones(draw.slots.shape[0], device=device)
+                weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
                 draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
             return expand(engine, tickets[-1]._replace(draw=draw), source)
 

@@ -96,6 +96,7 @@ class Mixer:
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
             eager = torch.compiler.disable(Mixer.next)  # type: ignore[no-untyped-call]
             return eager(self, size)  # type: ignore[no-any-return]
+        kinds.require_eager("sampling")
         while True:
             if self.prefetch is None:
                 mix = self._draw(size, ahead=False)
@@ -209,7 +210,10 @@ class Mixer:
         index = self._together([member.index(ticket) for member, ticket in pairs])
         # repeat_interleave would open a region of threads for it, whatever its size
         ids = self._together(
-            [torch.full((t.records.shape[0],), i, device=index.device) for i, (_, t) in zip(chosen, pairs, strict=True)]
+            [
+                torch.full((t.records.shape[0],), i, dtype=torch.int64, device=index.device)
+                for i, (_, t) in zip(chosen, pairs, strict=True)
+            ]
         )
         names: dict[Any, Tensor] = {("index", "index"): index, ("index", "buffer_ids"): ids}
         if self.ranked and all(ticket.draw.weights is not None for ticket in tickets):

@@ -133,6 +133,7 @@ def prepare(engine: AnyEngine, index: Any, priority: Any, given: Any) -> Change:
     Raises:
         KindError, SchemaError, SlotError: for what cannot be read; numbers are checked by `check`, or when written.
     """
+    kinds.require_eager("updating priorities")
     storage, sampler = engine.storage, as_sampler(engine.sampler)
     if not _is_plain(index, priority, given, storage):
         index, batch = _slots(index, storage)
@@ -208,7 +209,7 @@ def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
 
 def _integers(index: Any, storage: Storage) -> Tensor:
     try:
-        found = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index))
+        found = index if isinstance(index, Tensor) else torch.as_tensor(np.asarray(index), device="cpu")
     except (TypeError, ValueError) as error:
         msg = f"an index is an integer, a list or an integer tensor of any device, got {index!r} ({error})"
         raise KindError(msg) from None
@@ -231,7 +232,11 @@ def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sam
     if isinstance(priority, (int, float)) and not isinstance(priority, bool):
         return torch.full((n,), float(priority), dtype=torch.float64, device=storage.device)  # filled in there
     try:
-        values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
+        values = (
+            priority
+            if isinstance(priority, Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
     except (TypeError, ValueError) as error:
         msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None
@@ -256,7 +261,7 @@ def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sam
 
 
 def _stamps_given(given: Any, slots: Tensor) -> Tensor:
-    stamps = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    stamps = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given), device="cpu")
     if stamps.numel() != slots.shape[0] or stamps.dtype is torch.bool or stamps.is_floating_point():
         msg = (
             f"generation must hold one integer for each of the {slots.shape[0]} rows (the sample's index_generation), "
@@ -303,7 +308,7 @@ def _of_anchors(sample: Any, priority: Any, stamps: Any) -> tuple[Any, Any, Any]
     lead, anchors = valid.shape, anchors.reshape(-1, *anchors.shape[valid.ndim :])
     first = (sample["step_in_sequence"] == 0).reshape(-1)
     windows = int(first.sum())
-    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority))
+    values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority), device="cpu")
     if values.numel() == 1:
         values = values.reshape(1).expand(lead)
     if values.shape[: len(lead)] != lead or (len(lead) == 1 and lead[0] == windows):  # one for each window

@@ -38,6 +38,7 @@ from ostinato.buffers.shared_state import load_shared_state, save_shared, shared
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.buffers.versions import begin_versions, check_age
 from ostinato.core.draw import Placement, Run
+from ostinato.core.kinds import require_eager
 from ostinato.core.select import is_field
 from ostinato.errors import EpochEndError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
@@ -462,6 +463,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
         """
         require_rows(len(self))
+        require_eager("reading rows")
         if is_field(index):
             return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
         with self._engine.lock:

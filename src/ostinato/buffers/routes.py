@@ -126,7 +126,7 @@ def _has(data: Any, key: str) -> bool:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
     if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
         msg = f"index, buffer_ids and generation hold integers, got {found.dtype}: pass what sample() gave"
         raise KindError(msg)
@@ -148,7 +148,11 @@ def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
 def _as_rows(priority: Any, lead: torch.Size) -> Tensor:
     """Return a priority for each row, `[rows, *shape]`, or the one for all of them, `[]`."""
     try:
-        values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
+        values = (
+            priority
+            if isinstance(priority, Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
     except (TypeError, ValueError) as error:
         msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None

@@ -18,6 +18,7 @@ from ostinato.buffers.gate import Waiters
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.draw import Draw, View
+from ostinato.core.kinds import require_eager
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
@@ -179,6 +180,7 @@ class SharedEngine:
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Run:  # noqa: ARG002
         """Check rows, reserve slots, copy, commit; see `Engine.write`. Writers do not wait for readers."""
+        require_eager("writing rows")
         storage, sampler = self._storage, self.sampler
         fresh = not storage.laid_out
         with self.lock:  # threads of this process share the form of the last batch, and the first layout
@@ -270,12 +272,12 @@ class SharedEngine:
                 return draw
             if 2 * ring.committed < rows:
                 break
-            slots[empty] = torch.randint(0, rows, (count,), generator=self.generator)
+            slots[empty] = torch.randint(0, rows, (count,), generator=self.generator, device="cpu")
         present = ring.present()
         if not present.numel():
             msg = "no row is whole: those there were are being replaced at this moment; add rows, or sample later"
             raise EmptyBufferError(msg)
-        slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator)]
+        slots[empty] = present[torch.randint(0, present.shape[0], (count,), generator=self.generator, device="cpu")]
         return draw
 
     def undraw(self, queued: list[Ticket]) -> None:

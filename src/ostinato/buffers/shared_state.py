@@ -62,12 +62,12 @@ def shared_state(
     }
     storage = engine.shared_storage
     if not storage.laid_out:
-        slots = torch.empty(0, dtype=torch.int64)
+        slots = torch.empty(0, dtype=torch.int64, device="cpu")
         return {**state, **_rows(engine, slots, 0, slots, 0)}
     ring = storage.ring
     with ring.lock:
         written, holes, rows, _ = ring.now()
-        slots, cursor = torch.arange(rows), ring.cursor
+        slots, cursor = torch.arange(rows, device="cpu"), ring.cursor
         if holes:
             slots = ring.present()
             slots = slots[ring.of(slots).argsort()]
@@ -170,6 +170,6 @@ def _checked(engine: SharedEngine, state: dict[str, Any]) -> tuple[Any, Tensor |
             )
             raise CheckpointError(msg)
     full = rows == saved["capacity"]  # else rows lie by age from slot 0 on
-    order = (torch.arange(rows) + (int(saved["cursor"]) if full else 0)) % max(rows, 1)
+    order = (torch.arange(rows, device="cpu") + (int(saved["cursor"]) if full else 0)) % max(rows, 1)
     data = storage.rows_of(saved, order)
     return data, own["priorities"][order] if engine.sampler.prioritized and rows else None

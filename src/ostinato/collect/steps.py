@@ -97,9 +97,11 @@ class VectorSteps:
         self._writes = rb.write_count
         self._match = match(rb, num_envs, self._mode, self._layout)
         self._obs: dict[Path, Tensor] | None = None
-        self._idle = torch.zeros(num_envs, dtype=torch.bool)  # the episode is over, and the next one has not begun
-        self._open = torch.zeros(num_envs, dtype=torch.bool)  # the newest row is one of an episode that goes on
-        self._newest = torch.zeros(num_envs, dtype=torch.int64)
+        # whether the episode is over, and the next one has not begun
+        self._idle = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
+        # whether the newest row is one of an episode that goes on
+        self._open = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
+        self._newest = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
 
     @classmethod
     def for_env(cls, rb: ReplayBuffer, env: Any, **options: Any) -> Self:
@@ -147,8 +149,8 @@ class VectorSteps:
             fresh = {path: torch.where(kept[path], value, self._obs[path]) for path, value in fresh.items()}
         self._break_off(chosen & self._open)
         self._obs = fresh
-        self._idle &= ~chosen
-        self._open &= ~chosen
+        self._idle = self._idle & ~chosen  # not in place: the mode (torch.inference_mode) may be another by now
+        self._open = self._open & ~chosen
 
     def add_step(
         self,
@@ -249,7 +251,7 @@ class VectorSteps:
         """Return the fields that tell episodes apart, where the buffer reads them."""
         out = {}
         if self._match.env:
-            out[self._layout["env"]] = torch.arange(self._envs)
+            out[self._layout["env"]] = torch.arange(self._envs, device="cpu")
         if self._match.mask:
             out[self._layout["mask"]] = ~self._idle
         return out
@@ -262,7 +264,7 @@ class VectorSteps:
             self._newest = (index[:, 0] * rb.storage.lanes + index[:, 1]).cpu()
             return index
         written = ~self._idle
-        index = torch.full((whole,), -1, device=rb.storage.device)
+        index = torch.full((whole,), -1, dtype=torch.int64, device=rb.storage.device)
         if bool(written.all()):
             index = rb.extend(layout.rows(fields, whole, collection=self._collection))
         elif bool(written.any()):
@@ -278,21 +280,23 @@ class VectorSteps:
         rows, capacity = len(rb), storage.capacity
         if not rows or storage.schema is None:
             return
-        order = (torch.arange(rows) + (storage.cursor if rows == capacity else 0)) % capacity
+        order = (torch.arange(rows, device="cpu") + (storage.cursor if rows == capacity else 0)) % capacity
         if self._match.env:
             ids = self._stored("env", order)
         elif storage.lanes == envs:
-            ids, order = torch.arange(envs), order[-envs:]
+            ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
             return  # rows that do not say where they are from have no episodes
+        newest, goes_on = self._newest.clone(), self._open.clone()
         for env in range(envs):
             at = (ids == env).nonzero()
             if at.numel():
-                self._newest[env] = order[at[-1, 0]]
-                self._open[env] = True
-        self._open &= ~(self._stored("terminated", self._newest) | self._stored("truncated", self._newest))
+                newest[env] = order[at[-1, 0]]
+                goes_on[env] = True
+        goes_on &= ~(self._stored("terminated", newest) | self._stored("truncated", newest))
         if self._match.mask:
-            self._open &= self._stored("mask", self._newest)
+            goes_on &= self._stored("mask", newest)
+        self._newest, self._open = newest, goes_on
 
     def _stored(self, part: str, slots: Tensor) -> Tensor:
         """Return what rows hold in a part with one value each."""

@@ -268,7 +268,7 @@ class ReplayBuffer(HostBuffer):
             rewards = torch.from_numpy(env.normalize_reward(rewards.numpy()))
         discounts = None
         if self._unit is not None:
-            steps = torch.arange(rewards.shape[1])
+            steps = torch.arange(rewards.shape[1], device="cpu")
             taken = steps < batch["steps_to_next_obs"].unsqueeze(-1)
             rewards = (rewards * torch.pow(self._unit.gamma, steps) * taken).sum(1, keepdim=True)
             discounts = batch["gamma"].unsqueeze(-1).to(self.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["as_bits", "same_rows", "turn_rows"]
+__all__ = ["as_bits", "as_ordinary", "same_rows", "turn_rows"]
 
 _PIECE_BYTES = 2 * 2**20
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -21,6 +21,18 @@ def as_bits(tensor: Tensor) -> Tensor:
     dtype = tensor.dtype
     rare = dtype in {torch.uint16, torch.uint32, torch.uint64} or str(dtype).startswith("torch.float8")
     return tensor.view(_SIGNED[dtype.itemsize]) if rare else tensor
+
+
+def as_ordinary(tensor: Tensor) -> Tensor:
+    """Return an ordinary tensor with the memory of an inference tensor (`torch.inference_mode`); others as they are.
+
+    Ordinary tensors may be changed in place in any mode. No copy.
+    """
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(mode=False):
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def same_rows(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:

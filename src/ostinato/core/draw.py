@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from ostinato.errors import OptionError, SlotError
+from ostinato.errors import KindError, OptionError, SlotError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostinato.core.shared_ring import SharedRing
     from ostinato.core.stamps import Stamps
 
-__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View", "check_slots", "episodes_of"]
+__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View", "as_slots", "check_slots", "episodes_of"]
 
 
 class Run(NamedTuple):
@@ -120,8 +120,23 @@ class Request(NamedTuple):
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
     """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
     stop = start + rows
-    out = torch.arange(start, stop) if device is None else torch.arange(start, stop, device=device)
+    out = torch.arange(start, stop, device="cpu") if device is None else torch.arange(start, stop, device=device)
     return out if stop <= capacity else out.remainder_(capacity)
+
+
+def as_slots(slots: Tensor, device: torch.device) -> Tensor:
+    """Bring slots that a sampler or writer chose to the form that native code reads: int64, contiguous, on a device.
+
+    Raises:
+        KindError: if they are on the device meta, where tensors have no values.
+    """
+    if slots.is_meta:
+        msg = (
+            "slots must have values, got a tensor on the device meta: name the device of new tensors, since "
+            "torch.set_default_device() and `with torch.device(...)` change what they get without"
+        )
+        raise KindError(msg)
+    return slots.to(device, torch.int64).contiguous()
 
 
 def check_slots(slots: Tensor, capacity: int) -> None:

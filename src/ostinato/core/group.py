@@ -68,7 +68,7 @@ def choose(index: Any, count: int) -> int | list[int]:
     if isinstance(index, slice):
         return _checked(list(range(count))[index], index, count)
     if isinstance(index, list | range | np.ndarray | torch.Tensor):
-        found = torch.as_tensor(np.asarray(index) if isinstance(index, list | range) else index)
+        found = index if isinstance(index, torch.Tensor) else torch.as_tensor(np.asarray(index), device="cpu")
         if found.numel() == 0:
             return _checked([], index, count)
         whole = not (found.dtype is torch.bool or found.is_floating_point() or found.is_complex())

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
-from ostinato.errors import KindError, SchemaError
+from ostinato.errors import KindError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "open_node",
     "put",
     "require_batch",
+    "require_eager",
     "show_field",
     "show_path",
     "stack",
@@ -192,6 +194,26 @@ def is_mapping(data: object) -> bool:
     return isinstance(data, dict) or is_tensor_collection(data)
 
 
+def require_eager(what: str) -> None:
+    """Refuse to read or write rows while torch records or transforms what is computed.
+
+    Tensors made inside `torch.func.vmap`, `grad` and the like have no memory of their own and end with the transform; a
+    trace would repeat one batch for ever.
+
+    Args:
+        what: what the buffer was asked to do, for the message.
+
+    Raises:
+        UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
+    """
+    transform = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 (torch has no public name for it)
+    if transform is None and not torch._C._is_tracing():  # noqa: SLF001 (torch.jit.is_tracing takes four times as long)
+        return
+    name = "torch.jit.trace" if transform is None else f"torch.func ({transform.key().name.lower()})"
+    msg = f"{what} inside {name} is not possible: do it outside, and pass the batch or its tensors in or out"
+    raise UsageError(msg)
+
+
 def find_field(data: Any, path: Sequence[Hashable]) -> Any:
     """Return the field of nested data at a path, None if there is none."""
     for key in path:
@@ -232,7 +254,9 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
     Args:
         value: a tensor, a numpy array or scalar, or a Python number.
         path: where the leaf stands, for messages.
-        like: dtype that a bare Python number takes (numbers carry none); None gives torch's default.
+        like: dtype that a bare Python number takes (numbers carry none); None, or one that cannot hold it, gives int64,
+            bool and float32, whatever torch's default dtype. Numbers and arrays lie on the CPU, whatever torch's
+            default device.
 
     Raises:
         KindError: for anything else, text and ragged sequences included, naming what to use instead.
@@ -240,7 +264,8 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided or value.is_meta:
             raise KindError(_refuse(path, "a nested, sparse or meta tensor"))
-        return (value.detach() if value.requires_grad else value).resolve_conj().resolve_neg()
+        followed = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
+        return (value.detach() if followed else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":
             raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))
@@ -252,7 +277,7 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
             if not low <= value <= high:
                 raise KindError(_refuse(path, f"the number {value}, which {dtype} cannot hold"))
         try:
-            return torch.tensor(value, dtype=dtype)
+            return torch.tensor(value, dtype=dtype or _number_dtype(value), device="cpu")
         except (OverflowError, RuntimeError, ValueError) as error:
             raise KindError(_refuse(path, f"the number {value!r} ({error})")) from None
     raise KindError(_refuse(path, type(value).__name__))
@@ -269,6 +294,11 @@ def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True, order="C"))
     except TypeError:
         raise KindError(_refuse(path, f"a numpy array of dtype {array.dtype}")) from None
+
+
+def _number_dtype(value: float) -> torch.dtype:
+    """Return what a bare Python number becomes: not torch's default dtype, which may change between two writes."""
+    return torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
 
 
 def _holds(dtype: torch.dtype, value: Any) -> bool:
@@ -358,7 +388,7 @@ def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple
         if type(items[0]) in {int, float, bool} and len({type(item) for item in items}) == 1:
             dtype = like.get(path)
             fits = dtype is not None and _holds(dtype, items[0])
-            return torch.tensor(list(items), dtype=dtype if fits else None)
+            return torch.tensor(list(items), dtype=dtype if fits else _number_dtype(items[0]), device="cpu")
         return torch.stack([as_tensor(item, path, like.get(path)) for item in items], 0)
     node = opened[0]
     columns: list[list[Any]] = [[] for _ in node.keys]

@@ -133,7 +133,7 @@ class NativeEpisodes:
     def _template(self, key: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
         """Tensors `[n, T]` to make others like: twice as fast as to spell shape and dtype out each time."""
         n, before, after = key
-        slots = torch.empty((n, before + 1 + after), dtype=torch.int64)
+        slots = torch.empty((n, before + 1 + after), dtype=torch.int64, device="cpu")
         found = (slots, torch.empty_like(slots, dtype=torch.bool))
         if slots.numel() <= _MOST_ENTRIES:
             if len(self._templates) >= _MOST_TEMPLATES:
@@ -143,7 +143,7 @@ class NativeEpisodes:
 
     def spans(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """First slots, rows, whether ended, serials."""
-        first = torch.empty(self._table.count, dtype=torch.int64)
+        first = torch.empty(self._table.count, dtype=torch.int64, device="cpu")
         rows, closed, serial = (
             torch.empty_like(first),
             torch.empty_like(first, dtype=torch.bool),
@@ -180,14 +180,14 @@ class NativeEpisodes:
     def save(self) -> dict[str, Tensor]:
         """Records of the rows present, what is known of each besides its rows, free records."""
         table = self._table
-        serials = torch.empty(table.records, dtype=torch.int64)
+        serials = torch.empty(table.records, dtype=torch.int64, device="cpu")
         state = {
-            "episode": torch.empty(table.present, dtype=torch.int32),
+            "episode": torch.empty(table.present, dtype=torch.int32, device="cpu"),
             "serials": serials,
             "keys": torch.empty_like(serials),
             "kinds": torch.empty_like(serials, dtype=torch.uint8),
             "status": torch.empty_like(serials, dtype=torch.uint8),
-            "free": torch.empty(table.free_count, dtype=torch.int64),
+            "free": torch.empty(table.free_count, dtype=torch.int64, device="cpu"),
         }
         table.save(*(x.data_ptr() for x in state.values()))
         return state

@@ -257,7 +257,7 @@ def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums of rows `[R, T, *shape]` by weights `[R, T]`; a row of weight 0 may be infinite."""
     shape = rows.shape[2:]
     if native is not None and rows.is_cpu and rows.dtype is weights.dtype:
-        out = torch.empty((rows.shape[0], *shape), dtype=rows.dtype)
+        out = torch.empty((rows.shape[0], *shape), dtype=rows.dtype, device="cpu")
         single = rows.dtype is torch.float32
         native.weigh_rows(rows.data_ptr(), weights.data_ptr(), *weights.shape, shape.numel(), single, out.data_ptr())
         return out

@@ -21,7 +21,7 @@ class Selection(NamedTuple):
     batch: tuple[int, ...]
 
 
-_NONE = torch.empty(0, dtype=torch.int64)
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def select(index: Any, shape: tuple[int, ...], device: torch.device, *, swap: bool = False) -> Selection:
@@ -55,7 +55,7 @@ def select(index: Any, shape: tuple[int, ...], device: torch.device, *, swap: bo
     if len(shape) == 1 and isinstance(index, Tensor) and index.dtype is not torch.bool:
         return _by_tensor(index, rows, device)
     count = rows if len(shape) == 1 else rows * shape[1]
-    grid = torch.arange(count).reshape(shape)
+    grid = torch.arange(count, device="cpu").reshape(shape)
     picked = apply_index(grid.transpose(0, 1) if swap else grid, index)
     return Selection(None, picked.reshape(-1).contiguous().to(device), tuple(picked.shape))
 
@@ -98,7 +98,7 @@ def _plain(index: Any) -> Any:
         raise KindError(msg)
     if isinstance(index, (list, range, np.ndarray)):
         try:
-            out = torch.as_tensor(np.asarray(index))
+            out = torch.as_tensor(np.asarray(index), device="cpu")
         except (TypeError, ValueError) as error:
             msg = f"rows are chosen by int, slice, tensor, mask or tuple of these, got {index!r} ({error})"
             raise KindError(msg) from None

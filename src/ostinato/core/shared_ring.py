@@ -46,7 +46,11 @@ class SharedRing:
         self._memory = memory
         self.lock: Any = native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
         self._stamps = self._words(self.lock.stamps, torch.int64)
-        self.priorities = self._words(self.lock.priorities, torch.float64) if ranked else torch.empty(0)
+        self.priorities = (
+            self._words(self.lock.priorities, torch.float64)
+            if ranked
+            else torch.empty(0, dtype=torch.float32, device="cpu")
+        )
         """Priorities of the slots, float64 `[capacity]`, empty without priorities; a view, guarded by the lock."""
         self.tree = self.lock.tree
         """The native tree of their values, guarded by the lock."""
@@ -229,5 +233,5 @@ class SharedRing:
     def present(self) -> Tensor:
         """Return the slots that hold whole rows, in order, int64. Cost: O(rows)."""
         rows = self.rows
-        out = torch.empty(rows, dtype=torch.int64)
+        out = torch.empty(rows, dtype=torch.int64, device="cpu")
         return out[: self.lock.present(out.data_ptr(), rows)]

@@ -146,12 +146,14 @@ class Stamps:
         """Restore what `state_dict` returned."""
         array = state["array"]
         self.written, self._base, self._cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
-        self._array = None if array is None else array.to(self.device, torch.int64).clone()
+        with torch.inference_mode(mode=False):  # changed in place in any mode
+            self._array = None if array is None else array.to(self.device, torch.int64).clone()
 
     def _materialise(self, needed: int) -> Tensor:
         """Lay out stamps for at least `needed` slots; the array doubles, since a list storage may have no bound."""
         held = 0 if self._array is None else self._array.shape[0]
         if self._array is None or held < needed:
             size = min(self.capacity, max(needed, 2 * held, min(self.written, self.capacity)))
-            self._array = self.of(torch.arange(size, device=self.device))
+            with torch.inference_mode(mode=False):
+                self._array = self.of(torch.arange(size, device=self.device))
         return self._array

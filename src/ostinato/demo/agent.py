@@ -30,7 +30,7 @@ class QNetwork(nn.Module):
         """
         super().__init__()
         self.scale: Tensor
-        self.register_buffer("scale", torch.tensor(spec.observation_scale))
+        self.register_buffer("scale", torch.tensor(spec.observation_scale, dtype=torch.float32, device="cpu"))
         self.first = _linear(spec.observation_size, hidden, generator)
         self.second = _linear(hidden, hidden, generator)
         self.last = _linear(hidden, spec.actions, generator)

@@ -92,7 +92,7 @@ class Counted:
         found, failed = self._fleet.hear("take", calls, "read")
         for i in (i for i in sorted(found) if found[i] is not None):
             data, info = found[i]
-            self._hand.append(join([Part(i, data, info, torch.arange(counts[i]))]))
+            self._hand.append(join([Part(i, data, info, torch.arange(counts[i], device="cpu"))]))
         if failed:
             raise failed[0]
 
@@ -101,7 +101,7 @@ class Counted:
         parts, first = [], 0
         for data, info in self._hand:
             rows = _rows((data, info))
-            parts.append(Part(0, data, info, torch.arange(first, first + rows)))
+            parts.append(Part(0, data, info, torch.arange(first, first + rows, device="cpu")))
             first += rows
         self._hand = []
         batch, info = join(parts)

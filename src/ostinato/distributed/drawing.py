@@ -83,7 +83,7 @@ class Drawer:
 
     def uniforms(self, size: int) -> Tensor:
         """Draw the numbers that choose the shards, in the caller's thread: those of torch's generator come in order."""
-        return torch.rand(size, dtype=torch.float64, generator=self._generator)
+        return torch.rand(size, dtype=torch.float64, generator=self._generator, device="cpu")
 
     def forget(self) -> None:
         """Forget rows in hand: there are others now, or none."""

@@ -112,7 +112,7 @@ def _as_whole(part: Part) -> dict[Any, Any]:
 
 
 def _records(spots: Tensor, each: int) -> Tensor:
-    return spots if each == 1 else (spots[:, None] * each + torch.arange(each)).reshape(-1)
+    return spots if each == 1 else (spots[:, None] * each + torch.arange(each, device="cpu")).reshape(-1)
 
 
 def _scatter(values: Sequence[Tensor], where: Sequence[Tensor], size: int) -> Tensor:

@@ -132,7 +132,7 @@ def _build(form: Any, memory: bytearray, begin: int) -> Any:
     if dtype is not None:
         shape, count = form[1], prod(form[1])
         if not count:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=begin + form[2])
         return flat if len(shape) == 1 else flat.view(shape)
     children = [_build(child, memory, begin) for child in form[2]]

@@ -112,7 +112,7 @@ def _data(flat: Any) -> Any:
 
 def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not len(data):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(_memory(data)).view(dtype).reshape(shape)
 
 

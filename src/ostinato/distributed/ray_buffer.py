@@ -86,7 +86,7 @@ class RayReplayBuffer:
     ) -> None:
         refuse_restarts(remote_config)
         depth = check_prefetch(kwargs.pop("prefetch", None), kwargs.get("batch_size"))
-        seed = int(torch.randint(2**62, ())) if check_generator(kwargs.get("generator")) is None else None
+        seed = int(torch.randint(2**62, (), device="cpu")) if check_generator(kwargs.get("generator")) is None else None
         start(ray_init_config)
         self._connect(spawn(Host, remote_config, Recipe(replay_buffer_cls, args, kwargs, seed)))
         self._depth = depth

@@ -62,7 +62,7 @@ def allot(masses: Sequence[float], uniforms: Tensor) -> Tensor:
     Returns:
         int64 `[B]`; a shard without mass is never chosen.
     """
-    ends = torch.tensor(list(itertools.accumulate(masses)), dtype=torch.float64)
+    ends = torch.tensor(list(itertools.accumulate(masses)), dtype=torch.float64, device="cpu")
     chosen = torch.searchsorted(ends, uniforms * ends[-1], right=True)
     last = max(i for i, mass in enumerate(masses) if mass > 0)  # rounding may reach the end of the line
     return chosen.clamp_(max=last)
@@ -91,7 +91,7 @@ def deal(rows: Sequence[int], draws: Sequence[int], uniforms: Tensor) -> Tensor:
         at = min(bisect.bisect_right(ends, uniform * ends[-1]), last)
         left[at] -= 1
         chosen.append(at)
-    return torch.tensor(chosen, dtype=torch.int64)
+    return torch.tensor(chosen, dtype=torch.int64, device="cpu")
 
 
 def places(chosen: Tensor) -> dict[int, Tensor]:

@@ -104,7 +104,7 @@ class ShardedReplayBuffer:
         Rota(number, 0, sticky=True)  # refuses too many
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         depth = check_prefetch(prefetch, kwargs.get("batch_size"))
-        seeds = torch.randint(2**62, (number,), generator=check_generator(generator)).tolist()
+        seeds = torch.randint(2**62, (number,), generator=check_generator(generator), device="cpu").tolist()
         shelter.check(directory, number, resume=resume)
         start(ray_init_config)
         placed = place(placement, number, remote_config)
@@ -229,7 +229,7 @@ class ShardedReplayBuffer:
         """Add one row to a shard; see `ReplayBuffer.add`."""
         check_wait(timeout_s, waits=self._way.waits)
         shard, slot = self._sender.put("add", data, timeout_s)
-        return None if slot is None else int(join_index(shard, torch.tensor(slot)))
+        return None if slot is None else int(join_index(shard, torch.tensor(slot, dtype=torch.int64, device="cpu")))
 
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
         """Add rows to one shard, in order; see `ReplayBuffer.extend`.

@@ -84,7 +84,11 @@ def _change(index: Any, priority: Any, stamps: Any) -> Change:
     where = _integers("index", index)
     lead = where.shape
     try:
-        values = priority if isinstance(priority, Tensor) else torch.as_tensor(np.asarray(priority, dtype=np.float64))
+        values = (
+            priority
+            if isinstance(priority, Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
     except (TypeError, ValueError) as error:
         msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None
@@ -116,7 +120,7 @@ def _change(index: Any, priority: Any, stamps: Any) -> Change:
 
 
 def _integers(name: str, value: Any) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
     if found.numel() and (found.dtype is torch.bool or found.is_floating_point() or found.is_complex()):
         msg = f"{name} must hold integers, got {found.dtype}: pass what extend() or sample() gave"
         raise KindError(msg)

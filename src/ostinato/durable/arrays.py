@@ -93,7 +93,8 @@ def read_array(root: Path, record: ArrayRecord, *, verify: bool = True) -> Tenso
     """
     _check_size(root, record)
     try:
-        dest = torch.empty(record.shape, dtype=record.torch_dtype)
+        with torch.inference_mode(mode=False):
+            dest = torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
     except RuntimeError as error:
         msg = f"{root / record.file}: {record.nbytes} bytes of memory needed, more than there is free"
         raise StorageMemoryError(msg) from error
@@ -176,10 +177,11 @@ def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
         return map_rows(root, record, record.shape[0]).view(record.torch_dtype).view(record.shape)
     _check_size(root, record)
     if record.nbytes == 0:
-        return torch.empty(record.shape, dtype=record.torch_dtype)
+        return torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
     path = str(safe_join(root, record.file))
-    raw = torch.from_file(path, shared=False, size=record.nbytes, dtype=torch.uint8)
-    return raw.view(record.torch_dtype).view(record.shape)
+    with torch.inference_mode(mode=False):
+        raw = torch.from_file(path, shared=False, size=record.nbytes, dtype=torch.uint8)
+        return raw.view(record.torch_dtype).view(record.shape)
 
 
 @contextlib.contextmanager
@@ -249,7 +251,9 @@ def _staging_bytes(tensor: Tensor) -> int:
 
 
 def _staging_for(tensor: Tensor) -> Tensor:
-    return torch.empty(0 if is_raw(tensor) else min(tensor.nbytes, _staging_bytes(tensor)), dtype=torch.uint8)
+    return torch.empty(
+        0 if is_raw(tensor) else min(tensor.nbytes, _staging_bytes(tensor)), dtype=torch.uint8, device="cpu"
+    )
 
 
 def _shaped(staging: Tensor, like: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def column_of(rows: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, .
         step *= size
     item = dtype.itemsize
     if step == 0 or n == 0:
-        return torch.empty((n, *shape), dtype=dtype)
+        return torch.empty((n, *shape), dtype=dtype, device="cpu")
     flat = rows.view(-1).view(dtype)
     return flat.as_strided((n, *shape), (width // item, *steps), flat.storage_offset() + offset // item)
 
@@ -110,7 +110,7 @@ def read_rows(root: Path, record: ArrayRecord, target: Target, *, verify: bool) 
             target holds then is undefined.
     """
     width = record.row_bytes
-    staging = torch.empty((max(1, _STAGING_BYTES // max(1, width)), width), dtype=torch.uint8)
+    staging = torch.empty((max(1, _STAGING_BYTES // max(1, width)), width), dtype=torch.uint8, device="cpu")
     with open_checked(root, record.base, verify=verify) as reader:
         window = target.window(0, record.base_rows)
         if window is not None:
@@ -230,7 +230,7 @@ def _lay_out(root: Path, record: ArrayRecord, capacity: int) -> Overlay:
             slots = rows_of(runs[~places.large])
             if len(slots):
                 reader.skip_to(places.small_start)
-                rows = torch.empty((len(slots), width), dtype=torch.uint8)
+                rows = torch.empty((len(slots), width), dtype=torch.uint8, device="cpu")
                 reader.read_into(raw_view(rows))
                 table[torch.from_numpy(slots)] = rows
         covered = _cover(root / patch.file, covered, runs)

@@ -113,7 +113,8 @@ def read_tensor(fd: int, placed: Placed, path: Path) -> Tensor:
     """
     if placed.strides is not None:
         return read_strided(fd, placed, path).contiguous()
-    tensor = torch.empty(placed.shape, dtype=placed.torch_dtype)
+    with torch.inference_mode(mode=False):
+        tensor = torch.empty(placed.shape, dtype=placed.torch_dtype, device="cpu")
     read_into(fd, raw_view(tensor), placed.offset, path)
     return tensor
 
@@ -124,7 +125,8 @@ def read_strided(fd: int, placed: Placed, path: Path) -> Tensor:
     Raises:
         DamagedFileError: The file ends before.
     """
-    raw = torch.empty(placed.end() - placed.offset, dtype=torch.uint8)
+    with torch.inference_mode(mode=False):
+        raw = torch.empty(placed.end() - placed.offset, dtype=torch.uint8, device="cpu")
     read_into(fd, raw_view(raw), placed.offset, path)
     steps = [step // placed.torch_dtype.itemsize for step in placed.strides or ()]
     return raw.view(placed.torch_dtype).as_strided(placed.shape, steps)

@@ -48,10 +48,11 @@ class Overlay:
             msg = f"mmap=True needs Linux or macOS, this is {sys.platform}: load without it"
             raise OptionError(msg)
         if nbytes == 0:
-            self.tensor = torch.empty(0, dtype=torch.uint8)
+            self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
             return
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
+        with torch.inference_mode(mode=False):
+            self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._view = self.tensor.numpy().data
 
     def lay(self, fd: int, offset: int, start: int, nbytes: int, path: Path) -> None:

@@ -127,7 +127,8 @@ class CheckpointReader:
         """Read an array into a new CPU tensor; checksums are compared."""
         record = self.record(name)
         if isinstance(record, ColumnRecord):
-            dest = torch.empty(record.shape, dtype=record.torch_dtype)
+            with torch.inference_mode(mode=False):
+                dest = torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
             self.read_into(name, dest)
             return dest
         with self._saved_over():

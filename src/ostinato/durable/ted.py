@@ -185,7 +185,9 @@ class Flat2TED:
         """
         fields = dict(tensors_of(data))
         shape, shift, full = read_notes(data, self._keys)
-        line = Line.of(shape, shift, full=full, device=next(iter(fields.values())).device if fields else None)
+        line = Line.of(
+            shape, shift, full=full, device=next(iter(fields.values())).device if fields else torch.device("cpu")
+        )
         cells = line.lanes * shape[0]
         ends = fields.get(self._keys.done)
         if ends is None or ends.numel() != cells:

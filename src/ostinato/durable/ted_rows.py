@@ -82,7 +82,7 @@ class Line(NamedTuple):
     """Step of the data at each place of a line, int64 `[steps]`."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], shift: int, *, full: bool, device: torch.device | None) -> Line:
+    def of(cls, shape: tuple[int, ...], shift: int, *, full: bool, device: torch.device) -> Line:
         """Put the steps of the data in the order of time."""
         steps = torch.arange(shape[0], device=device)
         return cls(shape, shift, full, (steps + shift) % shape[0] if full else steps)

@@ -152,7 +152,8 @@ class _Decoder:
         raw = self._data(fields["data"], shape_nbytes(shape, dtype))
         if dtype == torch.bool and raw.strip(b"\0\1"):
             self.fail("booleans must be 0 or 1")
-        result = torch.empty(shape, dtype=dtype)
+        with torch.inference_mode(mode=False):
+            result = torch.empty(shape, dtype=dtype, device="cpu")
         raw_view(result)[:] = raw
         return result
 

@@ -46,9 +46,10 @@ class DevicePasses:
             raise UsageError(msg)
         self.capacity = capacity
         self.device = device
-        self.order = torch.arange(capacity + 1, device=device)  # of slots without rows, identity; the last is scratch
-        self._at = torch.zeros((), dtype=torch.int64, device=device)
-        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        with torch.inference_mode(mode=False):  # moved on in place in any mode
+            self.order = torch.arange(capacity + 1, device=device)  # of slots without rows, identity; the last: scratch
+            self._at = torch.zeros((), dtype=torch.int64, device=device)
+            self._count = torch.zeros((), dtype=torch.int64, device=device)
         self.rows = 0
         self._place: int | None = 0
         self._shuffled = False  # whether the order is, from the place on
@@ -82,7 +83,7 @@ class DevicePasses:
 
     def clear(self) -> None:
         """Forget order and place, in place: a captured graph goes on reading the same memory."""
-        torch.arange(self.capacity + 1, out=self.order)
+        torch.arange(self.capacity + 1, out=self.order, device=self.device)
         self._at.zero_()
         self._count.zero_()
         self.rows = 0

@@ -44,7 +44,10 @@ class CompiledTree:
 
     def __init__(self, tree: SumTree) -> None:
         self._tree = tree
-        self._forms = torch.empty(0, dtype=torch.int64), torch.empty(0)  # of the last sample: to make tensors by
+        self._forms = (
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+            torch.empty(0, dtype=torch.float32, device="cpu"),
+        )  # of the last sample: to make tensors by
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +84,7 @@ class CompiledTree:
 
     def get(self, slots: Tensor) -> Tensor:
         """Read leaves."""
-        out = torch.empty(slots.shape[0], dtype=torch.float64)
+        out = torch.empty(slots.shape[0], dtype=torch.float64, device="cpu")
         try:
             self._tree.get(slots.data_ptr(), slots.shape[0], out.data_ptr())
         except IndexError:
@@ -103,7 +106,10 @@ class CompiledTree:
         n = uniforms.shape[0]
         form, weighed = self._forms
         if form.shape[0] != n or weighed.dtype is not dtype:
-            form, weighed = self._forms = torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=dtype)
+            form, weighed = self._forms = (
+                torch.empty(n, dtype=torch.int64, device="cpu"),
+                torch.empty(n, dtype=dtype, device="cpu"),
+            )
         slots, weights, drawn = torch.empty_like(form), torch.empty_like(weighed), torch.empty_like(form)
         single = dtype is torch.float32
         at = slots.data_ptr(), weights.data_ptr(), single, drawn.data_ptr()
@@ -147,7 +153,7 @@ class CompiledTree:
 
     def leaves(self, rows: int) -> Tensor:
         """Copy the first `rows` leaves."""
-        out = torch.empty(rows, dtype=torch.float64)
+        out = torch.empty(rows, dtype=torch.float64, device="cpu")
         self._tree.leaves(out.data_ptr(), rows)
         return out
 

@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, final, get_args
 
+import numpy as np
 import torch
 
 from ostinato.core.group import Group
@@ -191,7 +192,9 @@ class SamplerEnsemble(Group[Sampler]):
         try:
             if state["p"] is not None and state["p"] != _SAMPLEABLE:
                 shares = _shares(state["p"], len(self.members))
-                if not torch.allclose(shares, torch.as_tensor(state["p"], dtype=torch.float64), rtol=0, atol=1e-6):
+                if not torch.allclose(
+                    shares, torch.as_tensor(state["p"], dtype=torch.float64, device="cpu"), rtol=0, atol=1e-6
+                ):
                     msg = f"the checkpoint's mixing weights {state['p']} are no shares of 1: it is damaged"
                     raise CheckpointError(msg)
         except (OptionError, KindError) as error:
@@ -203,7 +206,7 @@ class SamplerEnsemble(Group[Sampler]):
         self.check_state(state)
         p = state["p"]
         # as it was saved: dividing by a sum of nearly 1 once more would change the last digits
-        self._p = torch.tensor(p, dtype=torch.float64) if isinstance(p, list) else p
+        self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
 
     def _check_parts(self, value: Any) -> int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -227,7 +230,10 @@ class SamplerEnsemble(Group[Sampler]):
 
 def _shares(value: Any, members: int) -> Tensor:
     try:
-        weights = torch.as_tensor(value).detach().to("cpu", torch.float64)
+        given = (
+            value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value, dtype=np.float64))
+        )
+        weights = given.to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = f'p must be numbers, None or "sampleable", got {value!r} ({error})'
         raise KindError(msg) from None
@@ -247,7 +253,7 @@ def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator 
     All points have the same fraction, so a stretch of length `l` holds `floor(l)` or `ceil(l)` of them. Members lie on
     the line in a random order, so that no two of them exclude each other for good.
     """
-    device = None if generator is None else generator.device
+    device = "cpu" if generator is None else generator.device
     order: list[int] = torch.randperm(len(shares), generator=generator, device=device).tolist()
     point = float(torch.rand((), dtype=torch.float64, generator=generator, device=device))
     chosen: list[int] = []

@@ -47,7 +47,7 @@ class Ledger:
         self.ring: SharedRing | None = None  # where it is shared with other processes
         self.rows = 0
         self._tree: PriorityTree | None = None
-        self._raw = torch.empty(0, dtype=torch.float64)
+        self._raw = torch.empty(0, dtype=torch.float64, device="cpu")
         self._loaded: tuple[Tensor, Tensor] | None = None  # priorities and values that wait for a buffer
         self._hidden: Tensor | None = None  # bool for each slot, from the first one hidden on
         self._tree_alpha = alpha
@@ -213,9 +213,8 @@ class Ledger:
     def _found_largest(self) -> float | Tensor:
         if self.within and (self._dirty or not self._raw.is_cpu):
             present = self.content()[0]
-            self._largest = present.amax() if present.numel() else 0.0
-            if present.is_cpu:
-                self._largest = float(self._largest)
+            largest = present.amax() if present.numel() else 0.0
+            self._largest = float(largest) if present.is_cpu else largest
             self._dirty = False
         return self._largest
 
@@ -253,7 +252,8 @@ class Ledger:
         """
         tree = self.tree(view)
         if self._hidden is None:
-            self._hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
+            with torch.inference_mode(mode=False):
+                self._hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
         tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
         self._hidden[slots] = True
 
@@ -308,13 +308,15 @@ class Ledger:
 
     def _build(self, view: View) -> PriorityTree:
         raw, values = (part[: view.capacity].to(view.device) for part in self.content())
-        self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
         if native is not None and self._raw.is_cpu:
             native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
         self._raw.zero_()[: raw.shape[0]] = raw
         if self._hidden is not None:
             hidden = self._hidden[: view.capacity].to(view.device)
-            self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
+            with torch.inference_mode(mode=False):
+                self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
             self._hidden[: hidden.shape[0]] = hidden
         self._tree = tree = PriorityTree(view.capacity, view.device)
         self.rows, self._loaded = raw.shape[0], None
@@ -358,7 +360,7 @@ class Ledger:
         if self._loaded is not None:
             return self._loaded
         if self._tree is None:
-            return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+            return torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.float64, device="cpu")
         return self._raw[: self.rows], self._tree.leaves(self.rows)
 
     def state_dict(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class QueueSampler(CountingSampler):
         slots = ring_range((view.cursor - self._waiting) % view.capacity, fresh, view.capacity)
         self._waiting -= fresh
         if again:
-            slots = torch.cat((torch.tensor(again), slots))
+            slots = torch.cat((torch.tensor(again, dtype=torch.int64, device="cpu"), slots))
         held = slots.tolist()
         slots = slots.to(view.device)
         stamps = view.stamps.of_present(slots)
@@ -130,10 +130,12 @@ class QueueSampler(CountingSampler):
         """Return all rows that have not been delivered."""
         return {
             "waiting": self._waiting,
-            "returned": torch.tensor(self._returned, dtype=torch.int64),
-            "keys": torch.tensor(list(self._drawn), dtype=torch.int64),
-            "sizes": torch.tensor([len(slots) for slots in self._drawn.values()], dtype=torch.int64),
-            "drawn": torch.tensor([slot for slots in self._drawn.values() for slot in slots], dtype=torch.int64),
+            "returned": torch.tensor(self._returned, dtype=torch.int64, device="cpu"),
+            "keys": torch.tensor(list(self._drawn), dtype=torch.int64, device="cpu"),
+            "sizes": torch.tensor([len(slots) for slots in self._drawn.values()], dtype=torch.int64, device="cpu"),
+            "drawn": torch.tensor(
+                [slot for slots in self._drawn.values() for slot in slots], dtype=torch.int64, device="cpu"
+            ),
         }
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:

@@ -255,7 +255,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             use_gpu=use_gpu,
         )
         SamplerWithoutReplacement.__init__(self, drop_last=drop_last, shuffle=shuffle)
-        self._firsts = torch.empty(0, dtype=torch.int64)
+        self._firsts = torch.empty(0, dtype=torch.int64, device="cpu")
         self._seen, self._length = -1, 0
 
     def __repr__(self) -> str:

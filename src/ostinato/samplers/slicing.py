@@ -131,7 +131,7 @@ class Slicing:
         self.left, self.right = (_side(side, options.slice_len) for side in span)
         self._truncated = None if options.truncated_key is None else as_path(options.truncated_key)
         self._init = None if options.init_key is None else as_path(options.init_key)
-        self._ends: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool))
+        self._ends: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.bool, device="cpu"))
 
     @property
     def form(self) -> str:
@@ -249,7 +249,8 @@ def _side(side: Any, length: int | None) -> bool | int:
 
 def _reach(side: bool | int, length: int) -> Tensor:  # noqa: FBT001
     """Rows by which a slice may reach out of its episode."""
-    return torch.tensor(length - 1 if side is True else min(int(side), length - 1))
+    last = length - 1 if side is True else min(int(side), length - 1)
+    return torch.tensor(last, dtype=torch.int64, device="cpu")
 
 
 def _scaled(randoms: Tensor, counts: Tensor) -> Tensor:

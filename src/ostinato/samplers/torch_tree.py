@@ -29,12 +29,13 @@ class TorchTree:
         self.capacity = capacity
         self._sums: list[Tensor] = []
         nodes = capacity
-        while not self._sums or nodes > 1:
-            nodes = -(-nodes // _FAN) if self._sums else nodes
-            self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
-        # Zero stands for "no leaf above zero". Of the leaves these are the sums' own lines.
-        self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
-        self._mosts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+        with torch.inference_mode(mode=False):  # updates come in any mode
+            while not self._sums or nodes > 1:
+                nodes = -(-nodes // _FAN) if self._sums else nodes
+                self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
+            # Zero stands for "no leaf above zero". Of the leaves these are the sums' own lines.
+            self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
+            self._mosts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
 
     @property
     def nbytes(self) -> int:

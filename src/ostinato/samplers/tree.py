@@ -54,7 +54,9 @@ class PriorityTree:
             msg = f"capacity of a priority tree must be at least 1, got {capacity}"
             raise OptionError(msg)
         self.capacity = capacity
-        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", which tensors say
+        self.device = torch.empty(
+            0, device=device, dtype=torch.float32
+        ).device  # "cuda" becomes "cuda:0", which tensors say
         self._on_cpu = self.device.type == "cpu"
         self._check_first = self._on_cpu and native is None  # the compiled part checks by itself
         if compiled is None and native is not None and self._on_cpu:

@@ -67,7 +67,7 @@ class RandomSampler(Sampler):
                 view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
             )
         if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator))
+            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device="cpu"))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
@@ -120,7 +120,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self.shuffle = shuffle
         self.endless = endless
         self._aside: DevicePasses | None = None
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._rows = 0
         self._at = 0
         self._ran_out = False
@@ -224,7 +224,9 @@ class SamplerWithoutReplacement(RandomSampler):
     def _count_due(self, starts: Starts) -> int:
         """Return a number of rows left in the pass that may be drawn, at least; 0 if there is none."""
         if self._due <= 0:
-            rest = self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows)
+            rest = (
+                self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows, device="cpu")
+            )
             self._due = int(starts.allowed(rest).sum())
         return self._due
 
@@ -294,7 +296,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """Append the slots from `first` on to the order; more memory where they do not fit."""
         if self._order.shape[0] < view.rows or self._order.device != view.device:
             room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
-            order = torch.empty(room, dtype=torch.int64, device=view.device)
+            with torch.inference_mode(mode=False):  # shuffled in place in any mode
+                order = torch.empty(room, dtype=torch.int64, device=view.device)
             if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
                 _advise(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]
@@ -309,7 +312,7 @@ class SamplerWithoutReplacement(RandomSampler):
     def _next(self, count: int, generator: torch.Generator | None) -> Tensor:
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
-        randoms = torch.randint(0, _TOP, (count,), generator=generator)
+        randoms = torch.randint(0, _TOP, (count,), generator=generator, device="cpu")
         if native is None or is_dynamo_compiling():
             return _shuffle_draw(self._order, self._at, self._rows, randoms)
         out = torch.empty_like(randoms)
@@ -373,7 +376,8 @@ class SamplerWithoutReplacement(RandomSampler):
         self.check_state(state, int(state["rows"]))
         rows, at, order = int(state["rows"]), int(state["at"]), state["order"]
         if order is not None:
-            self._order = order.clone()
+            with torch.inference_mode(mode=False):
+                self._order = order.clone()
         self._aside = None
         self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
@@ -398,10 +402,11 @@ def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Ten
     firsts = [step % total for step in range(first, first + randoms.shape[0])]
     steps = [(i, i + ((r * (total - i)) >> 63)) for i, r in zip(firsts, randoms.tolist(), strict=True)]
     places = sorted({place for step in steps for place in step})
-    held = dict(zip(places, order[torch.tensor(places)].tolist(), strict=True))
+    held = dict(zip(places, order[torch.tensor(places, dtype=torch.int64, device="cpu")].tolist(), strict=True))
     out = []
     for i, j in steps:
         held[i], held[j] = held[j], held[i]
         out.append(held[i])
-    order[torch.tensor(places)] = torch.tensor([held[place] for place in places])
-    return torch.tensor(out)
+    values = [held[place] for place in places]
+    order[torch.tensor(places, dtype=torch.int64, device="cpu")] = torch.tensor(values, dtype=torch.int64, device="cpu")
+    return torch.tensor(out, dtype=torch.int64, device="cpu")

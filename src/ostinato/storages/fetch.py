@@ -81,9 +81,9 @@ class Room:
         forms = list(zip(rows, self._forms, strict=True))
         if not pin and min(rows, default=0) > 1:  # (a single row made by empty_like may get a stride of 0)
             # empty_like is the cheapest way to a tensor; templates of zero stride take no memory
-            templates = [torch.empty((), dtype=dtype).expand(n, *shape) for n, (shape, dtype) in forms]
+            templates = [torch.empty((), dtype=dtype, device="cpu").expand(n, *shape) for n, (shape, dtype) in forms]
             self._templates = (key, templates)
-        return [torch.empty((n, *shape), dtype=dtype, pin_memory=pin) for n, (shape, dtype) in forms]
+        return [torch.empty((n, *shape), dtype=dtype, pin_memory=pin, device="cpu") for n, (shape, dtype) in forms]
 
 
 @final

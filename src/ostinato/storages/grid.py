@@ -36,7 +36,11 @@ def read_grid(table: Table | MirroredTable, late: LateFields, shape: tuple[int, 
     """
     index = plain_index(index)
     rows = shape[0] * shape[1]
-    batch = tuple(apply_index(as_grid(torch.empty(1).expand(rows), shape, swap=swap), index).shape)
+    batch = tuple(
+        apply_index(
+            as_grid(torch.empty(1, dtype=torch.float32, device="cpu").expand(rows), shape, swap=swap), index
+        ).shape
+    )
     if isinstance(table, Table):
         leaves = [apply_index(as_grid(column, shape, swap=swap), index) for column in table.view(slice(rows))]
     else:

@@ -126,8 +126,11 @@ class LateFields:
         if path not in self.columns:
             shape = (self._capacity, *value.shape[1:])
             # new dicts, not edits: a reader may be walking the old ones
-            self.has = {**self.has, path: torch.zeros(self._capacity, dtype=torch.bool, device=self._device)}
-            self.columns = {**self.columns, path: torch.zeros(shape, dtype=value.dtype, device=self._device)}
+            with torch.inference_mode(mode=False):
+                has = torch.zeros(self._capacity, dtype=torch.bool, device=self._device)
+                column = torch.zeros(shape, dtype=value.dtype, device=self._device)
+            self.has = {**self.has, path: has}
+            self.columns = {**self.columns, path: column}
         as_bits(self.columns[path])[slots] = as_bits(value.to(self._device))
         self.has[path][slots] = True
 

@@ -231,14 +231,20 @@ class ListStorage(Storage):
 
 
 def _owned(row: Any) -> Any:
-    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch alive."""
+    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch alive.
+
+    The copies are ordinary tensors, detached, also where the rows are written in inference mode.
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False):
+            return map_leaves(row, _own_leaf)
     return map_leaves(row, _own_leaf)
 
 
 def _own_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
+    if isinstance(leaf, Tensor) or kinds.is_tensor_collection(leaf):
         return leaf.detach().clone()
-    return leaf.clone() if kinds.is_tensor_collection(leaf) else leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def collate_rows(rows: list[Any]) -> Any:

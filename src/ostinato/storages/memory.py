@@ -61,7 +61,8 @@ class HeapMemory:
 
     def block(self, name: str, nbytes: int) -> Tensor:  # noqa: ARG002
         """Return a uint8 tensor `[nbytes]`, not initialised."""
-        block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        with torch.inference_mode(mode=False):  # rows are written in any mode, whatever the one in which the first came
+            block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         if _advise is not None and nbytes >= _LARGE_BYTES and self.device.type == "cpu":
             _advise(block.data_ptr(), nbytes)  # before the first touch: random rows then miss the TLB less often
         return block
@@ -100,13 +101,14 @@ class MappedMemory:
     def block(self, name: str, nbytes: int) -> Tensor:
         """Return a uint8 tensor `[nbytes]` mapped to the file `name`; bytes that the file has already stay."""
         if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
         if not path.exists() or path.stat().st_size != nbytes:
             files.reserve(path, nbytes)
         self._blocks.append(path)
-        return torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
+        with torch.inference_mode(mode=False):
+            return torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
 
     def sync(self) -> None:
         """Wait until all bytes written so far are on the disk."""

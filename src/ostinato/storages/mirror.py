@@ -244,10 +244,10 @@ class MirroredTable:
         """
         if not slots.numel():
             return
-        here, rows = last_of_each(slots.cpu(), torch.arange(slots.shape[0]))
+        here, rows = last_of_each(slots.cpu(), torch.arange(slots.shape[0], device="cpu"))
         here, order = torch.sort(here)
         leaves = [self.inner.clear_of(x) for x in flat.leaves]
-        if not torch.equal(rows[order], torch.arange(slots.shape[0])):
+        if not torch.equal(rows[order], torch.arange(slots.shape[0], device="cpu")):
             leaves = [as_bits(x)[rows[order].to(x.device)].view(x.dtype) for x in leaves]
         leaves = [x.to(self.device) for x in leaves]
         obs, nexts = ([leaves[pair[side]] for pair in self.pairs] for side in (1, 0))

@@ -111,7 +111,7 @@ def _fill_from_single(table: Table | MirroredTable, state: dict[str, Any], saved
     apart = check_apart(state)
     names = [f"{column_name(table.schema.leaves[i].path, i)}.apart" for i, _ in saved]
     nexts = [dense(columns[name]) for name in names]
-    after = torch.arange(rows) + lanes
+    after = torch.arange(rows, device="cpu") + lanes
     after = torch.where(after >= capacity, after - capacity, after).clamp_max(max(0, rows - 1))
     if isinstance(table, MirroredTable):
         nexts = [nexts[saved.index(pair)] for pair in table.pairs]
@@ -119,7 +119,7 @@ def _fill_from_single(table: Table | MirroredTable, state: dict[str, Any], saved
         _copy_kept(table, columns, rows)
         table.begin(apart, nexts)
         if capacity != table.capacity and rows == capacity:  # the ring closes elsewhere now: its seam lies apart
-            seam = torch.arange(rows - lanes, rows)
+            seam = torch.arange(rows - lanes, rows, device="cpu")
             table.put_apart(seam[~apart[seam]], after[seam[~apart[seam]]])
         return
     for (position, mate), aside in zip(saved, nexts, strict=True):
@@ -141,8 +141,8 @@ def _fill_from_plain(table: MirroredTable, state: dict[str, Any]) -> None:
     leaves = table.schema.leaves
     nexts = [dense(columns[column_name(leaves[i].path, i)]).to(table.device) for i, _ in table.pairs]
     _copy_kept(table, columns, rows)
-    table.begin(torch.zeros(rows, dtype=torch.bool), [value[:0] for value in nexts])
-    table.relink(torch.arange(rows), nexts)
+    table.begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [value[:0] for value in nexts])
+    table.relink(torch.arange(rows, device="cpu"), nexts)
 
 
 def _copy_kept(table: MirroredTable, columns: dict[str, Any], rows: int) -> None:

@@ -47,8 +47,9 @@ class PlainSides:
         self._capacity = table.capacity
         self._device = table.device
         self._lock = threading.Lock()
-        self.apart = torch.full((self._capacity,), NOTHING, dtype=torch.int32)
-        self._shown = self.apart.to(self._device)  # the same tensor on the CPU
+        with torch.inference_mode(mode=False):
+            self.apart = torch.full((self._capacity,), NOTHING, dtype=torch.int32, device="cpu")
+            self._shown = self.apart.to(self._device)  # the same tensor on the CPU
         self._rows = [column[:0].contiguous() for column in self._obs]
         self._free: list[int] = []
 
@@ -98,7 +99,8 @@ class PlainSides:
             return
         size = min(self._capacity, max(wanted, room + max(chunk_rows(self._capacity), room // 8)))
         HeapMemory(self._device).check(size * sum(x[0:1].nbytes for x in self._obs))
-        larger = [column.new_empty((size, *column.shape[1:])) for column in self._obs]
+        with torch.inference_mode(mode=False):
+            larger = [column.new_empty((size, *column.shape[1:])) for column in self._obs]
         for rows_now, rows_then in zip(larger, self._rows, strict=True):
             rows_now[:room] = rows_then
         with self._lock:
@@ -139,7 +141,7 @@ class PlainSides:
             rows = self.apart[slots]
             bare = rows < 0
             fresh = [self._free.pop() for _ in range(int(bare.sum()))]
-            rows[bare] = torch.tensor(fresh, dtype=torch.int32)
+            rows[bare] = torch.tensor(fresh, dtype=torch.int32, device="cpu")
             at = rows.to(self._device, torch.int64)
             for side, value in zip(self._rows, nexts, strict=True):
                 side[at] = as_bits(value).to(self._device)

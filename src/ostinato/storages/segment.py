@@ -109,7 +109,8 @@ class Segment:
 
     def _map(self, part: _Part) -> Tensor:
         if part.nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
-        block = torch.frombuffer(mmap.mmap(self._fd, part.nbytes, offset=part.offset), dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        with torch.inference_mode(mode=False):
+            block = torch.frombuffer(mmap.mmap(self._fd, part.nbytes, offset=part.offset), dtype=torch.uint8)
         native.advise_huge_pages(block.data_ptr(), part.nbytes)  # type: ignore[union-attr]
         return block

@@ -197,7 +197,7 @@ class SharedStorage(Storage):
                 data = data[key]
             return data
         picked = select(index, self.shape, self.device, swap=swap)
-        slots = picked.slots if picked.span is None else torch.arange(self.shape[0])[picked.span]
+        slots = picked.slots if picked.span is None else torch.arange(self.shape[0], device="cpu")[picked.span]
         return self.present(self.read_whole(slots.contiguous()), picked.batch)
 
     def read_whole(self, slots: Tensor) -> Any:

@@ -111,7 +111,8 @@ class NativeSides:
     """
 
     def __init__(self, table: Table, pairs: Pairs, lanes: int, memory: Memory) -> None:
-        self.apart = torch.empty(table.capacity, dtype=torch.int32)
+        with torch.inference_mode(mode=False):
+            self.apart = torch.empty(table.capacity, dtype=torch.int32, device="cpu")
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
@@ -163,7 +164,7 @@ class NativeSides:
     def compare(self, flat: Flat, rows: int, cursor: int) -> Links | None:
         """Compare a batch in one pass over its memory."""
         addresses = flat.addresses or []
-        flags = torch.empty(rows + min(self._lanes, rows), dtype=torch.uint8)
+        flags = torch.empty(rows + min(self._lanes, rows), dtype=torch.uint8, device="cpu")
         at = flags.data_ptr()
         obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
         need = self._mirror.compare(cursor, rows, obs, nexts, at, at + rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.core.bits import as_bits
+from ostinato.core.bits import as_bits, as_ordinary
 from ostinato.core.draw import Picks, Run
 from ostinato.storages.fetch import Fetcher, Room, register
 
@@ -67,9 +67,10 @@ class Table:
 
     def __init__(self, schema: Schema, capacity: int, layout: list[Block], blocks: list[Tensor]) -> None:
         columns: list[Tensor | None] = [None] * len(schema.leaves)
-        for block, raw in zip(layout, blocks, strict=True):
-            for position, offset in block.members:
-                columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
+        with torch.inference_mode(mode=False):
+            for block, raw in zip(layout, blocks, strict=True):
+                for position, offset in block.members:
+                    columns[position] = _column(raw, schema.leaves[position], capacity, block.stride, offset)
         self._finish(schema, capacity, [column for column in columns if column is not None])
         self.layout = layout
         self.blocks = blocks
@@ -84,7 +85,8 @@ class Table:
     def adopt(cls, schema: Schema, columns: list[Tensor]) -> Table:
         """Make a table of tensors that exist, `[rows, *leaf.shape]` each. No copy."""
         table = cls.__new__(cls)
-        table._finish(schema, int(columns[0].shape[0]), columns)  # noqa: SLF001 (its own)
+        ordinary = [as_ordinary(column) for column in columns]
+        table._finish(schema, int(columns[0].shape[0]), ordinary)  # noqa: SLF001 (its own)
         table.layout, table.blocks = [], []
         return table
 

@@ -288,7 +288,11 @@ class TensorStorage(Storage):
             self._cursor = end % table.capacity
         if self._late:
             slots = placement.slots if isinstance(placement, Picks) else placement.slots(self.device)
-            rows = placement.rows if isinstance(placement, Picks) else torch.arange(placement.skip, placement.total)
+            rows = (
+                placement.rows
+                if isinstance(placement, Picks)
+                else torch.arange(placement.skip, placement.total, device="cpu")
+            )
             self._late.set(slots, payload.late, rows)
 
     def get(self, slots: Tensor, *, pin: bool = False) -> _Payload:

@@ -40,11 +40,14 @@ class StorageContract(ABC):
 
     def row(self, number: int) -> Any:
         """Return one row for `add`."""
-        return map_leaves(self.rows(torch.tensor([number])), lambda leaf: leaf[0])
+        return map_leaves(self.rows(torch.tensor([number], dtype=torch.int64, device="cpu")), lambda leaf: leaf[0])
 
     def wrong_rows(self, count: int) -> Any:
         """Return rows of another form than `rows`."""
-        return {"id": torch.zeros(count, dtype=torch.int64), "obs": torch.zeros(count, 3)}
+        return {
+            "id": torch.zeros(count, dtype=torch.int64, device="cpu"),
+            "obs": torch.zeros(count, 3, dtype=torch.float32, device="cpu"),
+        }
 
     def ids(self, storage: Storage, presented: Any) -> list[int]:
         """Return the ids of presented rows, having checked every field against its id."""
@@ -68,7 +71,7 @@ class StorageContract(ABC):
     def test_admit_changes_nothing(self) -> None:
         """Rows are stored by `set`, not by `admit`, which counts them."""
         storage = self.make(5)
-        _, count = storage.admit(self.rows(torch.arange(3)), 1)
+        _, count = storage.admit(self.rows(torch.arange(3, device="cpu")), 1)
         assert count == 3
         assert len(storage) == 0
         _, count = storage.admit(self.row(7), 0)
@@ -104,14 +107,18 @@ class StorageContract(ABC):
     def test_picks_choose_rows_and_slots(self) -> None:
         """Row `rows[i]` of the batch goes to slot `slots[i]`; rows not picked are dropped."""
         storage = self.filled(5, 4)
-        picks = Picks(torch.tensor([3, 0]), torch.tensor([0, 2]), torch.tensor([3, -1, 0]))
+        picks = Picks(
+            torch.tensor([3, 0], device="cpu"),
+            torch.tensor([0, 2], device="cpu"),
+            torch.tensor([3, -1, 0], device="cpu"),
+        )
         self.write(storage, picks, 100, 3)
         assert self.stored(storage) == [102, 1, 2, 100]
 
     def test_the_source_may_be_reused(self) -> None:
         """Nothing that the caller does to its tensors after `set` reaches the storage."""
         storage = self.make(5)
-        source = self.rows(torch.arange(3))
+        source = self.rows(torch.arange(3, device="cpu"))
         payload, _ = storage.admit(source, 1)
         storage.set(Run(0, 3, 5), payload)
         map_leaves(source, lambda leaf: leaf.zero_())
@@ -142,12 +149,12 @@ class StorageContract(ABC):
     def test_reads_see_the_rows_present(self) -> None:
         """An index addresses `[0, len)`, whatever the capacity; ints may be negative."""
         storage = self.filled(9, 4)
-        mask = torch.tensor([True, False, False, True])
+        mask = torch.tensor([True, False, False, True], device="cpu")
         for index, expected in (
             (slice(None), [0, 1, 2, 3]),
             (slice(1, 9), [1, 2, 3]),
             (slice(0, 0), []),
-            (torch.tensor([3, -4, 0]), [3, 0, 0]),
+            (torch.tensor([3, -4, 0], device="cpu"), [3, 0, 0]),
             (mask, [0, 3]),
         ):
             got = storage.read(index)
@@ -157,7 +164,7 @@ class StorageContract(ABC):
     def test_indices_out_of_range_are_refused(self) -> None:
         """Slots never written are out of range, although there is room for them."""
         storage = self.filled(9, 4)
-        for index in (4, -5, 9, torch.tensor([0, 4]), torch.ones(9, dtype=torch.bool)):
+        for index in (4, -5, 9, torch.tensor([0, 4], device="cpu"), torch.ones(9, dtype=torch.bool, device="cpu")):
             with raises(IndexError):
                 storage.read(index)
 
@@ -221,11 +228,11 @@ class StorageContract(ABC):
 
     def given(self, storage: Storage, first: int, count: int) -> Any:  # noqa: ARG002
         """Return rows `first, first + 1, ...` as users assign them to several slots."""
-        return self.rows(torch.arange(first, first + count))
+        return self.rows(torch.arange(first, first + count, device="cpu"))
 
     def write(self, storage: Storage, placement: Run | Picks, first: int, count: int) -> None:
         """Write rows `first, first + 1, ...` through the door."""
-        payload, admitted = storage.admit(self.rows(torch.arange(first, first + count)), 1)
+        payload, admitted = storage.admit(self.rows(torch.arange(first, first + count, device="cpu")), 1)
         assert admitted == count
         storage.set(placement, payload)
 
@@ -237,6 +244,6 @@ class StorageContract(ABC):
 
     def stored(self, storage: Storage, slots: list[int] | None = None) -> list[int]:
         """Return the ids of the rows at `slots`, or of all."""
-        chosen = torch.tensor(range(len(storage)) if slots is None else slots, device=storage.device)
+        chosen = torch.tensor(range(len(storage)) if slots is None else slots, dtype=torch.int64, device=storage.device)
         payload = storage.get(chosen)
         return self.ids(storage, storage.present(payload, (chosen.shape[0],)))

@@ -29,10 +29,10 @@ class UnitContract(ABC):
 
     def rows(self, start: int, count: int) -> dict[str, Any]:
         """Return rows number `start` to `start + count - 1`, in episodes of five; override it for other fields."""
-        step = torch.arange(start, start + count)
+        step = torch.arange(start, start + count, device="cpu")
         place = step.float()[:, None]
         goal = {"goal": place.clone(), "achieved_goal": place.clone(), "next_achieved_goal": place + 1}
-        reward = torch.ones(count)
+        reward = torch.ones(count, dtype=torch.float32, device="cpu")
         return {"obs": place, "next_obs": place + 1, **goal, "reward": reward, "done": step % 5 == 4}
 
     def buffer(self, written: int) -> ReplayBuffer:
@@ -85,9 +85,9 @@ class UnitContract(ABC):
         if unit is None or schema is None:
             msg = "make() must return a unit"
             raise TypeError(msg)
-        slots = torch.randint(0, view.rows, (8,), generator=generator)
+        slots = torch.randint(0, view.rows, (8,), generator=generator, device="cpu")
         if view.starts is not None:
-            slots = view.starts.draw(torch.randint(0, 2**63 - 1, (8,), generator=generator))
+            slots = view.starts.draw(torch.randint(0, 2**63 - 1, (8,), generator=generator, device="cpu"))
         return unit.expand(Plan(schema, slots, slots), view, unit.roll(8, view, generator))
 
 

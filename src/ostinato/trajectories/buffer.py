@@ -11,6 +11,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
+from ostinato.core.kinds import require_eager
 from ostinato.durable.files import new_token
 from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.durable.trees import flatten
@@ -226,6 +227,7 @@ class TrajectoryReplayBuffer:
             DamagedFileError: A file is gone or too short; the message names it.
             CheckpointError: A trajectory could not be saved in the background (it is tried again).
         """
+        require_eager("sampling")
         count = _count_of("num_chunks", num_chunks)
         if missing not in {"raise", "drop"}:
             msg = f"missing must be 'raise' or 'drop', got {missing!r}"

@@ -49,7 +49,7 @@ class Blocks:
         """Prepare for batches of `nbytes`."""
         if nbytes > self._largest:
             self._largest = nbytes
-            torch.empty(min(2 * nbytes, _LARGEST_BLOCK), dtype=torch.uint8)
+            torch.empty(min(2 * nbytes, _LARGEST_BLOCK), dtype=torch.uint8, device="cpu")
 
 
 class Sources(NamedTuple):
@@ -118,7 +118,8 @@ def gather(picked: Picked, fields: Signature, sources: Sources) -> dict[str, Any
 def _target(count: int, fields: Signature, blocks: Blocks) -> _Target:
     blocks.expect(count * sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in fields.values()))
     tensors = {
-        path: torch.empty((count, *row_shape), dtype=DTYPES[dtype]) for path, (dtype, row_shape) in fields.items()
+        path: torch.empty((count, *row_shape), dtype=DTYPES[dtype], device="cpu")
+        for path, (dtype, row_shape) in fields.items()
     }
     rows = {
         path: np.frombuffer(raw_view(tensor), dtype=np.uint8).reshape(count, -1)

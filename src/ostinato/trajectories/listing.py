@@ -263,7 +263,7 @@ def _read_head(node: dict[str, Any], path: Path) -> Head:
         raise CheckpointError(msg)
     try:
         state = node["generator"]
-        state = None if state is None else torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8)
+        state = None if state is None else torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8, device="cpu")
         head = Head(node["trajectory_format"], node["counter"], node["seed"], state)
         good = head.trajectory_format in FORMATS and is_counter(head.counter) and is_seed(head.seed)
     except (KeyError, TypeError, ValueError) as error:

@@ -50,7 +50,7 @@ def generator_in(head: Head, rank: int, ranks: int, where: object) -> torch.Gene
             msg = f"{where} is damaged: the state of the generator: {error}"
             raise DamagedFileError(msg) from error
     if ranks > 1:
-        seeds: Tensor = torch.randint(0, 2**62, (rank + 1,), generator=generator)
+        seeds: Tensor = torch.randint(0, 2**62, (rank + 1,), generator=generator, device="cpu")
         generator = torch.Generator().manual_seed(int(seeds[rank]))
     return generator
 
@@ -62,12 +62,12 @@ def numbers(generator: torch.Generator, count: int, below: int, *, replace: bool
     likely (`count <= below`).
     """
     if replace:
-        return torch.randint(0, below, (count,), generator=generator).numpy()
+        return torch.randint(0, below, (count,), generator=generator, device="cpu").numpy()
     if 2 * count > below:
-        return torch.randperm(below, generator=generator)[:count].numpy()
+        return torch.randperm(below, generator=generator, device="cpu")[:count].numpy()
     found = np.empty(0, dtype=np.int64)
     while len(found) < count:  # at least half of the numbers are still free: one or two turns
-        more = torch.randint(0, below, (2 * (count - len(found)) + 16,), generator=generator).numpy()
+        more = torch.randint(0, below, (2 * (count - len(found)) + 16,), generator=generator, device="cpu").numpy()
         found = np.concatenate((found, more))
         _, first = np.unique(found, return_index=True)
         found = found[np.sort(first)]

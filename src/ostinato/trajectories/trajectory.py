@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.core.kinds import require_eager
 from ostinato.durable.dtypes import check_plain
 from ostinato.durable.trees import check_plain_value, flatten, nest, show
 from ostinato.errors import CheckpointError, KindError, OptionError
@@ -117,6 +118,7 @@ def owned_tree(trajectory: Trajectory, where: str) -> dict[str, Any]:
         KindError: A value can be neither saved nor sampled, or a field is of a wrong kind.
         OptionError: The weights id may not stand in a file name.
     """
+    require_eager("adding trajectories")
     values = trajectory.to_dict()
     weights = values.get("model_weights_id") or new_weights_id()
     values["model_weights_id"] = check_weights_id(weights)
@@ -162,7 +164,8 @@ def _owned(value: Any, where: str) -> Any:
     except CheckpointError as error:
         raise KindError(str(error)) from error
     plain = plain.resolve_conj().resolve_neg()
-    return torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
+    with torch.inference_mode(mode=False):
+        return torch.empty(plain.shape, dtype=plain.dtype, device="cpu").copy_(plain)
 
 
 def _from_numpy(value: np.ndarray, where: str) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree
@@ -193,7 +194,11 @@ class Cast(_Named):
         return batch if self.stored is None else self._walk(batch, self._store)
 
     def _store(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return (path, value) if hit is None else (path, torch.as_tensor(value).to(self.stored))
+        if hit is None:
+            return path, value
+        return path, (value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")).to(
+            self.stored
+        )
 
 
 @final

@@ -82,7 +82,7 @@ class FrameStack(SampleUnit):
             raise OptionError(msg)
         self.padding = padding
         self.merge = bool(merge)
-        self._known = torch.empty(0, 0, dtype=torch.bool)
+        self._known = torch.empty(0, 0, dtype=torch.bool, device="cpu")
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
 
     def __repr__(self) -> str:

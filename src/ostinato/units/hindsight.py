@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.boundaries import Episodes, as_path
@@ -15,8 +17,6 @@ from ostinato.units.base import SampleUnit, refuse_fields, require_field, requir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from ostinato.core.boundaries import Key
     from ostinato.core.draw import View
@@ -167,7 +167,8 @@ class Hindsight(SampleUnit):
         path = self.reward_path or (("next", "reward") if ("next", "reward") in known else ("reward",))
         require_field(plan, path, "the reward of a step")
         old = kinds.find_field(data, path)
-        new = torch.as_tensor(self.reward_fn(data), device=old.device)
+        new = self.reward_fn(data)
+        new = new.to(old.device) if isinstance(new, Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
         if new.numel() != old.numel():
             msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
             raise SchemaError(msg)

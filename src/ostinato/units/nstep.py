@@ -84,8 +84,11 @@ class NStep(SampleUnit):
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
         self._reward = None if reward_key is None else as_path(reward_key)
         self._next = None if next_keys is None else tuple(as_path(key) for key in next_keys)
-        self._known: tuple[Any, Tensor] = (None, torch.empty(0))
-        self._templates = torch.empty(0), torch.empty(0, 0)  # of the last batch: to make tensors by
+        self._known: tuple[Any, Tensor] = (None, torch.empty(0, dtype=torch.float32, device="cpu"))
+        self._templates = (
+            torch.empty(0, dtype=torch.float32, device="cpu"),
+            torch.empty(0, 0, dtype=torch.float32, device="cpu"),
+        )  # of the last batch: to make tensors by
         self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
 
     def __repr__(self) -> str:
@@ -142,7 +145,10 @@ class NStep(SampleUnit):
             return steps, powers.take(steps).to(torch.float32), rows[:, -1].contiguous(), valid * powers[:width]
         like, like_weights = self._templates
         if like.shape[0] != n or like_weights.shape[1] != width or like_weights.dtype is not powers.dtype:
-            like, like_weights = self._templates = torch.empty(n), torch.empty(n, width, dtype=powers.dtype)
+            like, like_weights = self._templates = (
+                torch.empty(n, dtype=torch.float32, device="cpu"),
+                torch.empty(n, width, dtype=powers.dtype, device="cpu"),
+            )
         steps, last = torch.empty_like(records), torch.empty_like(records)
         discounts, weights = torch.empty_like(like), torch.empty_like(like_weights)
         out = weights.data_ptr(), steps.data_ptr(), discounts.data_ptr(), last.data_ptr()

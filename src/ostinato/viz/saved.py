@@ -71,7 +71,7 @@ class SavedBuffer:
         self._lanes = max(1, int(storage["lanes"]))
         stamps = Stamps(self.capacity)
         stamps.load_state_dict(state["stamps"])
-        slots = torch.arange(self.rows)
+        slots = torch.arange(self.rows, device="cpu")
         self.ages = array_of(stamps.written - stamps.of(slots))
         """Rows written after each row, int64 `[rows]`."""
         kept = state["sampler"]["state"]
@@ -96,7 +96,7 @@ class SavedBuffer:
             return "block", blocks, tuple(range(len(blocks)))
         spans = table.episodes()
         slots = tuple(
-            table.shift(first.expand(int(count)), torch.arange(int(count)))
+            table.shift(first.expand(int(count)), torch.arange(int(count), device="cpu"))
             for first, count in zip(spans.first, spans.rows, strict=True)
         )
         return "episode", slots, tuple(spans.serial.tolist())
@@ -223,7 +223,7 @@ def _table(
         return None
     full = rows == table.capacity
     run = Run(int(storage["cursor"]) if full else 0, rows, table.capacity)
-    everything, ends = torch.arange(rows), torch.zeros(rows, dtype=torch.bool)
+    everything, ends = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool, device="cpu")
     for path in wanted.end_paths:
         column = columns[tuple(str(key) for key in path)]
         ends |= as_flags(column.rows(everything, everything), path, rows)

@@ -105,8 +105,10 @@ class TensorDictMaxValueWriter(Writer):
                     heapq.heappop(self._heap)
                     self._live[slot] = self._push(float(ranks[row]), slot)
                     owner[slot] = row
-        kept = torch.full((rows,), -1)
-        slots, winners = (torch.tensor(list(x), dtype=torch.int64) for x in (owner.keys(), owner.values()))
+        kept = torch.full((rows,), -1, dtype=torch.int64, device="cpu")
+        slots, winners = (
+            torch.tensor(list(x), dtype=torch.int64, device="cpu") for x in (owner.keys(), owner.values())
+        )
         kept[winners] = slots
         return Picks(slots, winners, kept)
 
@@ -165,9 +167,9 @@ class TensorDictMaxValueWriter(Writer):
         """Return ranks and ages, by slot."""
         columns = list(zip(*self._live, strict=True)) or [(), (), ()]
         return {
-            "rank": torch.tensor(columns[0], dtype=torch.float64),
-            "age": torch.tensor(columns[1], dtype=torch.int64),
-            "slot": torch.tensor(columns[2], dtype=torch.int64),
+            "rank": torch.tensor(columns[0], dtype=torch.float64, device="cpu"),
+            "age": torch.tensor(columns[1], dtype=torch.int64, device="cpu"),
+            "slot": torch.tensor(columns[2], dtype=torch.int64, device="cpu"),
             "count": self._count,
         }
 

@@ -71,7 +71,7 @@ class ReservoirWriter(Writer):
         slots = np.arange(first, first + rows)
         late = min(max(capacity - first, 0), rows)  # rows from here on find the buffer full
         if late < rows:
-            draws = torch.rand(rows - late, dtype=torch.float64, generator=self._generator).numpy()
+            draws = torch.rand(rows - late, dtype=torch.float64, generator=self._generator, device="cpu").numpy()
             slots[late:] = draws * (slots[late:] + 1)  # the whole part: uniform over [0, t)
         kept = np.flatnonzero(slots < capacity)
         # of equal slots the first from behind is the last row

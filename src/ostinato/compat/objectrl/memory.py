@@ -111,7 +111,7 @@ class ReplayBuffer:
     def data_size(self, rows: int) -> None:
         _require("data_size", rows, len(self), "add rows, or load() saved ones")
         if rows < len(self):
-            self._exchange(self._make(self.buffer_size), torch.arange(rows))
+            self._exchange(self._make(self.buffer_size), torch.arange(rows, device="cpu"))
 
     @property
     def pointer(self) -> int:
@@ -143,7 +143,7 @@ class ReplayBuffer:
         """Return the slots of the newest rows, oldest first."""
         held = len(self)
         first = self.pointer if held == self.buffer_size else 0
-        return (torch.arange(held - rows, held) + first) % max(held, 1)
+        return (torch.arange(held - rows, held, device="cpu") + first) % max(held, 1)
 
     def _exchange(self, fresh: buffers.TensorDictReplayBuffer, slots: Tensor) -> None:
         """Go on with another memory that holds the rows of some slots of this one."""
@@ -161,7 +161,9 @@ class ReplayBuffer:
         Args:
             buffer_size: most rows from now on; None keeps the number.
         """
-        self._exchange(self._make(self.buffer_size if buffer_size is None else buffer_size), torch.arange(0))
+        self._exchange(
+            self._make(self.buffer_size if buffer_size is None else buffer_size), torch.arange(0, device="cpu")
+        )
 
     def add(self, experience: TensorDict) -> None:
         """Add one row: a TensorDict without batch dimensions, from any device.
@@ -356,7 +358,7 @@ class ReplayBuffer:
         if directory is not None:
             fresh = self._make(metadata.buffer_size)
             fresh.loads(directory)
-            self._exchange(fresh, torch.arange(0))
+            self._exchange(fresh, torch.arange(0, device="cpu"))
             return LoadReport(str(path), metadata, (*Metadata._fields, "experience"), len(self))
         if len(self) == 0:
             self.reset(metadata.buffer_size)

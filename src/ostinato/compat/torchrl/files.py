@@ -84,7 +84,7 @@ class Folder:
         if size != nbytes:
             damaged(path, f"it has {size} bytes, its metadata says {named}{list(shape)}, which takes {nbytes}")
         if nbytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         raw = torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8)
         return raw.view(dtype).view(shape)
 

@@ -109,7 +109,7 @@ def _order(left: Any, rows: Any, ring: Ring) -> Tensor | None:
         return None
     if left.numel() == 0 or not 0 <= int(left.min()) <= int(left.max()) < ring.rows:
         return None
-    drawn = torch.ones(ring.rows, dtype=torch.bool)
+    drawn = torch.ones(ring.rows, dtype=torch.bool, device="cpu")
     drawn[left] = False
     return torch.cat((drawn.nonzero().flatten(), left)) if int(drawn.sum()) + left.numel() == ring.rows else None
 

@@ -137,7 +137,7 @@ def _without_index(data: Any, ring: Ring, folder: Folder) -> tuple[Any, bool]:
     if not isinstance(index, torch.Tensor) or index.dtype is not torch.int64 or len(data.keys()) < 2:
         return data, False
     steps = ring.rows // ring.lanes
-    places = torch.arange(steps)
+    places = torch.arange(steps, device="cpu")
     for _ in range(index.ndim - 1):
         places = places.unsqueeze(-1)
     if not bool((index[:steps] == places).all()):
