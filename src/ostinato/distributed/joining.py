@@ -81,7 +81,7 @@ def split(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[tuple[
 
 def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
     try:
-        return schema.flatten(part.data, None, 1).leaves
+        return schema.flatten(part.data, None, 1, exact=True).leaves
     except SchemaError as error:
         msg = f"shards {other} and {part.shard} hold rows of different forms ({error}): empty one of them"
         raise SchemaError(msg) from error

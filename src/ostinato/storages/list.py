@@ -230,14 +230,17 @@ def _own_leaf(leaf: Any) -> Any:
 def collate_rows(rows: list[Any]) -> Any:
     """Stack rows into a batch: TensorDicts, tensors, arrays, numbers, and trees of these.
 
+    TensorDicts of different fields or shapes become a `LazyStackedTensorDict`. Copy.
+
     Raises:
         KindError: if rows cannot be stacked; names the way out.
     """
     try:
-        return kinds.stack(rows)
+        return kinds.stack_rows(rows)
     except (KindError, SchemaError) as error:
         msg = (
             f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a "
-            "collate_fn, such as lambda rows: rows"
+            "collate_fn, such as collate_fn=list, which returns the list of rows; rows of different lengths that are "
+            "TensorDicts need none"
         )
         raise KindError(msg) from error

@@ -166,6 +166,8 @@ class SharedStorage(Storage):
             raise UsageError(msg)
         self._inner.lay_out_in(self._segment, None)
         admitted = self._inner.admit(data, lead)
+        if admitted[1] == 0:
+            return admitted  # no rows lay nothing out
         self._ring = self._make_ring(fresh=True)
         return admitted
 
