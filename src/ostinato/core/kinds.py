@@ -29,6 +29,7 @@ __all__ = [
     "make",
     "open_node",
     "put",
+    "reason_of",
     "require_batch",
     "show_field",
     "show_path",
@@ -286,6 +287,11 @@ def _refuse(path: Sequence[Hashable], what: str) -> str:
     return f"{show_field(path)} holds {what}{_TABLES_TAKE}"
 
 
+def reason_of(error: Exception) -> str:
+    """Return the message of an error without the advice to use ListStorage, for those who use it."""
+    return str(error).replace(_TABLES_TAKE, "")
+
+
 Fit: TypeAlias = "Callable[[Any, tuple[Hashable, ...]], Tensor]"
 _NUMBERS = frozenset({int, float, bool})
 
@@ -313,7 +319,7 @@ def stack(items: Sequence[Any], fit: Fit | None = None, *, table: bool = False) 
     except KindError as error:
         if table:
             raise
-        raise KindError(str(error).replace(_TABLES_TAKE, "")) from None
+        raise KindError(reason_of(error)) from None
 
 
 def _share_dtypes(items: Sequence[Any]) -> bool:

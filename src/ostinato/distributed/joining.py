@@ -90,7 +90,7 @@ def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
 def _schema(data: Any) -> Schema:
     try:
         return describe(data, 1)
-    except SchemaError as error:
+    except (SchemaError, KindError) as error:
         msg = f"batches of shards must be tensors, or trees of these, to be put together, got {type(data).__name__}"
         raise KindError(msg) from error
 

@@ -262,7 +262,7 @@ class SharedStorage(Storage):
         found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
         leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
         data = schema.build(leaves, (rows,), self.device)
-        schema.flatten(data, (rows,), 1)  # says what does not fit
+        schema.flatten(data, (rows,), 1, exact=True)  # says what does not fit
         return data
 
     def clear(self) -> None:

@@ -180,8 +180,7 @@ class TensorStorage(Storage):
     def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
         """Check rows against the schema (the first set it and lay out memory). Copies what is cast.
 
-        A root list is a stack of rows, a root tuple one pytree. `extend` of no rows checks their form, if one is stored,
-        and lays out nothing.
+        A root list is a stack of rows, a root tuple one pytree. Of no rows the schema is checked, and nothing laid out.
         """
         single, lead = lead == 0, lead + self.ndim - 1
         if lead and type(data) is list:
