@@ -90,8 +90,9 @@ def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
 def _schema(data: Any) -> Schema:
     try:
         return describe(data, 1)
-    except (SchemaError, KindError) as error:
-        msg = f"batches of shards must be tensors, or trees of these, to be put together, got {type(data).__name__}"
+    except (SchemaError, KindError, RuntimeError) as error:  # RuntimeError: a lazy stack of ragged rows
+        kind = type(data).__name__
+        msg = f"batches of shards must be tensors of one shape, or trees of these, to be put together, got {kind}"
         raise KindError(msg) from error
 
 

@@ -29,8 +29,9 @@ __all__ = ["ListStorage"]
 class ListStorage(Storage):
     """A list of Python objects: text, trees, tensors of any size.
 
-    Rows are stacked into batches, unless the buffer has a `collate_fn`; objects that cannot be stacked need one, for
-    example `collate_fn=lambda rows: rows`. Tensors and arrays of a row are copied when it is written.
+    Rows are stacked into batches, unless the buffer has a `collate_fn`. TensorDicts of different shapes or fields
+    become a `LazyStackedTensorDict`; other objects that cannot be stacked need a `collate_fn`, for example `list`.
+    Tensors and arrays of a row are copied when it is written.
 
     Args:
         max_size: capacity in rows; None is as good as unbounded.
