@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CapacityError",
+    "CastWarning",
     "CheckpointError",
     "DamagedFileError",
     "EmptyBufferError",
@@ -93,3 +94,7 @@ class LostBufferError(OstinatoError, RuntimeError):
 
 class MissingExtraError(OstinatoError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""
+
+
+class CastWarning(UserWarning):
+    """Values are rounded to the dtype of the field that they are written to; given once per field and buffer."""

@@ -60,6 +60,30 @@ TABLE = {
         Fails("ValueError"),
         2,
     ),
+    "float64 after float32": Difference(
+        "NumPy and Gymnasium loops write float64; the table of docs/casts.md says what fits",
+        lambda lib: filled(lib, torch.zeros(1)).extend(torch.ones(2, dtype=torch.float64)).tolist(),
+        Fails("RuntimeError"),
+        [1, 2],
+    ),
+    "whole numbers into integers": Difference(
+        "values that a dtype holds exactly fit",
+        lambda lib: filled(lib, torch.zeros(1, dtype=torch.int64)).extend(torch.ones(2)).tolist(),
+        Fails("RuntimeError"),
+        [1, 2],
+    ),
+    "no rows": Difference(
+        "loops over environments come to steps in which no row is written",
+        lambda lib: filled(lib, torch.zeros(1)).extend(torch.zeros(0)).tolist(),
+        Fails("RuntimeError"),
+        [],
+    ),
+    "an empty list in a list storage": Difference(
+        "as in a tensor storage",
+        lambda lib: listed(lib, [1]).extend([]).tolist(),
+        Fails("RuntimeError"),
+        [],
+    ),
     "nothing at all": Difference(
         "it wrote nothing and said so nowhere", lambda lib: len(filled(lib, None)), 0, Fails("KindError")
     ),

@@ -70,9 +70,30 @@ def test_any_object(both: Both, batch: str) -> None:
     both(script)
 
 
+RAGGED: dict[str, Callable[[int], TensorDict]] = {
+    "lengths": lambda n: TensorDict({"x": torch.arange(n + 1), "y": torch.zeros(2)}, []),
+    "batches": lambda n: TensorDict({"x": torch.arange(n + 1)}, [n + 1]),
+    "nested": lambda n: TensorDict({"n": {"x": torch.arange(n + 1)}, "y": torch.zeros(2)}, []),
+    "keys": lambda n: TensorDict({str(n): torch.zeros(2)}, []),
+}
+
+
+@pytest.mark.parametrize("kind", RAGGED)
+def test_tensordicts_of_different_shapes(both: Both, kind: str) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=4)
+        rb.extend([RAGGED[kind](n) for n in range(3)])
+        for name, read in {"sample": rb.sample, "slice": lambda: rb[0:3], "list": lambda: rb[[2, 0]]}.items():
+            batch = read()
+            note(f"{name}: kind", lambda: [type(batch).__name__, list(batch.batch_size)])
+            note(f"{name}: rows", lambda: [row.to_dict() for row in batch.unbind(0)])
+
+    both(script)
+
+
 def test_what_cannot_be_extended(both: Both) -> None:
     def script(lib: Any, note: Note) -> None:
-        bad: list[Any] = ["abc", torch.tensor(3.0), []]
+        bad: list[Any] = ["abc", torch.tensor(3.0)]
         for data in bad:
             rb = lib.ReplayBuffer(storage=lib.ListStorage(10), batch_size=2)
             note.refusal(f"extend {data!r}", lambda: rb.extend(data))

@@ -29,7 +29,7 @@ from ostinato.core.boundaries import Marks, merge_episodes
 from ostinato.core.draw import Run, View
 from ostinato.core.kinds import require_eager
 from ostinato.core.stamps import Stamps
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ class Engine:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Placement:
-        """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing.
+        """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing. No rows change nothing.
 
         `data` is one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); without `ranked` they get the default
         priority, whatever they bring along. `timeout_s` is the longest wait for readers, where there is a gate; None
@@ -154,13 +154,14 @@ class Engine:
             prioritized = sampler.prioritized
             laid_out = storage.laid_out
             payload, rows = storage.admit(data, lead)
+            if rows == 0:
+                return self._no_rows()
             given, marks, chronicle, versions = None, Marks(), self.chronicle, self.versions
             try:
                 left_s = self.hold_write(rows, timeout_s)
                 if left_s is not None:  # anything may have changed meanwhile: check the rows anew
                     return self.write(data, lead, ranked=ranked, timeout_s=left_s)
-                if prioritized and ranked:
-                    given = priorities.from_rows(self, data, rows)
+                given = priorities.from_rows(self, data, rows) if prioritized and ranked else None
                 if chronicle is not None:
                     marks = chronicle.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
@@ -187,12 +188,15 @@ class Engine:
                 self.gate.wrote(rows)
             return placement
 
+    def _no_rows(self) -> Run:
+        """Return the placement of no rows: nothing changes, no one waits; a writer that takes no rows raises."""
+        if not self.writer.mutable:
+            self.writer.place(0, self.storage.capacity, None)
+        return Run(0, 0, self.storage.capacity)
+
     def _place(self, payload: Any, rows: int) -> Placement:
         """Let the writer choose slots; nothing is written if it, or a check, refuses."""
         storage, writer = self.storage, self.writer
-        if rows == 0:
-            msg = "the batch is empty: expected at least one row"
-            raise SchemaError(msg)
         if not self.settled:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)

@@ -9,7 +9,7 @@ from ostinato.core import kinds
 from ostinato.core.rows import describe
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.durable import encode
-from ostinato.errors import CheckpointError
+from ostinato.errors import CheckpointError, KindError
 
 __all__ = ["pack", "unpack"]
 
@@ -20,14 +20,15 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is no tensor, array, TensorDict or plain value, and pickling is not allowed.
     """
-    if kinds.is_tensor_collection(row):
-        schema = describe(row, 0)
-        return {"form": "tree", "schema": encode_schema(schema), "leaves": schema.flatten(row, (), 0).leaves}
     try:
+        if kinds.is_tensor_collection(row):
+            schema = describe(row, 0)
+            return {"form": "tree", "schema": encode_schema(schema), "leaves": schema.flatten(row, (), 0).leaves}
         encode(row, store=lambda *_: "state:0")
-    except CheckpointError as error:
+    except (CheckpointError, KindError) as error:
         if not allow_pickle:
-            msg = f"{error}; or make the storage with ListStorage(allow_pickle=True)"
+            instead = ", which is saved only as a pickle:" if isinstance(error, KindError) else "; or"
+            msg = f"{kinds.reason_of(error)}{instead} make the storage with ListStorage(allow_pickle=True)"
             raise CheckpointError(msg) from error
         return {"form": "pickle", "bytes": pickle.dumps(row)}
     return {"form": "plain", "value": row}
@@ -44,7 +45,7 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
         return saved["value"]
     if form == "tree":
         schema = decode_schema(saved["schema"])
-        leaves = schema.flatten(_nest(schema, saved["leaves"]), (), 0).leaves
+        leaves = schema.flatten(_nest(schema, saved["leaves"]), (), 0, exact=True).leaves
         return schema.build(leaves, (), leaves[0].device)
     if form == "pickle":
         if not allow_pickle:

@@ -251,7 +251,7 @@ def swap_dims(data: Any, dim: int) -> Any:
         SchemaError: if a leaf has not so many dimensions.
     """
     if type(data) is list:
-        data = kinds.stack(data)
+        data = kinds.stack(data, table=True)
 
     def swap(leaf: Any) -> Any:
         if kinds.is_tensor_collection(leaf) and leaf.batch_dims > dim:

@@ -88,6 +88,7 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
     if held is None:
         return None
     values = kinds.as_tensor(held, path)
+    _require_real(values)
     if values.numel() == 0 or values.numel() % rows:
         msg = f"{kinds.show_path(path)} must hold priorities of {rows} rows, got shape {list(values.shape)}"
         raise SchemaError(msg)
@@ -240,9 +241,10 @@ def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sam
     except (TypeError, ValueError) as error:
         msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
         raise KindError(msg) from None
-    if values.is_complex() or values.dtype is torch.bool:
-        msg = f"priorities must be real numbers, got {values.dtype}"
+    if values.dtype is torch.bool:
+        msg = f"priorities must be numbers, got {values.dtype}"
         raise KindError(msg)
+    _require_real(values)
     values = values.detach().to(storage.device)
     shape = tuple(values.shape)
     if shape == batch:
@@ -258,6 +260,13 @@ def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sam
         f"per row), got shape {list(shape)}"
     )
     raise SchemaError(msg)
+
+
+def _require_real(values: Tensor) -> None:
+    """Raise `KindError` for complex priorities."""
+    if values.is_complex():
+        msg = f"priorities must be real numbers, got {values.dtype}: pass absolute errors, such as td_error.abs()"
+        raise KindError(msg)
 
 
 def _stamps_given(given: Any, slots: Tensor) -> Tensor:

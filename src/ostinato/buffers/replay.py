@@ -251,7 +251,8 @@ class ReplayBuffer:
             Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[lanes, 2]`.
 
         Raises:
-            SchemaError: if the row does not match the rows stored; nothing is changed.
+            SchemaError: if the row does not match the rows stored; nothing is changed. Dtypes are cast, see
+                `docs/casts.md`.
             WaitTimeoutError: if readers did not come in time; nothing is changed.
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
@@ -280,10 +281,12 @@ class ReplayBuffer:
 
         Returns:
             The slot of each row, int64 `[B]` (-1 where the writer did not keep it); with `ndim=2` int64 `[B, 2]`.
-            Of a batch longer than the capacity the last rows stay.
+            Of a batch longer than the capacity the last rows stay. Of no rows an empty index: their fields are
+            checked against the rows stored, and nothing is changed.
 
         Raises:
-            SchemaError: if the rows do not match the rows stored, or there are none; nothing is changed.
+            SchemaError: if the rows do not match the rows stored; nothing is changed. Dtypes are cast, see
+                `docs/casts.md`.
             WaitTimeoutError: if readers did not come in time; nothing is changed.
         """
         if is_dynamo_compiling():
@@ -499,7 +502,7 @@ class ReplayBuffer:
         Raises:
             KeyMissingError: if there is no such field.
             SlotError: if the index is out of range of the rows present.
-            SchemaError: if shape or dtype differ; a value is not broadcast.
+            SchemaError: if the shape differs, or values do not fit the dtype; a value is not broadcast.
         """
         require_rows(len(self))
         path = (key,) if isinstance(key, str) else tuple(key)

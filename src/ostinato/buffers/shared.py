@@ -17,7 +17,7 @@ from ostinato.buffers.cut import Saves
 from ostinato.buffers.gate import Waiters
 from ostinato.buffers.priorities import as_sampler, check_sampler
 from ostinato.buffers.records import Rows, Source, Ticket
-from ostinato.core.draw import Draw, View
+from ostinato.core.draw import Draw, Run, View
 from ostinato.core.kinds import require_eager
 from ostinato.core.stamps import Stamps
 from ostinato.errors import EmptyBufferError, OptionError, UsageError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.gate import Ask
     from ostinato.core.boundaries import Episodes
-    from ostinato.core.draw import Run
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
@@ -185,6 +184,8 @@ class SharedEngine:
         fresh = not storage.laid_out
         with self.lock:  # threads of this process share the form of the last batch, and the first layout
             payload, rows = storage.admit(data, lead)
+            if rows == 0:
+                return Run(0, 0, storage.capacity)
             if fresh:
                 self.begin_sharing()
         given = priorities.from_rows(self, data, rows) if sampler.prioritized and ranked else None

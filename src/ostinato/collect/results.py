@@ -9,6 +9,7 @@ import numpy as np
 
 from ostinato.buffers.options import leaves_by_path
 from ostinato.core import kinds
+from ostinato.core.casts import cast
 from ostinato.core.kinds import as_tensor, show_path
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.rows import Path
 
-__all__ = ["as_mode", "final_observations", "flag_each", "one_each", "per_env"]
+__all__ = ["as_mode", "final_observations", "flag_each", "observations", "one_each", "per_env"]
 
 _MODES = {"NEXTSTEP": "NEXT_STEP", "SAMESTEP": "SAME_STEP", "DISABLED": "DISABLED"}
 _FINAL = ("final_obs", "final_observation")
@@ -64,13 +65,11 @@ def flag_each(name: str, values: Any, envs: int) -> Tensor:
     return flags
 
 
-def per_env(name: str, data: Any, envs: int, *, like: dict[Path, Tensor] | None = None) -> dict[Path, Tensor]:
+def per_env(name: str, data: Any, envs: int) -> dict[Path, Tensor]:
     """Return the leaves of data `[envs, *shape]`, an array or a dict of arrays, by their paths; `()` for an array.
 
-    With `like`, leaves are copies of the names, shapes and dtypes in it.
-
     Raises:
-        SchemaError: for another number of environments, or data that is not like `like`.
+        SchemaError: for another number of environments.
         KindError: for data of another kind.
     """
     if isinstance(data, list):
@@ -84,11 +83,21 @@ def per_env(name: str, data: Any, envs: int, *, like: dict[Path, Tensor] | None 
             msg = f"{name}{_at(path)} must be of {envs} environment(s), [{envs}, ...], got shape {list(tensor.shape)}"
             raise SchemaError(msg)
         out[path] = tensor
-    if name == "obs":
-        if like is not None:
-            _check_like(out, like)
-        out = {path: tensor.clone() for path, tensor in out.items()}
     return out
+
+
+def observations(data: Any, envs: int, like: dict[Path, Tensor] | None, warned: set[Any]) -> dict[Path, Tensor]:
+    """Return observations as `per_env` does, cast to the dtypes in `like`, those before. Copies.
+
+    Raises:
+        SchemaError: if they have other entries or shapes, or values that do not fit the dtypes.
+    """
+    out = per_env("obs", data, envs)
+    if like is not None:
+        _check_like(out, like)
+        fitted = {path: cast(tensor, like[path].dtype, ("obs", *path), warned) for path, tensor in out.items()}
+        return {path: tensor.clone() if tensor is out[path] else tensor for path, tensor in fitted.items()}
+    return {path: tensor.clone() for path, tensor in out.items()}
 
 
 def _check_like(data: dict[Path, Tensor], like: dict[Path, Tensor]) -> None:
@@ -99,20 +108,19 @@ def _check_like(data: dict[Path, Tensor], like: dict[Path, Tensor]) -> None:
         )
         raise SchemaError(msg)
     for path, tensor in data.items():
-        if (tensor.dtype, tensor.shape) != (like[path].dtype, like[path].shape):
-            msg = (
-                f"obs{_at(path)} must be {like[path].dtype} {list(like[path].shape)}, as before, got {tensor.dtype} "
-                f"{list(tensor.shape)}"
-            )
+        if tensor.shape != like[path].shape:
+            msg = f"obs{_at(path)} must have shape {list(like[path].shape)}, as before, got {list(tensor.shape)}"
             raise SchemaError(msg)
 
 
-def final_observations(after: dict[Path, Tensor], ended: Tensor, info: Mapping[str, Any]) -> dict[Path, Tensor]:
+def final_observations(
+    after: dict[Path, Tensor], ended: Tensor, info: Mapping[str, Any], warned: set[Any]
+) -> dict[Path, Tensor]:
     """Return the observations `after` a step, of environments that ended in it the last ones, from `info`.
 
     Raises:
         UsageError: if `info` has none for one of them.
-        SchemaError: if one of them has another shape.
+        SchemaError: if one of them has another shape, or values that do not fit the dtype.
     """
     which = ended.nonzero().flatten().tolist()
     if not which:
@@ -135,7 +143,7 @@ def final_observations(after: dict[Path, Tensor], ended: Tensor, info: Mapping[s
                     f"{list(tensor.shape)}"
                 )
                 raise SchemaError(msg)
-            value[env] = tensor
+            value[env] = cast(tensor, value.dtype, (str(name), *path), warned)
     return out
 
 

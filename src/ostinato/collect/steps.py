@@ -9,7 +9,8 @@ import torch
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.collect.layout import Layout, join
 from ostinato.collect.match import check_arguments, match
-from ostinato.collect.results import as_mode, final_observations, flag_each, one_each, per_env
+from ostinato.collect.results import as_mode, final_observations, flag_each, observations, one_each, per_env
+from ostinato.core.casts import cast
 from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class VectorSteps:
             of its own: `pos` and `next_pos`, or `pos` and `("next", "pos")`.
         keys: other names for parts of a row: `obs`, `action`, `reward`, `next_obs`, `terminated`, `truncated`, `done`
             ("ted"), `env`, `mask`.
-        reward_dtype: dtype in which rewards are stored.
+        reward_dtype: dtype in which rewards are stored; they are cast to it, and observations to the dtypes of the
+            first ones, as `docs/casts.md` says.
 
     Raises:
         OptionError: if the buffer could not keep episodes apart, saying how to make it.
@@ -93,6 +95,7 @@ class VectorSteps:
         self._envs = num_envs
         self._mode = as_mode(autoreset_mode)
         self._reward_dtype = reward_dtype
+        self._warned: set[Any] = set()
         self._parts = (rb.storage, rb.sampler)
         self._writes = rb.write_count
         self._match = match(rb, num_envs, self._mode, self._layout)
@@ -137,7 +140,7 @@ class VectorSteps:
             UsageError: if the first call leaves environments out.
         """
         chosen = torch.ones_like(self._idle) if mask is None else one_each("mask", mask, self._envs).bool().cpu()
-        fresh = per_env("obs", obs, self._envs, like=self._obs)
+        fresh = observations(obs, self._envs, self._obs, self._warned)
         if self._obs is None:
             if not bool(chosen.all()):
                 msg = "the first reset() must begin an episode in every environment: leave mask out"
@@ -183,25 +186,27 @@ class VectorSteps:
             UsageError: before the first `reset`, or if the results do not fit the mode; nothing is changed.
             SchemaError: for another number of environments, or other shapes; nothing is changed.
         """
-        before = self._obs
+        before, layout = self._obs, self._layout
         if before is None:
             msg = "add_step() came before reset(): call reset(obs) with the observations of the environment's reset"
             raise UsageError(msg)
         self._follow()
-        after = per_env("obs", obs, self._envs, like=before)
+        after = observations(obs, self._envs, before, self._warned)
         ends = {
             "terminated": flag_each("terminated", terminated, self._envs),
             "truncated": flag_each("truncated", truncated, self._envs),
         }
         ended = ends["terminated"] | ends["truncated"]
         self._check_mode(ended, info or {})
-        following = final_observations(after, ended, info or {}) if self._mode == "SAME_STEP" else after
-        layout = self._layout
+        following = after
+        if self._mode == "SAME_STEP":
+            following = final_observations(after, ended, info or {}, self._warned)
+        rewards = cast(one_each("reward", reward, self._envs), self._reward_dtype, layout["reward"], self._warned)
         fields = join(
             [
                 layout.observation(before, after=False),
                 {(*layout["action"], *path): value for path, value in per_env("action", action, self._envs).items()},
-                {layout["reward"]: layout.column(one_each("reward", reward, self._envs).to(self._reward_dtype))},
+                {layout["reward"]: layout.column(rewards)},
                 layout.observation(following, after=True),
                 layout.flags(ends),
                 self._origin(),

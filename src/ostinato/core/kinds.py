@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map
 from ostinato.errors import KindError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from tensordict import TensorDictBase
 
@@ -31,12 +32,14 @@ __all__ = [
     "make",
     "open_node",
     "put",
+    "reason_of",
     "require_batch",
     "require_eager",
     "show_field",
     "show_path",
     "stack",
     "stack_parts",
+    "stack_rows",
     "unstack",
     "with_fields",
 ]
@@ -177,6 +180,10 @@ def put(data: Any, values: Mapping[Any, Tensor], lead: int = 1) -> None:
         lead: dimensions of `B`.
     """
     batch = data.batch_size
+    if -1 in batch:  # a lazy stack of rows of different lengths: each holds its own, repeated as often as it is long
+        for number, part in enumerate(data.unbind(0)):
+            put(part, {key: value[number] for key, value in values.items()}, lead - 1)
+        return
     for key, value in values.items():
         if len(batch) > lead:
             head, shape = value.shape[:lead], value.shape[lead:]
@@ -248,15 +255,16 @@ def _set(level: Any, key: str, value: Any) -> None:
         level.set(key, value)
 
 
-def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = None) -> Tensor:
-    """Turn one leaf into a tensor; tensors pass as they are, numpy arrays share their memory.
+def as_tensor(value: Any, path: Sequence[Hashable]) -> Tensor:
+    """Turn one leaf into a tensor of its own dtype; tensors pass as they are, numpy arrays share their memory.
 
     Args:
         value: a tensor, a numpy array or scalar, or a Python number.
         path: where the leaf stands, for messages.
-        like: dtype that a bare Python number takes (numbers carry none); None, or one that cannot hold it, gives int64,
-            bool and float32, whatever torch's default dtype. Numbers and arrays lie on the CPU, whatever torch's
-            default device.
+
+    Returns:
+        The tensor. Python numbers become bool, int64, float32 and complex64, whatever torch's default dtype. They and
+        arrays lie on the CPU, whatever torch's default device.
 
     Raises:
         KindError: for anything else, text and ragged sequences included, naming what to use instead.
@@ -270,16 +278,18 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
         if value.dtype.kind in "OUSVMm":
             raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))
         return _from_numpy(np.asarray(value), path)
-    if isinstance(value, (bool, int, float)):
-        dtype = like if like is not None and _holds(like, value) else None
-        if dtype is not None and isinstance(value, int) and not dtype.is_floating_point and dtype is not torch.bool:
-            low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-            if not low <= value <= high:
-                raise KindError(_refuse(path, f"the number {value}, which {dtype} cannot hold"))
+    if isinstance(value, (bool, int, float, complex)):
         try:
-            return torch.tensor(value, dtype=dtype or _number_dtype(value), device="cpu")
+            tensor = torch.tensor(value, dtype=_number_dtype(value), device="cpu")
         except (OverflowError, RuntimeError, ValueError) as error:
             raise KindError(_refuse(path, f"the number {value!r} ({error})")) from None
+        if isinstance(value, float) and math.isfinite(value) and not bool(tensor.isfinite()):
+            msg = (
+                f"{show_field(path)} holds the number {value!r}, and first rows store Python floats as {tensor.dtype}, "
+                "which cannot hold it: give it as numpy.float64, or as a tensor"
+            )
+            raise KindError(msg)
+        return tensor
     raise KindError(_refuse(path, type(value).__name__))
 
 
@@ -296,45 +306,85 @@ def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor
         raise KindError(_refuse(path, f"a numpy array of dtype {array.dtype}")) from None
 
 
-def _number_dtype(value: float) -> torch.dtype:
+def _number_dtype(value: complex) -> torch.dtype:
     """Return what a bare Python number becomes: not torch's default dtype, which may change between two writes."""
-    return torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
+    for kind, dtype in ((bool, torch.bool), (int, torch.int64), (float, torch.float32)):
+        if isinstance(value, kind):
+            return dtype
+    return torch.complex64
 
 
-def _holds(dtype: torch.dtype, value: Any) -> bool:
-    if isinstance(value, bool):
-        return dtype is torch.bool
-    return dtype.is_floating_point or (isinstance(value, int) and dtype is not torch.bool)
+_TABLES_TAKE = (
+    ": tensor storages take tensors, numpy arrays and numbers with one fixed shape per field. For text, ragged "
+    "sequences and other objects use ListStorage, or pad them to one length"
+)
 
 
 def _refuse(path: Sequence[Hashable], what: str) -> str:
-    return (
-        f"{show_field(path)} holds {what}: tensor storages take tensors, numpy arrays and numbers with one fixed "
-        "shape per field. For text, ragged sequences and other objects use ListStorage, or pad them to one length"
-    )
+    return f"{show_field(path)} holds {what}{_TABLES_TAKE}"
 
 
-def stack(items: Sequence[Any], like: Mapping[tuple[Hashable, ...], torch.dtype] | None = None) -> Any:
+def reason_of(error: Exception) -> str:
+    """Return the message of an error without the advice to use ListStorage, for those who use it."""
+    return str(error).replace(_TABLES_TAKE, "")
+
+
+Fit: TypeAlias = "Callable[[Any, tuple[Hashable, ...]], Tensor]"
+_NUMBERS = frozenset({int, float, bool})
+
+
+def stack(items: Sequence[Any], fit: Fit | None = None, *, table: bool = False) -> Any:
     """Stack a list of rows into one batch along a new first dimension: what a root list stands for.
 
     Args:
         items: at least one row, all of one kind: TensorDicts, tensors, arrays, numbers, or trees of these.
-        like: dtypes of the fields stored, which bare Python numbers take.
+        fit: called as `fit(leaf, path)`, returns the tensor to be stored; None takes leaves in their own dtypes.
+        table: the rows are for a tensor storage: say so in messages, and what to use instead.
 
     Raises:
         KindError: if the rows are of different kinds, or cannot be stacked.
         SchemaError: if their shapes differ.
     """
     try:
-        if is_tensor_collection(items[0]):
+        if is_tensor_collection(items[0]) and (fit is None or _share_dtypes(items)):
             return torch.stack(list(items), 0)
-        return _stack(items, (), like or {})
+        return _stack(items, (), fit)
     except RuntimeError as error:
-        msg = (
-            f"the rows of the list cannot be stacked ({error}): give all rows one shape; for ragged rows use "
-            "ListStorage, or pad them to one length"
-        )
+        ragged = "; for ragged rows use ListStorage, or pad them to one length" if table else ""
+        msg = f"the rows of the list cannot be stacked ({error}): give all rows one shape{ragged}"
         raise SchemaError(msg) from error
+    except KindError as error:
+        if table:
+            raise
+        raise KindError(reason_of(error)) from None
+
+
+def _share_dtypes(items: Sequence[Any]) -> bool:
+    """Tell whether TensorDicts have one dtype for each field: torch stacks others in a dtype that may round values."""
+    if not all(map(is_tensor_collection, items)):
+        return False
+    leaves = (
+        {key: getattr(x, "dtype", None) for key, x in item.items(include_nested=True, leaves_only=True)}
+        for item in items
+    )
+    first = next(leaves)
+    return all(other == first for other in leaves)
+
+
+def stack_rows(rows: Sequence[Any]) -> Any:
+    """Stack rows of any kind; TensorDicts of different fields or shapes into a lazy stack of copies, as TorchRL does.
+
+    Raises:
+        KindError: if other rows are of different kinds, or cannot be stacked.
+        SchemaError: if their shapes differ.
+    """
+    try:
+        return stack(rows)
+    except (SchemaError, KeyError):
+        if not all(map(is_tensor_collection, rows)):
+            raise
+        lazy = sys.modules["tensordict"].LazyStackedTensorDict
+        return lazy.maybe_dense_stack([row.clone() for row in rows], 0)
 
 
 def stack_parts(items: Sequence[Any]) -> Any:
@@ -344,9 +394,13 @@ def stack_parts(items: Sequence[Any]) -> Any:
         KindError: if they are of different kinds, or cannot be stacked.
         SchemaError: if their shapes differ.
     """
-    if all(map(is_tensordict, items)):
-        return sys.modules["tensordict"].LazyStackedTensorDict.maybe_dense_stack(list(items), 0)
-    return stack(items)
+    if not all(map(is_tensor_collection, items)):
+        return stack(items)
+    lazy = sys.modules["tensordict"].LazyStackedTensorDict
+    try:
+        return lazy.maybe_dense_stack(list(items), 0)
+    except RuntimeError:
+        return lazy.lazy_stack(list(items), 0)  # of lazy stacks
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
@@ -382,14 +436,10 @@ def _join(*leaves: Any) -> Any:
     raise KindError(msg)
 
 
-def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple[Hashable, ...], torch.dtype]) -> Any:
+def _stack(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | None) -> Any:
     opened = open_node(items[0], 0)
     if opened is None:
-        if type(items[0]) in {int, float, bool} and len({type(item) for item in items}) == 1:
-            dtype = like.get(path)
-            fits = dtype is not None and _holds(dtype, items[0])
-            return torch.tensor(list(items), dtype=dtype if fits else _number_dtype(items[0]), device="cpu")
-        return torch.stack([as_tensor(item, path, like.get(path)) for item in items], 0)
+        return _stack_leaves(items, path, fit)
     node = opened[0]
     columns: list[list[Any]] = [[] for _ in node.keys]
     for item in items:
@@ -403,8 +453,22 @@ def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple
         values = dict(zip(other[0].keys, other[1], strict=True))
         for key, column in zip(node.keys, columns, strict=True):
             column.append(values[key])
-    children = [_stack(column, (*path, key), like) for key, column in zip(node.keys, columns, strict=True)]
+    children = [_stack(column, (*path, key), fit) for key, column in zip(node.keys, columns, strict=True)]
     return make(node, children, (len(items),), torch.device("cpu"))
+
+
+def _stack_leaves(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | None) -> Tensor:
+    types = {type(item) for item in items}
+    if types <= _NUMBERS and (fit is not None or len(types) == 1):
+        try:
+            widest = float if float in types else int if int in types else bool
+            dtype = torch.float64 if fit is not None and widest is float else _number_dtype(widest())
+            numbers = torch.tensor(list(items), dtype=dtype, device="cpu")
+        except (OverflowError, RuntimeError, ValueError):
+            pass  # integers beyond int64: one by one
+        else:
+            return numbers if fit is None else fit(numbers, path)
+    return torch.stack([as_tensor(item, path) if fit is None else fit(item, path) for item in items], 0)
 
 
 def unstack(data: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ostinato._backend import native
-from ostinato.core import kinds
+from ostinato.core import casts, kinds
 from ostinato.core.kinds import Node, as_tensor, open_node, show_field, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 
@@ -60,7 +60,7 @@ class Schema:
     `flatten` checks data against it and gives the leaves in order, `build` is the inverse.
     """
 
-    __slots__ = ("_complex", "_dtypes", "_flat", "_seen", "leaves", "tree")
+    __slots__ = ("_complex", "_dtypes", "_flat", "_seen", "_warned", "leaves", "tree")
 
     def __init__(self, tree: _Tree, leaves: Sequence[Leaf]) -> None:
         self.tree = tree
@@ -70,6 +70,7 @@ class Schema:
         self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # their conjugates are views that lie
         self._dtypes = [leaf.dtype for leaf in leaves]
         self._seen: tuple[Any, int, tuple[int, ...], list[torch.Size]] = (None, -1, (), [])
+        self._warned: set[Path] = set()
 
     def __eq__(self, other: object) -> bool:
         """Compare tree and leaves."""
@@ -110,13 +111,34 @@ class Schema:
         msg = f"no {show_field(path)}: the fields are {known}"
         raise KeyMissingError(msg)
 
-    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int) -> Flat:
-        """Check rows against the schema and return their leaves in order. No copy.
+    def only(self, position: int) -> Schema:
+        """Return the schema of one leaf alone, which warns of casts together with this one."""
+        schema = Schema(None, [self.leaves[position]])
+        schema._warned = self._warned
+        return schema
+
+    def fit(self, value: Any, path: Path) -> Tensor:
+        """Return a leaf of any shape as a tensor of the dtype stored at `path`; of its own if nothing is stored there.
+
+        Raises:
+            KindError: if it is no tensor, array or number.
+            SchemaError: if it does not fit; see `casts.rule`.
+        """
+        for leaf in self.leaves:
+            if leaf.path == path:
+                return casts.fit(value, leaf.dtype, path, self._warned)
+        return as_tensor(value, path)
+
+    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, exact: bool = False) -> Flat:
+        """Check rows against the schema and return their leaves in order. No copy of leaves of the dtypes stored.
+
+        Leaves of other dtypes are cast as `casts.rule` says.
 
         Args:
             data: rows of the schema's kind (a dict serves for a TensorDict and back).
             batch: the leading dimensions that all leaves must have; None reads them off the first leaf.
             lead: how many leading dimensions there are.
+            exact: cast nothing: dtypes must be equal.
 
         Raises:
             SchemaError: naming the first field that differs, what was expected and what was got.
@@ -124,12 +146,13 @@ class Schema:
         """
         values = self._values(data, lead)
         try:
-            return self._flatten(values, batch, lead)
+            return self._flatten(values, batch, lead, exact=exact)
         except (NotImplementedError, RuntimeError):
             # only tensors without plain memory (sparse, nested) cannot say their shape or strides
-            return self._flatten([as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)], batch, lead)
+            values = [as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)]
+            return self._flatten(values, batch, lead, exact=exact)
 
-    def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int) -> Flat:
+    def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
         batch, shapes = self._expected(values, batch, lead)
         if _check_leaves is not None and not self._complex:
             addresses = _check_leaves(values, self._dtypes, shapes, Tensor)
@@ -138,9 +161,10 @@ class Schema:
         out: list[Tensor] = []
         plain = native is not None
         for leaf, value, shape in zip(self.leaves, values, shapes, strict=True):
-            tensor = as_tensor(value, leaf.path, leaf.dtype)
-            if tensor.dtype is not leaf.dtype or tensor.shape != shape:
+            tensor = casts.read(value, leaf.dtype, leaf.path)
+            if tensor.shape != shape or (exact and tensor.dtype is not leaf.dtype):
                 raise SchemaError(_mismatch(leaf, tensor, batch))
+            tensor = casts.cast(tensor, leaf.dtype, leaf.path, self._warned)
             if plain and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() and not tensor.data_ptr():
                 tensor = tensor.clone()  # torch's symbolic zeros have no memory until somebody writes to them
             plain = plain and tensor.is_cpu and tensor.is_contiguous()
@@ -183,7 +207,8 @@ class Schema:
         """Leading dimensions (read off the first leaf where they are not given) and the shapes that all must have."""
         first, seen = values[0], None
         if batch is None:
-            seen = first.shape if type(first) is Tensor else as_tensor(first, self.leaves[0].path).shape
+            leaf = self.leaves[0]
+            seen = first.shape if type(first) is Tensor else casts.read(first, leaf.dtype, leaf.path).shape
             if seen == self._seen[0] and lead == self._seen[1]:
                 return self._seen[2], self._seen[3]  # loops write batches of one size
             batch = self._read_batch(seen, lead)

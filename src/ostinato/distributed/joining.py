@@ -81,7 +81,7 @@ def split(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[tuple[
 
 def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
     try:
-        return schema.flatten(part.data, None, 1).leaves
+        return schema.flatten(part.data, None, 1, exact=True).leaves
     except SchemaError as error:
         msg = f"shards {other} and {part.shard} hold rows of different forms ({error}): empty one of them"
         raise SchemaError(msg) from error
@@ -90,8 +90,9 @@ def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
 def _schema(data: Any) -> Schema:
     try:
         return describe(data, 1)
-    except SchemaError as error:
-        msg = f"batches of shards must be tensors, or trees of these, to be put together, got {type(data).__name__}"
+    except (SchemaError, KindError, RuntimeError) as error:  # RuntimeError: a lazy stack of ragged rows
+        kind = type(data).__name__
+        msg = f"batches of shards must be tensors of one shape, or trees of these, to be put together, got {kind}"
         raise KindError(msg) from error
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.bits import as_bits
+from ostinato.core.casts import cast, read
 from ostinato.core.kinds import as_tensor, is_tensordict, show_field, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 
@@ -30,6 +31,7 @@ class LateFields:
         self._device = device
         self.columns: dict[Path, Tensor] = {}
         self.has: dict[Path, Tensor] = {}
+        self._warned: set[Path] = set()
 
     def __bool__(self) -> bool:
         """Tell whether there is any."""
@@ -64,7 +66,8 @@ class LateFields:
             if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
                 msg = f"the new {show_field((key,))} is nested: write its leaves as fields of their own"
                 raise KindError(msg)
-            late[(key,)] = as_tensor(value, (key,))
+            column = self.columns.get((key,))
+            late[(key,)] = as_tensor(value, (key,)) if column is None else read(value, column.dtype, (key,))
         rest = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
         return rest, late if batch is None else self.rows(late, batch)
 
@@ -95,13 +98,14 @@ class LateFields:
                 raise SchemaError(msg)
             shape = tuple(value.shape[len(batch) :])
             column = self.columns.get(path)
-            if column is not None and (column.dtype is not value.dtype or tuple(column.shape[1:]) != shape):
+            if column is not None and tuple(column.shape[1:]) != shape:
                 msg = (
                     f"{show_field(path)} must be {column.dtype}{list(column.shape[1:])} per row, got "
                     f"{value.dtype}{list(shape)}"
                 )
                 raise SchemaError(msg)
-            out[path] = value.reshape((math.prod(batch), *shape))
+            fitted = value if column is None else cast(value, column.dtype, path, self._warned)
+            out[path] = fitted.reshape((math.prod(batch), *shape))
         return out
 
     def set(self, slots: Tensor, values: dict[Path, Tensor], rows: Tensor | None = None) -> None:

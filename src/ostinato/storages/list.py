@@ -29,8 +29,9 @@ __all__ = ["ListStorage"]
 class ListStorage(Storage):
     """A list of Python objects: text, trees, tensors of any size.
 
-    Rows are stacked into batches, unless the buffer has a `collate_fn`; objects that cannot be stacked need one, for
-    example `collate_fn=lambda rows: rows`. Tensors and arrays of a row are copied when it is written.
+    Rows are stacked into batches, unless the buffer has a `collate_fn`. TensorDicts of different shapes or fields
+    become a `LazyStackedTensorDict`; other objects that cannot be stacked need a `collate_fn`, for example `list`.
+    Tensors and arrays of a row are copied when it is written.
 
     Args:
         max_size: capacity in rows; None is as good as unbounded.
@@ -250,14 +251,17 @@ def _own_leaf(leaf: Any) -> Any:
 def collate_rows(rows: list[Any]) -> Any:
     """Stack rows into a batch: TensorDicts, tensors, arrays, numbers, and trees of these.
 
+    TensorDicts of different fields or shapes become a `LazyStackedTensorDict`. Copy.
+
     Raises:
         KindError: if rows cannot be stacked; names the way out.
     """
     try:
-        return kinds.stack(rows)
+        return kinds.stack_rows(rows)
     except (KindError, SchemaError) as error:
         msg = (
             f"rows of type {type(rows[0]).__name__} cannot be stacked into a batch ({error}): give the buffer a "
-            "collate_fn, such as lambda rows: rows"
+            "collate_fn, such as collate_fn=list, which returns the list of rows; rows of different lengths that are "
+            "TensorDicts need none"
         )
         raise KindError(msg) from error

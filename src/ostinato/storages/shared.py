@@ -166,6 +166,8 @@ class SharedStorage(Storage):
             raise UsageError(msg)
         self._inner.lay_out_in(self._segment, None)
         admitted = self._inner.admit(data, lead)
+        if admitted[1] == 0:
+            return admitted  # no rows lay nothing out
         self._ring = self._make_ring(fresh=True)
         return admitted
 
@@ -260,7 +262,7 @@ class SharedStorage(Storage):
         found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
         leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
         data = schema.build(leaves, (rows,), self.device)
-        schema.flatten(data, (rows,), 1)  # says what does not fit
+        schema.flatten(data, (rows,), 1, exact=True)  # says what does not fit
         return data
 
     def clear(self) -> None:

@@ -59,6 +59,9 @@ class _Payload(NamedTuple):
     links: Links | None = None
 
 
+_NO_ROWS = _Payload(Flat([], (0,), None), {})
+
+
 class TensorStorage(Storage):
     """Rows in tensors that exist already, such as a dataset; the base of the storages that make their own.
 
@@ -191,12 +194,14 @@ class TensorStorage(Storage):
         )
 
     def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
-        """Check rows against the schema (the first ones set it, and lay out the memory). No copy.
+        """Check rows against the schema (the first set it and lay out memory). Copies what is cast.
 
-        A root list is a stack of rows, a root tuple one pytree.
+        A root list is a stack of rows, a root tuple one pytree. Of no rows the schema is checked, and nothing laid out.
         """
-        lead += self.ndim - 1
+        single, lead = lead == 0, lead + self.ndim - 1
         if lead and type(data) is list:
+            if not data:
+                return _NO_ROWS, 0
             data = self._stacked(data)
         late: dict[Path, Tensor] = {}
         schema = describe(data, lead) if self._table is None else self._table.schema
@@ -204,22 +209,24 @@ class TensorStorage(Storage):
             data, late = self._late.split(data, self._known(), None)
             self._late.refuse_unknown(late)
         flat = schema.flatten(data, None, lead)
-        rows = _count(flat.batch)
+        rows = math.prod(flat.batch)
+        late = self._late.rows(late, flat.batch) if late else late
+        if self._table is not None and self.ndim > 1:
+            self._check_lanes(flat.batch)
+        if rows == 0:
+            if single:
+                msg = f"a step must have at least one lane (environment), got batch size {list(flat.batch)}"
+                raise SchemaError(msg)
+            return _NO_ROWS, 0
         if self._table is None:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
-        elif self.ndim > 1:
-            self._check_lanes(flat.batch)
         links = None
         if isinstance(self._table, MirroredTable):
             flat, links = self._table.prepare(flat, self._cursor)
-        return _Payload(flat, self._late.rows(late, flat.batch) if late else late, links), rows
+        return _Payload(flat, late, links), rows
 
     def _stacked(self, rows: list[Any]) -> Any:
-        if not rows:
-            msg = "the batch is empty: expected at least one row"
-            raise SchemaError(msg)
-        known = {} if self._table is None else {leaf.path: leaf.dtype for leaf in self._table.schema.leaves}
-        return kinds.stack(rows, known)
+        return kinds.stack(rows, None if self._table is None else self._table.schema.fit, table=True)
 
     @property
     def laid_out(self) -> bool:
@@ -389,6 +396,9 @@ class TensorStorage(Storage):
         """
         table, count = self._require(), slots.shape[0]
         if batch and type(data) is list:
+            if not data:
+                _require_none(count)
+                return lambda: None
             data = self._stacked(data)
         data, late = self._late.split(data, self._known(), batch)
         flat = table.schema.flatten(data, batch, len(batch))
@@ -409,7 +419,7 @@ class TensorStorage(Storage):
 
         Raises:
             KeyMissingError: if there is no such field.
-            SchemaError: if shape or dtype differ.
+            SchemaError: if the shape differs, or the values do not fit the stored dtype (see `docs/casts.md`).
         """
         if path in self._late.columns:
             _, late = self._late.split({path[0]: value}, set(), batch)
@@ -417,7 +427,7 @@ class TensorStorage(Storage):
         table = self._require()
         position = table.schema.find(path)
         leaf = table.schema.leaves[position]
-        (checked,), _, _ = Schema(None, [leaf]).flatten(value, batch, len(batch))
+        (checked,), _, _ = table.schema.only(position).flatten(value, batch, len(batch))
         column = checked.reshape((slots.shape[0], *leaf.shape))
         return lambda: self._change_field(position, path, slots, column)
 
@@ -560,10 +570,8 @@ class TensorStorage(Storage):
         self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
 
 
-def _count(batch: tuple[int, ...]) -> int:
-    """Return the number of rows; none at all are refused, and show no form to keep."""
-    count = math.prod(batch)
-    if count == 0:
-        msg = f"the batch is empty (batch size {list(batch)}): expected at least one row"
+def _require_none(rows: int) -> None:
+    """Raise `SchemaError` where an empty list is given for some rows."""
+    if rows:
+        msg = f"{rows} rows are chosen, an empty list was given: give one for each"
         raise SchemaError(msg)
-    return count

@@ -150,8 +150,13 @@ def test_only_buffers_and_environments_that_say_their_mode() -> None:
 
 CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "environments": ({"obs": np.ones((3, 3))}, SchemaError, r"obs must be of 2 environment\(s\), .*got shape \[3, 3\]"),
-    "shape": ({"obs": np.ones((2, 4))}, SchemaError, r"obs must be torch.float64 \[2, 3\], as before, got .* \[2, 4\]"),
-    "dtype": ({"obs": np.ones((2, 3), np.float32)}, SchemaError, "as before, got torch.float32"),
+    "shape": ({"obs": np.ones((2, 4))}, SchemaError, r"obs must have shape \[2, 3\], as before, got \[2, 4\]"),
+    "dtype": ({"obs": np.ones((2, 3)) + 0j}, SchemaError, "field 'obs' must be float64, got complex128"),
+    "rewards": (
+        {"reward": np.array([0, 1e300])},
+        SchemaError,
+        r"'reward' must be float32, got float64 .*1e\+300 at \[1\]",
+    ),
     "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "they must stay the same"),
     "action": ({"action": np.zeros(3)}, SchemaError, r"action must be of 2 environment\(s\)"),
     "reward": ({"reward": np.ones((2, 2))}, SchemaError, r"reward must hold one value per environment, shape \[2\]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import product
 from typing import Any
 
@@ -24,6 +25,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     VectorSteps,
 )
+from ostinato.errors import CastWarning, SchemaError
 from tests.unit.collect.envs import MODES, Transition, actions_for, log, make, run
 
 ENVS, COUNT, GAMMA = 3, 40, 0.5
@@ -305,3 +307,48 @@ def test_environments_in_processes_give_the_same_rows() -> None:
         kept.append(rb[:])
     assert len(kept[0]["obs"]) < 120, "some steps were resets"
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
+def test_results_of_other_dtypes_are_cast_to_those_before(mode: str) -> None:
+    rb = buffer(mode, "flat", 1)
+    steps = VectorSteps(rb, 2, mode)
+    steps.reset(np.zeros((2, 3), np.float32))
+    no, yes = np.zeros(2, bool), np.ones(2, bool)
+    steps.add_step(np.zeros(2, np.int32), np.full((2, 3), 0.1), [1, 2], no, no)
+    info = {"final_obs": np.full((2, 3), 0.3)} if mode == "SAME_STEP" else {}
+    steps.add_step([1, 0], np.full((2, 3), 0.2), np.array([1, 0], np.int8), yes, no, info)
+    rows = rb[:]
+    assert rows["obs"].dtype is rows["next_obs"].dtype is rows["reward"].dtype is torch.float32
+    assert rows["action"].dtype is torch.int32
+    after = [0.1, 0.1, 0.3, 0.3] if mode == "SAME_STEP" else [0.1, 0.1, 0.2, 0.2]
+    assert rows["next_obs"][:, 0].tolist() == torch.tensor(after).tolist()
+    assert rows["reward"].tolist() == [1, 2, 1, 0]
+
+
+def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were() -> None:
+    rb = buffer("SAME_STEP", "flat", 1)
+    steps = VectorSteps(rb, 2, "SAME_STEP")
+    steps.reset(np.zeros((2, 3), np.uint8))
+    no, yes = np.zeros(2, bool), np.ones(2, bool)
+    bad = [
+        (np.full((2, 3), 256), no, {}, r"field 'obs' must be uint8, got int64 with the value 256"),
+        (np.zeros((2, 3)), yes, {"final_obs": np.full((2, 3), 0.5)}, r"field 'final_obs' must be uint8.*0.5"),
+    ]
+    for obs, ends, info, message in bad:
+        with pytest.raises(SchemaError, match=message):
+            steps.add_step(np.zeros(2), obs, np.zeros(2), ends, no, info)
+    assert len(rb) == 0
+    steps.add_step(np.zeros(2), np.full((2, 3), 7.0), np.zeros(2), no, no)
+    assert rb[:]["next_obs"].tolist() == [[7, 7, 7]] * 2
+
+
+def test_rewards_that_are_rounded_to_half_precision_warn_once() -> None:
+    steps = VectorSteps(buffer("DISABLED", "flat", 1), 2, "DISABLED", reward_dtype=torch.float16)
+    steps.reset(np.zeros((2, 3)))
+    no = np.zeros(2, bool)
+    with pytest.warns(CastWarning, match="'reward' is stored as float16"):
+        steps.add_step(np.zeros(2), np.zeros((2, 3)), np.full(2, 0.1), no, no)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps.add_step(np.zeros(2), np.zeros((2, 3)), np.full(2, 0.1), no, no)

@@ -1,0 +1,242 @@
+"""Casts of written data to the dtype stored: the one table, its checks and its warning. `docs/casts.md` shows both."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.core.kinds import as_tensor, show_field
+from ostinato.errors import CastWarning, SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["DTYPES", "Rule", "cast", "fit", "read", "rule"]
+
+Rule: TypeAlias = Literal["exact", "usual", "rounds", "checked", "never"]
+"""What happens to values of one dtype that are written to a field of another.
+
+- `exact`: cast silently; every value is kept.
+- `usual`: rounded silently (float64 to float32). Raises if a finite value would become infinite.
+- `rounds`: cast silently if every value is kept, else rounded with one warning per field and buffer. Raises if a finite
+  value would become infinite. On an accelerator, where values are not read, the warning follows from the dtypes.
+- `checked`: cast silently if every value is kept, else raises. On an accelerator always raises.
+- `never`: raises.
+"""
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+"""Dtypes that are cast; any other one, such as those of eight-bit floats, must be the dtype stored."""
+
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_KNOWN = frozenset(DTYPES)
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def rule(source: torch.dtype, stored: torch.dtype) -> Rule:
+    """Return what happens to values of dtype `source` that are written to a field of dtype `stored`."""
+    if source is stored:
+        return "exact"
+    if source not in _KNOWN or stored not in _KNOWN or (source.is_complex and not stored.is_complex):
+        return "never"
+    if source is torch.bool:
+        return "exact"
+    source, stored = _REAL.get(source, source), _REAL.get(stored, stored)
+    if not stored.is_floating_point:
+        return "exact" if _holds_range(source, stored) else "checked"
+    if source.is_floating_point:
+        if source is torch.float64 and stored is torch.float32:
+            return "usual"
+        wider = _digits(stored) >= _digits(source) and torch.finfo(stored).max >= torch.finfo(source).max
+        return "exact" if wider else "rounds"
+    return "exact" if torch.iinfo(source).max < 2 ** _digits(stored) else "rounds"
+
+
+def cast(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...], warned: set[Any]) -> Tensor:
+    """Return `value` in the dtype of the field that it is written to. Copy, unless the dtypes are equal.
+
+    Never waits for a device: values are looked at only on the CPU.
+
+    Args:
+        value: any shape.
+        stored: dtype of the field.
+        path: of the field, for messages.
+        warned: fields whose warning was given; added to.
+
+    Raises:
+        SchemaError: if the dtypes exclude each other, or a value does not fit; see `rule`.
+    """
+    source = value.dtype
+    if source is stored:
+        return value
+    found = rule(source, stored)
+    if found == "never":
+        raise SchemaError(_excluded(value, stored, path))
+    if found == "checked":
+        if not value.is_cpu:
+            raise SchemaError(_unread(value, stored, path))
+        _require(value, ~_kept_whole(value, stored), stored, path)
+        return value.to(stored)
+    out = value.to(stored)
+    if value.is_cpu and found != "exact" and not bool(torch.isfinite(out).all()):
+        _require(value, (torch.isfinite(value) & ~torch.isfinite(out)).numpy(), stored, path)
+    if found == "rounds" and path not in warned and not (value.is_cpu and _kept(value, out)):
+        _warn(value, stored, path)
+        warned.add(path)  # afterwards: a filter may turn the warning into an error
+    return out
+
+
+def fit(value: Any, stored: torch.dtype, path: tuple[Hashable, ...], warned: set[Any]) -> Tensor:
+    """Return a leaf as a tensor of the dtype of the field that it is written to; see `read` and `cast`."""
+    return cast(read(value, stored, path), stored, path, warned)
+
+
+def read(value: Any, stored: torch.dtype, path: tuple[Hashable, ...]) -> Tensor:
+    """Return a leaf as a tensor that nothing has been rounded in yet; see `as_tensor`.
+
+    Python numbers count as bool, int64, float64 and complex128; those that fit `stored` come in that dtype.
+
+    Raises:
+        KindError: if it is no tensor, array or number.
+    """
+    if isinstance(value, (int, float, complex)) and not isinstance(value, np.generic):
+        if _fits_plainly(value, stored):
+            return torch.tensor(value, dtype=stored, device="cpu")
+        if not isinstance(value, int):
+            wide = torch.float64 if isinstance(value, float) else torch.complex128
+            return torch.tensor(value, dtype=wide, device="cpu")
+    return as_tensor(value, path)
+
+
+def _fits_plainly(value: complex, stored: torch.dtype) -> bool:
+    """Tell whether a Python number fits a dtype silently: a quick check, False says nothing."""
+    if isinstance(value, float):
+        small = -_FLOAT32_MAX <= value <= _FLOAT32_MAX or not math.isfinite(value)
+        return stored is torch.float64 or (stored is torch.float32 and small)
+    if not isinstance(value, int) or stored not in _KNOWN or stored.is_complex:
+        return False
+    if stored.is_floating_point:
+        return abs(value) <= 2 ** _digits(stored)
+    low, high = _range(stored)
+    return low <= value <= high
+
+
+def _digits(dtype: torch.dtype) -> int:
+    """Return the bits of precision of a dtype of floats: it holds every integer up to 2 to that power."""
+    return 1 - int(np.log2(torch.finfo(dtype).eps))
+
+
+def _range(dtype: torch.dtype) -> tuple[int, int]:
+    if dtype is torch.bool:
+        return 0, 1
+    info = torch.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _holds_range(source: torch.dtype, stored: torch.dtype) -> bool:
+    if source.is_floating_point:
+        return False
+    (low, high), (least, most) = _range(source), _range(stored)
+    return least <= low and high <= most
+
+
+def _array(value: Tensor) -> np.ndarray[Any, Any]:
+    """Return the values of a CPU tensor as an array: NumPy compares every dtype of integers, torch does not."""
+    return (value.to(torch.float32) if value.dtype is torch.bfloat16 else value).numpy()
+
+
+def _kept_whole(value: Tensor, stored: torch.dtype) -> np.ndarray[Any, Any]:
+    """Tell for each value whether a dtype of integers, or bool, holds it."""
+    array = _array(value)
+    low, high = _range(stored)
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64)
+        return np.asarray((array == np.trunc(array)) & (array >= low) & (array < float(high + 1)))
+    info = np.iinfo(array.dtype)
+    return np.asarray((array >= max(low, info.min)) & (array <= min(high, info.max)))
+
+
+def _kept(value: Tensor, out: Tensor) -> bool:
+    """Tell whether a cast to a dtype of floats has kept every value."""
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        back = out.to(value.dtype)
+        return bool(((back == value) | value.isnan()).all())
+    array, digits = _array(value).reshape(-1), _digits(_REAL.get(out.dtype, out.dtype))
+    size = array if array.dtype.kind == "u" else np.abs(array.astype(np.int64))  # -2**63 stays, and is 2**63 as uint64
+    size = size.astype(np.uint64)
+    lowest = size & (~size + np.uint64(1))  # the lowest bit that is set
+    return bool(((size >> np.uint64(digits) < lowest) | (size == 0)).all())
+
+
+def _require(value: Tensor, bad: np.ndarray[Any, Any], stored: torch.dtype, path: tuple[Hashable, ...]) -> None:
+    """Raise for the first value that does not fit.
+
+    Raises:
+        SchemaError: naming it and its position.
+    """
+    if not bad.any():
+        return
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    where = f" at {list(at)}" if at else ""
+    msg = (
+        f"{_clash(value, stored, path)} with the value {value[at].item()!r}{where}, which {_name(stored)} cannot hold: "
+        "a storage keeps the dtypes of its first rows; convert the values before writing, or write first rows of a "
+        "dtype that holds all of them"
+    )
+    raise SchemaError(msg)
+
+
+def _excluded(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
+    return (
+        f"{_clash(value, stored, path)}, which is never cast to it: a storage keeps the dtypes of its first rows; "
+        "convert the values before writing"
+    )
+
+
+def _unread(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
+    return (
+        f"{_clash(value, stored, path)} on {value.device}, where values are not read to see whether they fit: convert "
+        f"them before writing, with .to({stored})"
+    )
+
+
+def _clash(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
+    return f"{show_field(path)} must be {_name(stored)}, got {_name(value.dtype)}"
+
+
+def _warn(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> None:
+    """Warn at the line that called into this package."""
+    frame, level = sys._getframe(1), 2  # noqa: SLF001 (warnings has skip_file_prefixes from Python 3.12 on)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "ostinato":
+        frame, level = frame.f_back, level + 1
+    msg = (
+        f"{show_field(path)} is stored as {_name(stored)}, to which the {_name(value.dtype)} values written are "
+        "rounded: convert them before writing, or write first rows of the dtype that is to be kept. Shown once for "
+        "each field of a buffer; warnings.filterwarnings('ignore', category=ostinato.errors.CastWarning) silences it"
+    )
+    warnings.warn(msg, CastWarning, stacklevel=level)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,381 @@
+"""Casts to stored dtypes: the documented table, each pair of dtypes at each entrance, and exactness by values."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import Tensor
+
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from ostinato.core.casts import DTYPES, Rule, rule
+from ostinato.errors import CastWarning, SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DOCS = Path(__file__).parents[3] / "docs" / "casts.md"
+CLASSES: dict[str, Rule] = {"=": "exact", "~": "usual", "w": "rounds", "c": "checked", "x": "never"}
+PAIRS = [(source, stored) for source in DTYPES for stored in DTYPES if source is not stored]
+KINDS = ["tensor", "array", "scalar", "number"]
+
+
+@functools.cache
+def documented() -> dict[tuple[torch.dtype, torch.dtype], Rule]:
+    """Read the table of the documentation."""
+    lines = [line.strip("| ").split(" | ") for line in DOCS.read_text().splitlines() if re.match(r"\| `\w+` \|", line)]
+    lines = [line for line in lines if len(line) == len(DTYPES) + 1]
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    order = [names[line[0].strip("` ")] for line in lines]
+    return {
+        (names[line[0].strip("` ")], to): CLASSES[x.strip()]
+        for line in lines
+        for to, x in zip(order, line[1:], strict=True)
+    }
+
+
+def outcome(value: Any, stored: torch.dtype) -> str:
+    """Tell by Python's exact arithmetic what a dtype makes of a number: `kept`, `rounded` or `lost`."""
+    if isinstance(value, complex):
+        if not stored.is_complex:
+            return "lost"
+        parts = {
+            outcome(part, torch.float32 if stored is torch.complex64 else torch.float64)
+            for part in (value.real, value.imag)
+        }
+        return "lost" if "lost" in parts else "rounded" if "rounded" in parts else "kept"
+    if stored is torch.bool:
+        return "kept" if value in (0, 1) else "lost"
+    if not stored.is_floating_point and not stored.is_complex:
+        info = torch.iinfo(stored)
+        whole = value == value and abs(value) != float("inf") and int(value) == value
+        return "kept" if whole and info.min <= value <= info.max else "lost"
+    if value != value or abs(value) == float("inf"):
+        return "kept"
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(stored, stored)
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return "lost"  # no dtype has such integers
+    wide = torch.float64 if isinstance(value, float) else torch.uint64 if value >= 2**63 else torch.int64
+    found = torch.tensor(value, dtype=wide).to(real).item()
+    return "lost" if abs(found) == float("inf") else "kept" if found == value else "rounded"
+
+
+def expected(value: Any, source: torch.dtype, stored: torch.dtype) -> str:
+    """Tell what a write does, by the documented class: `silent`, `warns` or `raises`."""
+    found, result = documented()[source, stored], outcome(value, stored)
+    if found == "never":
+        return "raises"
+    if found == "exact":
+        assert result == "kept"
+        return "silent"
+    if result == "lost" or (found == "checked" and result != "kept"):
+        return "raises"
+    return "warns" if found == "rounds" and result == "rounded" else "silent"
+
+
+def done(write: Callable[[], Any]) -> str:
+    """Tell what a write did."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            write()
+        except SchemaError:
+            return "raises"
+    assert all(warning.category is CastWarning for warning in caught), [str(w.message) for w in caught]
+    return "warns" if caught else "silent"
+
+
+def tempting(source: torch.dtype, stored: torch.dtype) -> list[Any]:
+    """Return numbers of a dtype that another one may not hold."""
+    if source is torch.bool:
+        return [False, True]
+    found: list[Any] = [0, 1, 2, 3]
+    for dtype in (source, stored):
+        real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+        if real is torch.bool:
+            continue
+        if real.is_floating_point:
+            info = torch.finfo(real)
+            digits = 2 ** (1 - int(np.log2(info.eps)))
+            found += [
+                digits,
+                digits + 1,
+                digits * 4,
+                info.max,
+                info.max * 0.75,
+                info.tiny,
+                1 + info.eps,
+                0.5,
+                -0.5,
+                1.5,
+            ]
+            found += [float("inf"), float("-inf"), float("nan")]
+        else:
+            low, high = torch.iinfo(real).min, torch.iinfo(real).max
+            found += [low, low + 1, low - 1, high, high - 1, high + 1, high // 3, -1]
+    whole = not source.is_floating_point and not source.is_complex
+    kept = [x for x in found if outcome(x, source) == "kept"]
+    return [int(x) if whole else complex(x, 0) if source.is_complex else float(x) for x in kept]
+
+
+def given_as(kind: str, value: Any, source: torch.dtype) -> Any:
+    """Return a number of a dtype in a kind of data; None if it has no such kind."""
+    tensor = torch.tensor(value, dtype=source)
+    if kind == "tensor":
+        return tensor
+    if kind == "number":
+        native = {torch.bool, torch.int64, torch.float64, torch.complex128}
+        return value if source in native else None
+    if source is torch.bfloat16:
+        return None
+    return tensor.numpy() if kind == "array" else tensor.numpy()[()]
+
+
+def buffer(stored: torch.dtype) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.add({"x": torch.zeros((), dtype=stored)})
+    return rb
+
+
+def test_the_documented_table_is_that_of_the_code() -> None:
+    table = documented()
+    assert set(table) == {(source, stored) for source in DTYPES for stored in DTYPES}
+    assert {pair: rule(*pair) for pair in table} == table
+
+
+@pytest.mark.parametrize("source", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_pair_of_dtypes_does_what_is_documented(kind: str, source: torch.dtype) -> None:
+    for stored in DTYPES:
+        if stored is source:
+            continue
+        for value in tempting(source, stored):
+            data = given_as(kind, value, source)
+            if data is None:
+                continue
+            rb = buffer(stored)
+            assert done(functools.partial(rb.add, {"x": data})) == expected(value, source, stored), (stored, value)
+            held: Tensor = rb[:]["x"]
+            assert held.dtype is stored
+            if len(rb) == 2:
+                wanted = torch.tensor(value, dtype=source).to(stored)
+                assert torch.equal(held[1], wanted) or bool(held[1].isnan() & wanted.isnan())
+
+
+numbers = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(-300, 300),
+    st.floats(width=64),
+    st.floats(-4, 4, width=16),
+    st.booleans(),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pair=st.sampled_from(PAIRS), values=st.lists(numbers, min_size=1, max_size=5))
+def test_a_batch_is_cast_whole_or_not_at_all(pair: tuple[torch.dtype, torch.dtype], values: list[Any]) -> None:
+    source, stored = pair
+    kept = [x for x in values if outcome(x, source) == "kept"]
+    if not kept:
+        return
+    written = torch.stack([torch.tensor(x).to(source) if isinstance(x, bool) else _exactly(x, source) for x in kept])
+    rb = buffer(stored)
+    results = {expected(x, source, stored) for x in written.tolist()}
+    wanted = "raises" if "raises" in results else "warns" if "warns" in results else "silent"
+    assert done(lambda: rb.extend({"x": written})) == wanted
+    assert len(rb) == (1 if wanted == "raises" else 1 + len(kept))
+
+
+def _exactly(value: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(value, int) and not dtype.is_floating_point and not dtype.is_complex:
+        return torch.tensor(int(value), dtype=dtype)
+    return torch.tensor(float(value), dtype=torch.float64).to(dtype)
+
+
+def _late(rb: ReplayBuffer, value: Any) -> None:
+    rb.write_all({"x": rb[:]["x"].clone(), "y": rb[:]["x"].clone()})
+    rb.write_all({"x": rb[:]["x"].clone(), "y": value})
+
+
+ENTRANCES: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
+    "extend": lambda rb, value: rb.extend({"x": value}),
+    "extend a list": lambda rb, value: rb.extend([{"x": one} for one in value]),
+    "extend a TensorDict": lambda rb, value: rb.extend(TensorDict({"x": torch.as_tensor(value)}, [2])),
+    "extend a list of TensorDicts": lambda rb, value: rb.extend(
+        [TensorDict({"x": torch.as_tensor(one)}) for one in value]
+    ),
+    "items": lambda rb, value: rb.__setitem__(slice(0, 2), {"x": value}),
+    "items of a list": lambda rb, value: rb.__setitem__(slice(0, 2), [{"x": one} for one in value]),
+    "write_all": lambda rb, value: rb.write_all({"x": value}),
+    "a field": lambda rb, value: rb.__setitem__("x", value),
+    "set_at_": lambda rb, value: rb.set_at_("x", value, slice(0, 2)),
+    "update_": lambda rb, value: rb.update_({"x": value}),
+}
+CASES: dict[str, tuple[torch.dtype, Any, str]] = {
+    "float64": (torch.float32, np.array([0.1, 0.2]), "silent"),
+    "integers in range": (torch.int8, np.array([1, -128]), "silent"),
+    "whole floats": (torch.int64, np.array([1.0, 3.0]), "silent"),
+    "zeros and ones": (torch.bool, np.array([0, 1]), "silent"),
+    "large integers": (torch.float32, np.array([1, 2**24 + 1]), "warns"),
+    "half precision": (torch.float16, np.array([0.1, 0.2]), "warns"),
+    "a fraction": (torch.int64, np.array([1.0, 0.5]), "raises"),
+    "no number": (torch.int64, np.array([1.0, np.nan]), "raises"),
+    "out of range": (torch.uint8, np.array([1, 256]), "raises"),
+    "overflow": (torch.float32, np.array([1.0, 1e300]), "raises"),
+    "complex": (torch.float32, np.array([1j, 2j]), "raises"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage], ids=["memory", "mapped"])
+def test_each_entrance_casts_by_the_table(storage: Any, entrance: str, case: str) -> None:
+    stored, value, wanted = CASES[case]
+    rb = ReplayBuffer(storage=storage(8), batch_size=2)
+    rb.extend({"x": torch.zeros(2, dtype=stored)})
+    before = (rb[:]["x"].clone(), rb.write_count)
+    assert done(lambda: ENTRANCES[entrance](rb, value)) == wanted
+    if wanted == "raises":
+        assert torch.equal(rb[:]["x"], before[0])
+        assert rb.write_count == before[1]
+    else:
+        assert torch.equal(rb[-2:]["x"], torch.from_numpy(value).to(stored))
+    assert rb[:]["x"].dtype is stored
+    assert done(lambda: ENTRANCES[entrance](rb, value)) == ("silent" if wanted == "warns" else wanted), "warned once"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fields_added_later_cast_by_the_table(case: str) -> None:
+    stored, value, wanted = CASES[case]
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.extend({"id": torch.arange(2)})
+    rb.write_all({"id": torch.arange(2), "x": torch.zeros(2, dtype=stored)})
+    writes: list[Callable[[], Any]] = [
+        lambda: rb.write_all({"id": torch.arange(2), "x": value}),
+        lambda: rb.extend({"id": torch.arange(2), "x": value}),
+        lambda: rb.set_("x", value[: len(rb)].repeat(len(rb) // 2)),
+    ]
+    for number, write in enumerate(writes):
+        assert done(write) == ("silent" if number and wanted == "warns" else wanted)
+        assert rb[:]["x"].dtype is stored
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("option", ["ndim", "single copy", "shared"])
+def test_storages_of_other_layouts_cast_by_the_table(option: str, case: str) -> None:
+    if option == "shared" and LazyTensorStorage(2).why_private is None:
+        pytest.importorskip("ostinato._native")
+    stored, value, wanted = CASES[case]
+    options: Any = {"ndim": {"ndim": 2}, "single copy": {"single_copy": {"next": "x"}}, "shared": {}}[option]
+    shared: Any = {"shared": True} if option == "shared" else {}
+    rb = ReplayBuffer(storage=LazyTensorStorage(8, **options), batch_size=2, **shared)
+    lead = (1, 2) if option == "ndim" else (2,)
+
+    def rows(x: Any) -> dict[str, Any]:
+        return {"x": x.reshape(lead), "next": x.reshape(lead)} if option == "single copy" else {"x": x.reshape(lead)}
+
+    rb.extend(rows(torch.zeros(2, dtype=stored)))
+    assert done(lambda: rb.extend(rows(value))) == wanted
+    assert len(rb) == (2 if wanted == "raises" else 4)
+
+
+def test_rows_of_a_list_may_mix_kinds_and_dtypes() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=2)
+    rb.extend({"r": torch.zeros(1), "n": torch.zeros(1, dtype=torch.int64)})
+    rb.extend(
+        [
+            {"r": 1, "n": np.int8(1)},
+            {"r": 0.5, "n": True},
+            {"r": np.float64(0.25), "n": 2**60 + 1},
+            {"r": torch.tensor(2), "n": torch.tensor(3.0)},
+            {"r": np.array(True), "n": np.uint8(4)},
+        ]
+    )
+    assert rb[1:]["r"].tolist() == [1.0, 0.5, 0.25, 2.0, 1.0]
+    assert rb[1:]["n"].tolist() == [1, 1, 2**60 + 1, 3, 4]
+    rows = [TensorDict({"r": 1.0, "n": torch.tensor(2**60 + 1)}), TensorDict({"r": 1, "n": torch.tensor(5.0)})]
+    rb.extend(rows)
+    assert rb[6:]["n"].tolist() == [2**60 + 1, 5], "torch would stack them as float32"
+    with pytest.raises(SchemaError, match=r"'n' must be int64.*0\.5"):
+        rb.extend([{"r": 1, "n": 1}, {"r": 1, "n": 0.5}])
+
+
+def test_python_numbers_are_not_rounded_on_the_way() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.add({"x": np.float64(0.0), "n": np.uint64(0)})
+    rb.add({"x": 0.1, "n": 2**64 - 1})
+    rb.extend([{"x": 0.1, "n": 2**64 - 1}])
+    assert rb[:]["x"].tolist() == [0.0, 0.1, 0.1]
+    assert rb[:]["n"].tolist() == [0, 2**64 - 1, 2**64 - 1]
+    rb.write_all({"x": rb[:]["x"].clone(), "n": rb[:]["n"].clone(), "late": torch.zeros(3, dtype=torch.float64)})
+    rb.add({"x": 0, "n": 0, "late": 0.1})
+    assert rb[3]["late"].item() == 0.1
+
+
+def test_a_first_python_float_beyond_float32_raises() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    with pytest.raises(TypeError, match=r"field 'x' holds the number 1e\+300"):
+        rb.add({"x": 1e300})
+    rb.add({"x": float("inf")})
+
+
+def test_the_warning_names_field_dtypes_and_the_line_that_wrote() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.extend(
+        TensorDict({"n": {"x": torch.zeros(2, dtype=torch.float16)}, "y": torch.zeros(2, dtype=torch.float16)}, [2])
+    )
+    rows = TensorDict({"n": {"x": torch.full((2,), 0.1)}, "y": torch.full((2,), 0.1)}, [2])
+    with pytest.warns(CastWarning) as caught:
+        rb.extend(rows)
+    assert [str(w.message).split(":")[0] for w in caught] == [
+        "field ('n', 'x') is stored as float16, to which the float32 values written are rounded",
+        "field 'y' is stored as float16, to which the float32 values written are rounded",
+    ]
+    assert {w.filename for w in caught} == {__file__}
+    assert "filterwarnings" in str(caught[0].message)
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    other.extend(TensorDict({"y": torch.zeros(2, dtype=torch.float16)}, [2]))
+    with pytest.warns(CastWarning):
+        other.extend(rows.exclude("n"))
+
+
+def test_a_warning_turned_into_an_error_leaves_the_buffer_as_it_was() -> None:
+    rb = buffer(torch.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(CastWarning):
+                rb.add({"x": 0.1})
+    assert len(rb) == 1
+    assert rb.write_count == 1
+
+
+def test_other_dtypes_must_be_those_stored() -> None:
+    rb = buffer(torch.float8_e4m3fn)
+    rb.add({"x": torch.zeros((), dtype=torch.float8_e4m3fn)})
+    with pytest.raises(SchemaError, match="never cast"):
+        rb.add({"x": 1.0})
+    plain = buffer(torch.float32)
+    with pytest.raises(SchemaError, match="never cast"):
+        plain.add({"x": torch.zeros((), dtype=torch.float8_e4m3fn)})
+
+
+def test_errors_say_what_was_given_and_what_to_do() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.extend({"action": torch.zeros(2, 2, dtype=torch.int32)})
+    with pytest.raises(SchemaError) as caught:
+        rb.extend({"action": np.array([[0, 1], [2, 2.5]])})
+    assert str(caught.value) == (
+        "field 'action' must be int32, got float64 with the value 2.5 at [1, 1], which int32 cannot hold: a storage "
+        "keeps the dtypes of its first rows; convert the values before writing, or write first rows of a dtype that "
+        "holds all of them"
+    )
