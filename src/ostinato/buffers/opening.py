@@ -82,7 +82,8 @@ def load(
     A storage that holds rows already, and several storages, are only touched once every checksum was compared.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or it does not fit.
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it does not fit.
         DamagedFileError: naming the damaged file.
         OptionError: if rows of a storage cannot be mapped.
     """

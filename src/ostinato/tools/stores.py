@@ -121,7 +121,8 @@ def inspect_store(
         allow_pickle: Consent to unpickle.
 
     Raises:
-        CheckpointError: No trajectories are there, or they are pickles without consent.
+        CheckpointNotFoundError: No trajectories are there.
+        CheckpointError: They are pickles without consent.
         DamagedFileError: naming the file that is damaged.
     """
     root = Path(path)
@@ -182,7 +183,8 @@ def verify(
         What was read, and every damaged file.
 
     Raises:
-        CheckpointError: Neither kind is there, or its lists cannot be read at all.
+        CheckpointNotFoundError: Neither kind is there; the message names what is.
+        CheckpointError: Its lists cannot be read at all.
     """
     root = Path(path)
     if not is_store(root):
