@@ -45,7 +45,7 @@ venv: $(VENV)/.installed ## Set up .venv and build the compiled part
 
 .PHONY: demo
 demo: $(VENV)/.installed ## The main job: train a small agent through the buffer
-	$(BIN)/ostinato demo
+	$(BIN)/ostinato demo --overwrite
 
 # Both ways, whatever the first one says, and then what starts a Ray cluster, which wants both cores for itself. The status
 # is that of the first run that failed.

@@ -367,7 +367,7 @@ def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, ta
     assert second.seed == 8
     assert check_batch(first.sample(30)) == check_batch(second.sample(30))
     loaded = second.load_trajectory(1)
-    assert (loaded.model_weights_id, (loaded.curr_obs or {})["task"]) == ("w-2_0", ["pick", "place"])
+    assert (loaded.model_weights_id, loaded.curr_obs["task"]) == ("w-2_0", ["pick", "place"])
 
 
 def test_convert_of_damaged_files_leaves_nothing(tmp_path: Path) -> None:

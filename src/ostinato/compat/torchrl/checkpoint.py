@@ -24,8 +24,6 @@ from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
-    import os
-
     from ostinato.storages import Storage
 
 __all__ = ["ImportReport", "convert_checkpoint", "is_checkpoint", "load_checkpoint"]
