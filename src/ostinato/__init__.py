@@ -94,5 +94,4 @@ __all__ = [
     "VectorSteps",
     "Writer",
     "WriterEnsemble",
-    "__version__",
 ]
