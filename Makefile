@@ -61,7 +61,7 @@ venv: $(VENV)/.installed ## Set up .venv and build the native extension
 
 .PHONY: demo
 demo: $(VENV)/.demo ## The main job: train a small agent through the buffer
-	$(BIN)/ostinato demo
+	$(BIN)/ostinato demo --overwrite
 
 # Runs `env $(1)`, and keeps the status of the first run that failed in $$status. PYTEST_ARGS may leave a run without tests.
 define run

@@ -18,6 +18,7 @@ FLOORS = (
     ("buffers", "trajectories"),
     ("collect", "compat", "distributed", "testing", "tools", "viz", "demo"),
     ("cli",),
+    ("__main__",),
 )
 """From the ground up. A part imports lower floors only; parts on one floor are strangers."""
 

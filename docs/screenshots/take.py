@@ -138,15 +138,15 @@ def main() -> None:
         rollouts = here / "rollouts"
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=rollouts, trajectory_format="safetensors") as buffer:
             buffer.add_trajectories([reach(number) for number in range(40)])
-        once = ("--save-image", "--no-display", "--output", here / "out.png")
+        once = ("--save-image", "--no-display", "--output", here / "out.png", "--overwrite")
         ostinato("view", rollouts, *once, "--trajectory", 33, "--step", 12)
         shrink(here / "out.png", "view_window.png")
         ostinato("view", rollouts, *once, "--trajectory", 33, "--step", 12, "--camera", "states")
         shrink(here / "out.png", "view_states.png")
         browse(rollouts, here / "web.png")
         shrink(here / "web.png", "view_web.png")
-        ostinato("demo", "--steps", 6000, "--prioritized", "--output-dir", here / "demo")
-        ostinato("plot", here / "demo" / "checkpoint", "--output", here / "out.png")
+        ostinato("demo", "--steps", 6000, "--prioritized", here / "demo")
+        ostinato("plot", here / "demo" / "checkpoint", "--output", here / "out.png", "--overwrite")
         shrink(here / "out.png", "plot_report.png")
 
 

@@ -40,6 +40,8 @@ from ostinato.writers import (
     WriterEnsemble,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BufferStats",
     "Cast",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from errno import ENOENT
+
 __all__ = [
     "CapacityError",
     "CastWarning",
     "CheckpointError",
+    "CheckpointNotFoundError",
     "DamagedFileError",
     "EmptyBufferError",
     "EpochEndError",
@@ -13,6 +16,7 @@ __all__ = [
     "KindError",
     "LostBufferError",
     "MissingExtraError",
+    "MissingFileError",
     "OptionError",
     "OstinatoError",
     "PriorityError",
@@ -84,8 +88,20 @@ class CheckpointError(OstinatoError, ValueError):
     """A checkpoint cannot be written, or does not fit the buffer that loads it."""
 
 
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """Nothing is saved at the path: it does not exist, or the directory holds no checkpoint and no trajectories."""
+
+    errno = ENOENT
+
+
 class DamagedFileError(CheckpointError):
     """A file of a checkpoint is damaged, truncated or not ours."""
+
+
+class MissingFileError(DamagedFileError, FileNotFoundError):
+    """A file that a checkpoint names is missing; the rest of the checkpoint is there."""
+
+    errno = ENOENT
 
 
 class LostBufferError(OstinatoError, RuntimeError):

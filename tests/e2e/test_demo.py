@@ -221,7 +221,7 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert "batches of both buffers are equal" in done.stdout
     assert (out / "demo.png").stat().st_size > 20_000
     assert ostinato("inspect", str(out / "checkpoint")).returncode == 0
-    again = ostinato("demo", "--steps", "100", "--output-dir", str(out))
+    again = ostinato("demo", "--steps", "100", str(out), "--overwrite")
     assert again.returncode == 0, "a second run replaces the first"
 
 

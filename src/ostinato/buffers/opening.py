@@ -91,7 +91,8 @@ def load(
     are then copied out of the open files, whatever others save to the directory meanwhile.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or it does not fit.
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it does not fit.
         DamagedFileError: naming the damaged file.
         OptionError: if rows of a storage cannot be mapped.
     """

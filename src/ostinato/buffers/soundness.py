@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
+from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +27,9 @@ def readable(what: str) -> Iterator[None]:
         yield
     except (CheckpointError, StorageMemoryError):
         raise
+    except OptionError as error:  # an option of this part, which the rows do not suit
+        msg = f"the checkpoint does not fit {what}: {error}"
+        raise CheckpointError(msg) from error
     except _FOREIGN as error:
         msg = f"this is not the state of {what} ({error!r:.300}): it is damaged, or of something else"
         raise CheckpointError(msg) from error

@@ -24,7 +24,11 @@ __all__ = ["batch", "compacted", "converted", "imported", "moved", "progress_bar
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr while the block runs; it yields the function to call with what is done, and of how many."""
+    """Show a bar on stderr, if that is a terminal, while the block runs.
+
+    Yields:
+        The function to call with what is done, and of how many.
+    """
     out = console.Console(stderr=True)
     columns = (
         progress.TextColumn(title),
@@ -32,7 +36,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
     )
-    with progress.Progress(*columns, console=out, transient=True) as bar:
+    with progress.Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -90,12 +94,9 @@ def batch(report: Sampled) -> None:
 def moved(report: MoveReport) -> None:
     """Print what was joined or divided."""
     out = console.Console(highlight=False)
-    verb = "copied" if report.copied else "moved"
     again = ", going on with an earlier run" if report.resumed else ""
-    _line(
-        out,
-        f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions {verb} to {report.path}{again}",
-    )
+    counts = f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions"
+    _line(out, f"{counts} {report.how} to {report.path}{again}")
     for source in report.sources:
         _line(out, f"from {source}")
     for source in report.left:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ostinato._optional import require
 from ostinato.cli import output, tables
-from ostinato.errors import OstinatoError, StorageMemoryError
+from ostinato.cli.arguments import ALLOW_PICKLE, JSON, one_path
+from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
 
 if TYPE_CHECKING:
     import typer
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 else:
     typer = require("typer", "cli")
 
-__all__ = ["ALLOW_PICKLE", "register"]
+__all__ = ["register"]
 
-ALLOW_PICKLE = typer.Option(
-    "--allow-pickle", help="Consent to unpickle: reading a .pkl file runs whatever code it brings."
+_COPY = typer.Option(
+    "--copy", help="Copy the files. Without --copy and --move they are hard links: no disk space, the source stays."
 )
-_JSON = typer.Option("--json", help="Print JSON for machines.")
-_COPY = typer.Option("--copy", help="Copy the files and leave the source as it is; otherwise they are moved.")
+_MOVE = typer.Option("--move", help="Move the files: the source loses them.")
+_SOURCE = typer.Option("--source-path", help="The same as the argument SOURCE_PATH.", show_default=False)
+_SAVE = typer.Option("--save-path", help="The same as the argument SAVE_PATH.", show_default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,27 @@ class Sampled:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    app.command(
-        epilog="Example:  ostinato sample --load-path runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache"
-    )(sample)
-    app.command(epilog="Example:  ostinato merge --source-path runs/replay_buffer --save-path runs/merged --copy")(
-        merge
-    )
-    app.command(
-        epilog="Example:  ostinato split --source-path runs/merged --save-path runs/first --split-count 30 --copy"
-    )(split)
-    app.command(epilog="Example:  ostinato verify runs/rollouts")(verify)
-    app.command(epilog="Example:  ostinato compact runs/checkpoint")(compact)
-    app.command(
-        epilog="Example:  ostinato convert --source-path runs/rollouts --save-path runs/fast --format safetensors"
-    )(convert)
+    commands = {
+        sample: "ostinato sample runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache",
+        merge: "ostinato merge runs/replay_buffer runs/merged",
+        split: "ostinato split runs/merged runs/first --split-count 30",
+        verify: "ostinato verify runs/rollouts",
+        compact: "ostinato compact runs/checkpoint",
+        convert: "ostinato convert runs/rollouts runs/fast --format safetensors",
+    }
+    for command, example in commands.items():
+        app.command(epilog=f"Example:  {example}")(command)
 
 
 def sample(
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="PATH", help="Directory of trajectories, ours or RLinf's.", show_default=False),
+    ] = None,
     *,
-    load_path: Annotated[Path, typer.Option(help="Directory of trajectories, ours or RLinf's.")],
+    load_path: Annotated[
+        Path | None, typer.Option("--load-path", help="The same as the argument PATH.", show_default=False)
+    ] = None,
     num_chunks: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Transitions to draw.")] = 1024,
     cache_size: Annotated[
         int | None, typer.Option(min=1, help="Trajectories kept in memory, with --enable-cache: 5 unless given.")
@@ -69,7 +73,7 @@ def sample(
     ] = False,
     sample_window_size: Annotated[int, typer.Option(min=0, help="Draw from the most recent ones only; 0: all.")] = 0,
     allow_pickle: Annotated[bool, ALLOW_PICKLE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Load a directory of trajectories, sample once, and print keys, shapes and dtypes.
 
@@ -78,18 +82,23 @@ def sample(
     import time
 
     from ostinato.durable.trees import flatten, show
+    from ostinato.tools import kind_of
     from ostinato.trajectories import TrajectoryReplayBuffer
 
+    where = one_path(path, load_path, "--load-path", "PATH")
     if cache_size is not None and not enable_cache:
         msg = "--cache-size needs --enable-cache"
         raise typer.BadParameter(msg)
+    if kind_of(where) == "buffer":
+        msg = f"{where} is the checkpoint of a buffer, sample is for directories of trajectories: see ostinato inspect"
+        raise CheckpointError(msg)
     buffer = TrajectoryReplayBuffer(
         enable_cache=enable_cache,
         cache_size=cache_size or 5,
         sample_window_size=sample_window_size,
         allow_pickle=allow_pickle,
     )
-    buffer.load_checkpoint(load_path)
+    buffer.load_checkpoint(where)
     before = time.perf_counter()
     batch = _draw(buffer, num_chunks)
     passed = time.perf_counter() - before
@@ -97,7 +106,7 @@ def sample(
         (show(path), str(value.dtype).removeprefix("torch."), tuple(value.shape))
         for path, value in flatten(batch, where="batch").items()
     )
-    report = Sampled(str(load_path), len(buffer), buffer.total_samples, num_chunks, passed * 1000, keys)
+    report = Sampled(str(where), len(buffer), buffer.total_samples, num_chunks, passed * 1000, keys)
     output.answer(report, tables.batch, as_json=as_json)
 
 
@@ -112,49 +121,87 @@ def _draw(buffer: TrajectoryReplayBuffer, num_chunks: int) -> dict[str, Any]:
 
 
 def merge(
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="SOURCE_PATH", help="Directory of rank_0, rank_1 and so on.", show_default=False),
+    ] = None,
+    save: Annotated[Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory.", show_default=False)] = None,
     *,
-    source_path: Annotated[Path, typer.Option(help="Directory that holds rank_0, rank_1 and so on.")],
-    save_path: Annotated[Path, typer.Option(help="New directory.")],
+    source_path: Annotated[Path | None, _SOURCE] = None,
+    save_path: Annotated[Path | None, _SAVE] = None,
     copy: Annotated[bool, _COPY] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    move: Annotated[bool, _MOVE] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Join the rank_* directories of a directory, interleaved by original id and renumbered.
 
-    Moving stopped half-way goes on when the same command runs again; each trajectory is in one place at any moment.
-    Exit status: 0 fine, 1 refused or stopped, 2 wrong usage.
+    The new directory gets hard links: the ranks keep their files, which are never edited in place, and no disk space
+    is used. Where the file system has no links, or the new directory is on another one, the files are copied, if there
+    is room. With --move the ranks lose their files; a move stopped half-way goes on when the same command runs again,
+    and each trajectory is in one place at any moment.
+
+    Exit status: 0 fine, 1 nothing done, or a move stopped half-way, 2 wrong usage.
     """
     from ostinato.tools import merge as work
 
+    source, save = _source_and_save(source, source_path, save, save_path)
+    _check_ways(copy=copy, move=move)
     with tables.progress_bar("merge") as on_progress:
-        report = work(source_path, save_path, copy=copy, on_progress=on_progress)
+        report = work(source, save, copy=copy, move=move, on_progress=on_progress)
     output.answer(report, tables.moved, as_json=as_json)
 
 
 def split(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="SOURCE_PATH", help="Directory of trajectories.", show_default=False)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Argument(metavar="SAVE_PATH", help="New directory for the first trajectories.", show_default=False),
+    ] = None,
     *,
-    source_path: Annotated[Path, typer.Option(help="Directory of trajectories.")],
-    save_path: Annotated[Path, typer.Option(help="New directory for the first trajectories.")],
-    split_count: Annotated[int, typer.Option(min=1, help="How many trajectories go there.")],
+    source_path: Annotated[Path | None, _SOURCE] = None,
+    save_path: Annotated[Path | None, _SAVE] = None,
+    split_count: Annotated[int, typer.Option(min=1, help="How many trajectories go there.", show_default=False)],
     copy: Annotated[bool, _COPY] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    move: Annotated[bool, _MOVE] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Take the first trajectories of a directory into a new one; they keep their ids.
+    """Make a new directory of the first trajectories of a directory; they keep their ids.
 
-    Moving stopped half-way goes on when the same command runs again; each trajectory is in one place at any moment.
-    Exit status: 0 fine, 1 refused or stopped, 2 wrong usage.
+    The new directory gets hard links, or copies, as with `ostinato merge`, and the source keeps all of its
+    trajectories. With --move the source lists the others alone; a move stopped half-way goes on when the same command
+    runs again, and each trajectory is in one place at any moment.
+
+    Exit status: 0 fine, 1 nothing done, or a move stopped half-way, 2 wrong usage.
     """
     from ostinato.tools import split as work
 
+    source, save = _source_and_save(source, source_path, save, save_path)
+    _check_ways(copy=copy, move=move)
     with tables.progress_bar("split") as on_progress:
-        report = work(source_path, save_path, split_count, copy=copy, on_progress=on_progress)
+        report = work(source, save, split_count, copy=copy, move=move, on_progress=on_progress)
     output.answer(report, tables.moved, as_json=as_json)
 
 
+def _source_and_save(
+    source: Path | None, source_path: Path | None, save: Path | None, save_path: Path | None
+) -> tuple[Path, Path]:
+    """Return the two paths of a command, each given by position or by name."""
+    return one_path(source, source_path, "--source-path"), one_path(save, save_path, "--save-path")
+
+
+def _check_ways(*, copy: bool, move: bool) -> None:
+    if copy and move:
+        msg = "--copy and --move exclude each other: give one of them, or neither for hard links"
+        raise typer.BadParameter(msg)
+
+
 def verify(
-    path: Annotated[Path, typer.Argument(help="Directory of trajectories, or one that dumps() wrote.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Directory of trajectories, or one that dumps() wrote.")],
     *,
     allow_pickle: Annotated[bool, ALLOW_PICKLE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Read everything: compare counts, shapes, and checksums where kept, and name each damaged file.
 
@@ -170,9 +217,9 @@ def verify(
 
 
 def compact(
-    path: Annotated[Path, typer.Argument(help="Directory that dumps(path, incremental=True) wrote.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Directory that dumps(path, incremental=True) wrote.")],
     *,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Fold the patches of an incremental checkpoint into one file for each array; what it holds stays the same.
 
@@ -181,18 +228,29 @@ def compact(
     Exit status: 0 fine, 1 missing, damaged or no room, 2 wrong usage.
     """
     from ostinato.tools import compact as work
+    from ostinato.tools import kind_of
 
+    if kind_of(path) == "trajectories":
+        msg = f"{path} is a directory of trajectories, compact is for checkpoints of buffers: it has no patches"
+        raise CheckpointError(msg)
     with tables.progress_bar("compact") as on_progress:
         report = work(path, on_progress=on_progress)
     output.answer(report, tables.compacted, as_json=as_json)
 
 
 def convert(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="SOURCE_PATH",
+            help="Directory of trajectories, ours or RLinf's; or a checkpoint that TorchRL wrote.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory.", show_default=False)] = None,
     *,
-    source_path: Annotated[
-        Path, typer.Option(help="Directory of trajectories, ours or RLinf's; or a checkpoint that TorchRL wrote.")
-    ],
-    save_path: Annotated[Path, typer.Option(help="New directory.")],
+    source_path: Annotated[Path | None, _SOURCE] = None,
+    save_path: Annotated[Path | None, _SAVE] = None,
     to: Annotated[
         str | None, typer.Option("--format", help="Of trajectories: safetensors (unless given), pt or pkl.")
     ] = None,
@@ -203,35 +261,37 @@ def convert(
         int | None, typer.Option(min=1, help="Rows that fit into the ListStorage of a TorchRL state_dict.")
     ] = None,
     allow_pickle: Annotated[bool, ALLOW_PICKLE] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Write a directory of trajectories anew in another format, or a checkpoint of TorchRL as one of ours.
 
     Of trajectories ids, seed and generator stay. Of a TorchRL checkpoint (a directory that rb.dumps wrote, or the file
     of torch.save(rb.state_dict(), file) of a ListStorage) what cannot be carried over is named.
-    Exit status: 0 fine, 1 refused or damaged, 2 wrong usage.
+    The source stays as it is, and the new directory appears whole or not at all.
+    Exit status: 0 fine, 1 nothing done, 2 wrong usage.
     """
     from ostinato.compat import torchrl
     from ostinato.durable.tensorfile import FORMATS
     from ostinato.tools import convert as work
+    from ostinato.tools import kind_of
 
-    if torchrl.is_checkpoint(source_path) or source_path.is_file():
+    source, save = _source_and_save(source, source_path, save, save_path)
+    if torchrl.is_checkpoint(source) or source.is_file():
         if to is not None:
-            msg = f"--format is for directories of trajectories, {source_path} is none"
+            msg = f"--format is for directories of trajectories, {source} is none"
             raise typer.BadParameter(msg)
-        found = torchrl.convert_checkpoint(
-            source_path, save_path, ndim=ndim, max_size=max_size, allow_pickle=allow_pickle
-        )
+        found = torchrl.convert_checkpoint(source, save, ndim=ndim, max_size=max_size, allow_pickle=allow_pickle)
         output.answer(found, tables.imported, as_json=as_json)
         return
     if to is not None and to not in FORMATS:
         msg = f"--format must be one of {', '.join(FORMATS)}, got {to!r}"
         raise typer.BadParameter(msg)
     if ndim is not None or max_size is not None:
-        msg = f"--ndim and --max-size are for checkpoints of TorchRL, {source_path} is none"
+        msg = f"--ndim and --max-size are for checkpoints of TorchRL, {source} is none"
         raise typer.BadParameter(msg)
+    if kind_of(source) == "buffer":
+        msg = f"{source} is the checkpoint of a buffer, in the format of this release: nothing to convert"
+        raise CheckpointError(msg)
     with tables.progress_bar("convert") as on_progress:
-        report: Any = work(
-            source_path, save_path, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress
-        )
+        report: Any = work(source, save, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress)
     output.answer(report, tables.converted, as_json=as_json)

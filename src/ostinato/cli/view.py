@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ostinato._optional import require
-from ostinato.cli import trajectories
-from ostinato.errors import CheckpointError
+from ostinato.cli.arguments import ALLOW_PICKLE, OVERWRITE, check_free_paths, one_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +22,6 @@ else:
 __all__ = ["register"]
 
 _OUTPUT = Path("viz.png")
-_MOST_NAMES = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +38,10 @@ def register(app: typer.Typer) -> None:
 
 def view(
     path: Annotated[
-        Path | None, typer.Argument(help="Directory of trajectories, or one that dumps() wrote.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="PATH", help="Directory of trajectories, or one that dumps() wrote.", show_default=False
+        ),
     ] = None,
     *,
     replay_dir: Annotated[Path | None, typer.Option("--replay-dir", "--replay_dir", help="The same as PATH.")] = None,
@@ -81,7 +82,8 @@ def view(
     batch: Annotated[
         int | None, typer.Option(min=0, help="Batch index (environment) to begin with.", show_default=False)
     ] = None,
-    allow_pickle: Annotated[bool, trajectories.ALLOW_PICKLE] = False,
+    overwrite: Annotated[bool, OVERWRITE] = False,
+    allow_pickle: Annotated[bool, ALLOW_PICKLE] = False,
 ) -> None:
     """Look at trajectories step by step: in a window, in a terminal, in a browser, in Rerun.
 
@@ -93,13 +95,15 @@ def view(
 
     Exit status: 0 fine, 1 missing or damaged, 2 wrong usage.
     """
-    where = _one_path(path, replay_dir)
+    where = one_path(path, replay_dir, "--replay-dir", "PATH")
     chosen = [
         name
         for name, given in (("--headless", headless), ("--no-display", no_display), ("--web", web), ("--rerun", rerun))
         if given
     ]
     _check_usage(chosen, save_image=save_image, output=output, port=port, camera=camera, start=(step, batch))
+    written = rerun or ((output or _OUTPUT) if headless or save_image else None)
+    check_free_paths(*([] if written is None else [written]), overwrite=overwrite)
     from ostinato.viz import Spot, Walk
 
     reels = _reels(where, allow_pickle=allow_pickle)
@@ -130,13 +134,6 @@ def view(
         from ostinato.viz.window import open_window
 
         open_window(reels, walk, camera=camera, output=output or _OUTPUT, autosave=save_image)
-
-
-def _one_path(path: Path | None, replay_dir: Path | None) -> Path:
-    if (path is None) == (replay_dir is None):
-        msg = "give one directory: as PATH or as --replay-dir"
-        raise typer.BadParameter(msg)
-    return path or replay_dir or Path()
 
 
 def _check_usage(
@@ -185,39 +182,15 @@ def _check_place(reels: Reels, wanted: Spot, found: Spot, camera: str | None) ->
 
 
 def _reels(path: Path, *, allow_pickle: bool) -> Reels:
-    from ostinato.tools import is_store
+    from ostinato.tools import kind_of
     from ostinato.viz import SavedBuffer, TrajectoryFolder
 
-    if is_store(path):
+    if kind_of(path) == "trajectories":
         return TrajectoryFolder(path, allow_pickle=allow_pickle)
-    _check_directory(path)
     if allow_pickle:
         msg = f"--allow-pickle is for directories of trajectories, {path} is none"
         raise typer.BadParameter(msg)
     return SavedBuffer(path)
-
-
-def _check_directory(path: Path) -> None:
-    """Refuse what is no checkpoint; a directory of several, such as one for each rank, is told by what it holds.
-
-    Raises:
-        CheckpointError: Saying what is there instead.
-    """
-    from ostinato.durable.manifest import MANIFEST_NAME
-    from ostinato.tools import is_store
-
-    if (path / MANIFEST_NAME).exists():
-        return
-    if not path.is_dir():
-        msg = f"there is no directory {path}"
-        raise CheckpointError(msg)
-    inside = sorted(child.name for child in path.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
-    if inside:
-        names = ", ".join(inside[:_MOST_NAMES]) + (", ..." if len(inside) > _MOST_NAMES else "")
-        msg = f"{path} is a directory of others that can be shown: give one of {names} in it"
-    else:
-        msg = f"{path} holds neither trajectories nor a checkpoint that dumps() wrote: there is nothing to show"
-    raise CheckpointError(msg)
 
 
 def _index(reels: Reels, number: int | None) -> int:
@@ -242,10 +215,13 @@ def _lines() -> Iterator[str]:
 
 
 def plot(
-    path: Annotated[Path, typer.Argument(help="Directory that dumps() wrote, or a directory of trajectories.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Directory that dumps() wrote, or a directory of trajectories.")
+    ],
     *,
     output: Annotated[Path, typer.Option(help="The picture to write.")] = Path("report.png"),
-    allow_pickle: Annotated[bool, trajectories.ALLOW_PICKLE] = False,
+    overwrite: Annotated[bool, OVERWRITE] = False,
+    allow_pickle: Annotated[bool, ALLOW_PICKLE] = False,
 ) -> None:
     """Draw one page about a buffer: returns, lengths, priorities, age of rows, bytes by field.
 
@@ -256,4 +232,5 @@ def plot(
     from ostinato.viz.report import report
 
     target = png_path(output)
+    check_free_paths(target, overwrite=overwrite)
     typer.echo(f"written: {draw(report(_reels(path, allow_pickle=allow_pickle)), target)}")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.errors import DamagedFileError, OptionError, StorageMemoryError
+from ostinato.errors import DamagedFileError, MissingFileError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ __all__ = [
     "disk_errors",
     "free_bytes",
     "fsync_dir",
+    "link_file",
     "link_or_copy",
     "make_directories",
     "new_token",
@@ -45,6 +46,7 @@ fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}", re.ASCII)
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _COPY_BYTES = 2**20
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS}
 _COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 # Opening a FIFO that somebody put in the place of a file must not wait for a writer.
@@ -193,13 +195,14 @@ def open_file(path: Path) -> int:
     """Open a regular file for reading; a symbolic link, a directory or a FIFO in its place is refused.
 
     Raises:
-        DamagedFileError: No regular file is there.
+        MissingFileError: Nothing is there.
+        DamagedFileError: Something else is there.
     """
     try:
         fd = os.open(path, _READ)
     except FileNotFoundError as error:
         msg = f"{path} is missing: the checkpoint is not complete"
-        raise DamagedFileError(msg) from error
+        raise MissingFileError(msg) from error
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
             raise
@@ -236,25 +239,43 @@ def copy_file(source: Path, target: Path) -> None:
         os.close(fd)
 
 
+def link_file(source: Path, target: Path) -> bool:
+    """Give a regular file a second name in another directory; its bytes are on the disk afterwards.
+
+    Both names are of one file: what edits it in place changes both, what replaces it by renaming changes one.
+
+    Returns:
+        False if the file system has no hard links, `target` is on another one, or the user may not link this file;
+        nothing has changed then.
+
+    Raises:
+        DamagedFileError: `source` is no regular file.
+        StorageMemoryError: The disk is full.
+    """
+    fd = open_file(source)
+    try:
+        with disk_errors(target, 0):
+            try:
+                os.link(source, target, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                return False
+        sync_fd(fd)
+        return True
+    finally:
+        os.close(fd)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system cannot; its bytes are on the disk afterwards.
+    """Give a file a second name, or copy it where that is not possible; its bytes are on the disk afterwards.
 
     Raises:
         DamagedFileError: `source` is no regular file.
         StorageMemoryError: The disk is full; nothing is left.
     """
-    fd = open_file(source)
-    try:
-        try:
-            os.link(source, target, follow_symlinks=False)
-        except FileExistsError:
-            raise
-        except OSError:
-            copy_file(source, target)
-            return
-        sync_fd(fd)
-    finally:
-        os.close(fd)
+    if not link_file(source, target):
+        copy_file(source, target)
 
 
 def free_bytes(path: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, final
 import xxhash
 
 from ostinato.durable.files import atomic_write, open_inside
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
 
 __all__ = [
     "FORMAT_VERSION",
@@ -86,14 +86,13 @@ def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
         format_name: What kind of checkpoint the caller can read.
 
     Raises:
-        CheckpointError: There is none, it is of another kind, or of a major version that this release cannot
-            read.
+        CheckpointNotFoundError: The path does not exist, or the directory has no manifest.
+        CheckpointError: The path is a file, or the checkpoint is of another kind or of a major version that this
+            release cannot read.
         DamagedFileError: It is not JSON, has NaN, other keys or another checksum, or is larger than 64 MiB.
     """
     path = Path(directory) / MANIFEST_NAME
-    if not path.parent.is_dir() or not (path.exists() or path.is_symlink()):
-        msg = f"no checkpoint at {directory}: {path} does not exist"
-        raise CheckpointError(msg)
+    _check_there(path)
     node = parse_json(_read_text(path), path)
     if not isinstance(node, dict) or not {"format", "version"} <= set(node):
         _damaged(path, "it is not a manifest of ours: no format and version")
@@ -107,6 +106,18 @@ def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
     if found != node["checksum"]:
         _damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
     return Manifest(format_name, version, node["body"])
+
+
+def _check_there(path: Path) -> None:
+    """Raise if there is no manifest at `path`, and say what is there instead."""
+    if os.path.lexists(path):
+        return
+    root = path.parent
+    if os.path.lexists(root) and not root.is_dir():
+        msg = f"no checkpoint at {root}: it is a file, give the directory that dumps() wrote"
+        raise CheckpointError(msg)
+    msg = f"no checkpoint at {root}: {f'the directory has no {path.name}' if root.is_dir() else 'it does not exist'}"
+    raise CheckpointNotFoundError(msg)
 
 
 def format_of(directory: str | Path) -> str | None:

@@ -42,7 +42,8 @@ class CheckpointReader:
         """Open and validate.
 
         Raises:
-            CheckpointError: No checkpoint is there, or it is of another format or of an unknown version.
+            CheckpointNotFoundError: No checkpoint is there.
+            CheckpointError: The path is a file, or the checkpoint is of another format or of an unknown version.
             DamagedFileError: The manifest is damaged, or a file is missing or of another size.
         """
         root = Path(path).absolute()

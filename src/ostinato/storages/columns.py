@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
     from ostinato.storages.pairs import Pairs
     from ostinato.storages.table import Table
 
@@ -150,9 +150,18 @@ def map_blocks(schema: Schema, state: dict[str, Any], capacity: int) -> tuple[li
     """Map saved columns into memory for `capacity` rows, laid out as they were saved.
 
     Raises:
-        CheckpointError: if a column is missing or has another form.
+        CheckpointError: if the rows were saved with single copies, or a column is missing or has another form.
     """
     columns, rows = state["columns"], int(state["rows"])
+    pairs = read_pairs(state, schema)
+    if pairs:
+        names = {schema.leaves[i].path: schema.leaves[mate].path for i, mate in pairs}
+        shown = ", ".join(f"{_dotted(path)} (as {_dotted(mate)} of the next row)" for path, mate in names.items())
+        msg = (
+            f"the checkpoint was saved with single_copy, it stores {shown} once: such rows cannot be mapped, load it "
+            "with mmap=False"
+        )
+        raise CheckpointError(msg)
     found: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
     for i, leaf in enumerate(schema.leaves):
         name = column_name(leaf.path, i)
@@ -187,6 +196,10 @@ def refuse_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoRet
         f"max_size={state['capacity']}"
     )
     raise OptionError(msg)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
 
 
 def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:

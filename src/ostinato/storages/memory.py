@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -13,7 +14,7 @@ import torch
 
 from ostinato._backend import native
 from ostinato.durable import files
-from ostinato.errors import DamagedFileError, StorageMemoryError
+from ostinato.errors import DamagedFileError, MissingFileError, StorageMemoryError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,16 +121,20 @@ class MappedMemory:
         """Check the files of a directory that is reopened.
 
         Raises:
-            DamagedFileError: if one is missing or has another size.
+            MissingFileError: if one is missing.
+            DamagedFileError: if one is no regular file, or has another size.
         """
         for name, nbytes in sizes.items():
             path = self.directory / name
+            if not nbytes:
+                continue
+            if not os.path.lexists(path):
+                msg = f"{path} is missing, a file of {nbytes} bytes: the directory is damaged, restore it from a copy"
+                raise MissingFileError(msg)
             got = path.stat().st_size if path.is_file() and not path.is_symlink() else None
-            if got != nbytes and nbytes:
-                msg = (
-                    f"{path} must be a file of {nbytes} bytes, got {'none' if got is None else got}: the "
-                    "directory is damaged"
-                )
+            if got != nbytes:
+                found = "something else" if got is None else f"{got} bytes"
+                msg = f"{path} must be a file of {nbytes} bytes, got {found}: the directory is damaged"
                 raise DamagedFileError(msg)
 
 

@@ -11,7 +11,7 @@ from ostinato.tools.inspect import (
     inspect_checkpoint,
 )
 from ostinato.tools.moves import MoveReport, merge, split
-from ostinato.tools.stores import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, verify
+from ostinato.tools.stores import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, kind_of, verify
 
 __all__ = [
     "ChainReport",
@@ -31,6 +31,7 @@ __all__ = [
     "inspect_checkpoint",
     "inspect_store",
     "is_store",
+    "kind_of",
     "merge",
     "split",
     "verify",

@@ -36,7 +36,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
     """Open the checkpoint of a buffer or of an ensemble.
 
     Raises:
-        CheckpointError: Neither is there, or it is of a version that this release cannot read.
+        CheckpointNotFoundError: Neither is there.
+        CheckpointError: It is of a version that this release cannot read.
         DamagedFileError: The manifest is damaged, or a file is missing or of another size.
     """
     root = Path(path)
@@ -55,7 +56,8 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
         on_progress: Called with the number of bytes written and of all bytes to write.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is being saved to, or was saved over meanwhile.
+        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointError: It is being saved to, or was saved over meanwhile.
         DamagedFileError: naming the damaged file; nothing is changed.
         StorageMemoryError: The disk is too small; nothing is changed.
 

@@ -58,7 +58,8 @@ def convert(
 
     Raises:
         OptionError: No such format, or `pkl` without consent.
-        CheckpointError: No trajectories are there, they are of this format already, or the target exists.
+        CheckpointNotFoundError: No trajectories are there.
+        CheckpointError: They are of this format already, or the target exists.
         DamagedFileError: naming a file that is missing, damaged, or not the one that the index means; nothing is left
             of the target.
     """

@@ -144,7 +144,8 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
             the size of each file compared.
 
     Raises:
-        CheckpointError: if there is no checkpoint, or one that this release cannot read.
+        CheckpointNotFoundError: if there is no checkpoint.
+        CheckpointError: if it is one that this release cannot read.
         DamagedFileError: naming the file that is damaged.
 
     Example:

@@ -1,4 +1,8 @@
-"""Joining and dividing directories of trajectories, by moving files or by copying them.
+"""Joining and dividing directories of trajectories: by hard links, by copying files, or by moving them.
+
+Linked and copied files go into a temporary directory that becomes the target once it is complete; the sources are only
+read. Links are safe because trajectory files are never edited in place, only written anew under another name and
+renamed; lists and metadata, which are rewritten, are written anew for the target and never linked.
 
 Moved files go by `rename` into `TARGET.partial`, which becomes the target once it is complete; a plan in it names each
 file, so that a later run of the same command goes on with these and no others. So each trajectory is in exactly one
@@ -10,12 +14,23 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ostinato.durable.files import copy_file, fsync_dir
+from ostinato.durable.files import check_free, copy_file, fsync_dir, link_file
 from ostinato.durable.locks import DirectoryLock
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
-from ostinato.tools.plan import PLAN, Plan, check_size, has_plan, is_free, merge_plan, ranks_of, read_plan, split_plan
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, OptionError
+from ostinato.tools.plan import (
+    PLAN,
+    Plan,
+    Step,
+    check_size,
+    has_plan,
+    is_free,
+    merge_plan,
+    ranks_of,
+    read_plan,
+    split_plan,
+)
 from ostinato.trajectories.checkpoint import check_new, new_directory
 from ostinato.trajectories.entries import file_name
 from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, fold, read_listing
@@ -40,8 +55,8 @@ class MoveReport:
     """Transitions in it."""
     sources: tuple[str, ...]
     """Directories that they came from."""
-    copied: bool
-    """Whether the sources still have them."""
+    how: Literal["linked", "copied", "moved"]
+    """Whether the sources share the files (hard links), have files of their own, or no longer have them."""
     resumed: bool = False
     """Whether an earlier run had begun with it."""
     left: tuple[str, ...] = ()
@@ -53,23 +68,29 @@ def merge(
     save_path: str | os.PathLike[str],
     *,
     copy: bool = False,
+    move: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MoveReport:
     """Join the `rank_*` directories of a directory into one: interleaved by original id, renumbered from 0.
 
-    Of equal ids the lower rank comes first. The new directory has the seed of the lowest rank. A move that goes on
-    after it stopped takes what it had planned; trajectories that came later stay in their ranks, which the report
-    names.
+    Of equal ids the lower rank comes first. The new directory has the seed of the lowest rank. By default it gets hard
+    links: the ranks keep their files, and no disk space is used. Where that is not possible (another file system, or
+    one without links), files are copied. A move that goes on after it stopped takes what it had planned; trajectories
+    that came later stay in their ranks, which the report names.
 
     Args:
         source_path: Directory that holds `rank_0`, `rank_1` and so on.
         save_path: New directory.
-        copy: Copy the files; otherwise they are moved, and the emptied directories go.
+        copy: Copy the files in any case.
+        move: Move the files: the ranks lose them, and the emptied directories are removed.
         on_progress: Called with the number of files done and of all files.
 
     Raises:
-        CheckpointError: There are no ranks, their formats differ, the target exists, or files would have to be moved to
-            another file system; nothing was touched. Or moving stopped half-way: run it again to go on.
+        OptionError: Both `copy` and `move`.
+        CheckpointNotFoundError: There are no ranks.
+        CheckpointError: Formats of the ranks differ, the target exists, or files would have to be moved to another
+            file system; nothing was touched. Or moving stopped half-way: run it again to go on.
+        StorageMemoryError: The disk has too little room for copies; nothing was touched.
         DamagedFileError: A list, or a file by its size or header, is missing or damaged; nothing was touched. Rows are
             not read: `verify` does that. Of an unfinished move: a file that still has to be moved.
     """
@@ -79,13 +100,16 @@ def merge(
     def find() -> Sequence[Path]:
         ranks = ranks_of(source)
         if not ranks:
-            msg = f"{source} has no directories rank_0, rank_1 and so on: nothing to merge"
-            raise CheckpointError(msg)
+            why = (
+                "has no directories rank_0, rank_1 and so on: nothing to merge" if source.exists() else "does not exist"
+            )
+            msg = f"{source} {why}"
+            raise CheckpointNotFoundError(msg)
         return ranks
 
     work = _Work(name, find, lambda ranks: merge_plan(name, ranks), on_progress)
-    report = _run(work, Path(save_path).absolute(), copy=copy)
-    return report if copy else replace(report, left=_left(ranks_of(source)))
+    report = _run(work, Path(save_path).absolute(), copy=copy, move=move)
+    return replace(report, left=_left(ranks_of(source))) if move else report
 
 
 def split(
@@ -94,21 +118,28 @@ def split(
     count: int,
     *,
     copy: bool = False,
+    move: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MoveReport:
     """Take the first `count` trajectories of a directory into a new one; they keep their ids.
+
+    By default the new directory gets hard links, or copies where links are not possible, and the source keeps all of
+    its trajectories.
 
     Args:
         source_path: Directory of trajectories.
         save_path: New directory.
         count: How many.
-        copy: Copy the files; otherwise they are moved, and the source lists the rest.
+        copy: Copy the files in any case.
+        move: Move the files: the source loses them, and lists the rest.
         on_progress: Called with the number of files done and of all files.
 
     Raises:
-        OptionError: `count` is not positive.
+        OptionError: `count` is not positive, or both `copy` and `move`.
+        CheckpointNotFoundError: No trajectories are there.
         CheckpointError: There are fewer trajectories, the target exists, or files would have to be moved to another
             file system; nothing was touched. Or moving stopped half-way: run it again to go on.
+        StorageMemoryError: The disk has too little room for copies; nothing was touched.
         DamagedFileError: A list, or a file by its size or header, is missing or damaged; nothing was touched. Rows are
             not read: `verify` does that. Of an unfinished move: a file that still has to be moved.
     """
@@ -123,7 +154,7 @@ def split(
         return (source,)
 
     work = _Work(name, find, lambda _: split_plan(name, source, count), on_progress)
-    return _run(work, Path(save_path).absolute(), copy=copy)
+    return _run(work, Path(save_path).absolute(), copy=copy, move=move)
 
 
 class _Work(NamedTuple):
@@ -142,9 +173,14 @@ class _Work(NamedTuple):
             self.on_progress(done, len(plan.steps))
 
 
-def _run(work: _Work, target: Path, *, copy: bool) -> MoveReport:
-    if copy:
-        return _copy(work, target)
+def _run(work: _Work, target: Path, *, copy: bool, move: bool) -> MoveReport:
+    if copy and move:
+        msg = "copy and move exclude each other: give one of them, or neither for hard links"
+        raise OptionError(msg)
+    return _move(work, target) if move else _link_or_copy(work, target, copy=copy)
+
+
+def _move(work: _Work, target: Path) -> MoveReport:
     if has_plan(target, work.name):
         return _finish(target, resumed=True)
     check_new(target)
@@ -163,7 +199,7 @@ def _run(work: _Work, target: Path, *, copy: bool) -> MoveReport:
             plan = work.make(sources)
             _check_one_disk(sources, target)
             plan.begin(partial)
-        _move(work, plan, partial)
+        _rename_files(work, plan, partial)
         for directory in (partial, *sources):
             fsync_dir(directory)
         if target.is_dir():
@@ -173,16 +209,37 @@ def _run(work: _Work, target: Path, *, copy: bool) -> MoveReport:
     return _finish(target, resumed=resumed)
 
 
-def _copy(work: _Work, target: Path) -> MoveReport:
+def _link_or_copy(work: _Work, target: Path, *, copy: bool) -> MoveReport:
+    for unfinished in (target, target.with_name(f"{target.name}.partial")):
+        if has_plan(unfinished, work.name):
+            msg = (
+                f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) once more, so "
+                "that it goes on; nothing was touched"
+            )
+            raise CheckpointError(msg)
     check_new(target)
     sources = work.find()
     plan = work.make(sources)
     with new_directory(target) as temporary:
-        for done, step in enumerate(plan.steps, 1):
+        rest = plan.steps if copy else _link(work, plan, temporary)
+        check_free(temporary, sum(step.source.stat().st_size for step in rest))
+        for done, step in enumerate(rest, len(plan.steps) - len(rest) + 1):
             copy_file(step.source, plan.target_of(step, temporary))
             work.tell(done, plan)
         plan.write_lists(temporary)
-    return _report(target, sources, copied=True)
+    return _report(target, sources, "copied" if rest else "linked")
+
+
+def _link(work: _Work, plan: Plan, directory: Path) -> list[Step]:
+    """Link the files into a directory; return those that cannot be linked, which were left alone."""
+    rest, done = [], 0
+    for step in plan.steps:
+        if link_file(step.source, plan.target_of(step, directory)):
+            done += 1
+            work.tell(done, plan)
+        else:
+            rest.append(step)
+    return rest
 
 
 def _check_rest(plan: Plan, partial: Path) -> None:
@@ -204,13 +261,13 @@ def _check_one_disk(sources: Sequence[Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if {path.stat().st_dev for path in sources} != {target.parent.stat().st_dev}:
         msg = (
-            f"{target} is on another file system, where files cannot be moved at once: use copy=True (--copy), then "
-            "remove the source"
+            f"{target} is on another file system, where files cannot be moved at once: leave out move=True (--move), "
+            "so that they are copied, then remove the source"
         )
         raise CheckpointError(msg)
 
 
-def _move(work: _Work, plan: Plan, partial: Path) -> None:
+def _rename_files(work: _Work, plan: Plan, partial: Path) -> None:
     moved = 0
     try:
         for step in plan.steps:
@@ -244,7 +301,7 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
             source.rmdir()
     (target / PLAN).unlink(missing_ok=True)
     fsync_dir(target)
-    return _report(target, plan.sources, copied=False, resumed=resumed)
+    return _report(target, plan.sources, "moved", resumed=resumed)
 
 
 def _take_off(source: Path, moved: set[str], *, remove: bool) -> None:
@@ -270,10 +327,12 @@ def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
     return tuple(str(rank) for rank in ranks if _has_lists(rank) and read_listing(rank).facts)
 
 
-def _report(target: Path, sources: Sequence[Path], *, copied: bool, resumed: bool = False) -> MoveReport:
+def _report(
+    target: Path, sources: Sequence[Path], how: Literal["linked", "copied", "moved"], *, resumed: bool = False
+) -> MoveReport:
     facts = read_listing(target).facts.values()
     total = sum(fact.num_samples for fact in facts)
-    return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), copied, resumed)
+    return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), how, resumed)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from ostinato.durable.extents import pread
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
+from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OstinatoError
 from ostinato.tools.check import check_content
 from ostinato.trajectories.entries import Entry, Facts, file_name, id_of_name
 from ostinato.trajectories.listing import INDEX, METADATA, STORE, Head, Listing, fold, read_listing
@@ -175,7 +175,7 @@ def _step(listing: Listing, number: int, new: int) -> Step:
             known = check_content(listing, number, allow_pickle=False)
     except OstinatoError as error:
         msg = f"{error}: nothing was touched"
-        raise DamagedFileError(msg) from error
+        raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
     moved = facts._replace(trajectory_id=new)
     return Step(path, moved, None if known is None else replace(known, facts=moved))
 

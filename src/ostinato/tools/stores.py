@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.durable import verify_array
 from ostinato.durable.files import open_file
-from ostinato.durable.manifest import parse_json
+from ostinato.durable.manifest import MANIFEST_NAME, parse_json
 from ostinato.durable.trees import show
-from ostinato.errors import OstinatoError
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, OstinatoError
 from ostinato.tools.check import check_whole
 from ostinato.tools.compact import open_checkpoint
 from ostinato.trajectories.entries import Entry, file_name, id_of_name
@@ -20,7 +20,9 @@ from ostinato.trajectories.listing import JOURNAL, METADATA, STORE, Listing, con
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Damage", "KeyReport", "StoreReport", "VerifyReport", "inspect_store", "is_store", "verify"]
+__all__ = ["Damage", "KeyReport", "StoreReport", "VerifyReport", "inspect_store", "is_store", "kind_of", "verify"]
+
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,38 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     return (root / METADATA).exists() or has_listing(root)
 
 
+def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
+    """Tell what a directory holds: trajectories, or the checkpoint that `dumps` of a buffer wrote.
+
+    Raises:
+        CheckpointNotFoundError: Neither; the message says what is there instead, such as a directory for each rank.
+        CheckpointError: The path is a file.
+    """
+    root = Path(path)
+    if is_store(root):
+        return "trajectories"
+    if (root / MANIFEST_NAME).exists():
+        return "buffer"
+    if not root.is_dir():
+        if root.exists():
+            msg = f"{root} is a file: give a directory of trajectories, or one that dumps() wrote"
+            raise CheckpointError(msg)
+        msg = f"there is no directory {root}"
+        raise CheckpointNotFoundError(msg)
+    if (root / "storage" / "storage_metadata.json").exists():
+        msg = f"{root} is a checkpoint of TorchRL: write it as one of ours first (ostinato convert)"
+        raise CheckpointNotFoundError(msg)
+    inside = sorted(child.name for child in root.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
+    if inside:
+        names = ", ".join(inside[:_MOST_NAMES]) + (", ..." if len(inside) > _MOST_NAMES else "")
+        msg = f"{root} is a directory of others that hold data: give one of {names} in it"
+        if all(is_store(root / name) and name.startswith("rank_") for name in inside):
+            msg += ", or join them first (ostinato merge)"
+    else:
+        msg = f"{root} holds neither trajectories nor a checkpoint that dumps() wrote"
+    raise CheckpointNotFoundError(msg)
+
+
 def inspect_store(
     path: str | os.PathLike[str], *, read_headers: bool = True, allow_pickle: bool = False
 ) -> StoreReport:
@@ -121,7 +155,8 @@ def inspect_store(
         allow_pickle: Consent to unpickle.
 
     Raises:
-        CheckpointError: No trajectories are there, or they are pickles without consent.
+        CheckpointNotFoundError: No trajectories are there.
+        CheckpointError: They are pickles without consent.
         DamagedFileError: naming the file that is damaged.
     """
     root = Path(path)
@@ -182,10 +217,11 @@ def verify(
         What was read, and every damaged file.
 
     Raises:
-        CheckpointError: Neither kind is there, or its lists cannot be read at all.
+        CheckpointNotFoundError: Neither kind is there; the message names what is.
+        CheckpointError: Its lists cannot be read at all.
     """
     root = Path(path)
-    if not is_store(root):
+    if kind_of(root) == "buffer":
         return _verify_checkpoint(root, on_progress)
     listing = read_listing(root, strict=False)
     damage = [Damage(STORE, None, listing.damage)] if listing.damage else []

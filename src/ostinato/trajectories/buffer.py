@@ -360,7 +360,8 @@ class TrajectoryReplayBuffer:
             on_damage: `raise` at the first missing or damaged file, or `skip` such files with a warning.
 
         Raises:
-            CheckpointError: No trajectories are there, or they are pickles and `allow_pickle` was not given.
+            CheckpointNotFoundError: No trajectories are there.
+            CheckpointError: They are pickles and `allow_pickle` was not given.
             DamagedFileError: naming the file and the id. The buffer is as it was.
         """
         if on_damage not in {"raise", "skip"}:

@@ -141,7 +141,8 @@ def load(path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Li
     """Read what a directory holds; files are looked at, their rows are not read.
 
     Raises:
-        CheckpointError: No trajectories are there, or they are pickles without consent.
+        CheckpointNotFoundError: No trajectories are there.
+        CheckpointError: They are pickles without consent.
         DamagedFileError: naming a file that is missing or damaged, and its id.
     """
     listing = read_listing(path, strict=on_damage == "raise")

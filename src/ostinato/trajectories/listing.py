@@ -20,7 +20,14 @@ from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.journal import read_lines, write_lines
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.durable.tensorfile import FORMATS, check_format, read_header
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    MissingFileError,
+    OptionError,
+    OstinatoError,
+)
 from ostinato.trajectories.entries import (
     Entry,
     Facts,
@@ -128,7 +135,8 @@ def read_listing(directory: Path, *, strict: bool = True) -> Listing:
         strict: Raise where our own list is damaged; otherwise go on without it.
 
     Raises:
-        CheckpointError: No trajectories were saved there, or its lists never stay the same while they are read.
+        CheckpointNotFoundError: The path does not exist, or no trajectories were saved there.
+        CheckpointError: The path is a file, or the lists never stay the same while they are read.
         DamagedFileError: naming the damaged file.
     """
     for _ in range(_MOST_READINGS):
@@ -183,13 +191,23 @@ def _read_once(directory: Path, *, strict: bool) -> Listing:
         facts |= {number: entry.facts for number, entry in fresh.items()}
         known |= fresh
     if head is None:
-        ranks = sorted(path.parent.name for path in directory.glob(f"rank_*/{METADATA}"))
-        hint = f", but in {', '.join(ranks[:3])}: take one of these, or join them (ostinato merge)" if ranks else ""
-        msg = f"no trajectories at {directory}: neither {METADATA} with {INDEX} nor {JOURNAL} is there{hint}"
-        raise CheckpointError(msg)
+        raise _not_found(directory)
     counter = max([head.counter, *(number + 1 for number in facts)])
     known = {number: entry for number, entry in known.items() if number in facts}
     return Listing(directory, head._replace(counter=counter), facts, known, damage)
+
+
+def _not_found(directory: Path) -> CheckpointError:
+    """Return the error for a path without trajectories; it says what is there instead."""
+    if not directory.is_dir():
+        if os.path.lexists(directory):
+            return CheckpointError(f"no trajectories at {directory}: it is a file, give the directory that holds them")
+        return CheckpointNotFoundError(f"no trajectories at {directory}: it does not exist")
+    ranks = sorted(path.parent.name for path in directory.glob(f"rank_*/{METADATA}"))
+    hint = f", but in {', '.join(ranks[:3])}: take one of these, or join them (ostinato merge)" if ranks else ""
+    return CheckpointNotFoundError(
+        f"no trajectories at {directory}: neither {METADATA} with {INDEX} nor {JOURNAL} is there{hint}"
+    )
 
 
 def _read_index(directory: Path) -> tuple[Head | None, dict[int, Facts]]:
@@ -200,7 +218,7 @@ def _read_index(directory: Path) -> tuple[Head | None, dict[int, Facts]]:
         lonely = path or (metadata if metadata.exists() else None)
         if lonely is not None and not (directory / JOURNAL).exists():
             msg = f"{directory} is damaged: it has {lonely.name}, but not both of {METADATA} and {INDEX}"
-            raise DamagedFileError(msg)
+            raise MissingFileError(msg)
         return None, {}
     meta, node = _parse(metadata), _parse(path)
     index, order = node.get("trajectory_index"), node.get("trajectory_id_list")
@@ -300,7 +318,8 @@ def resolve(
         try:
             yield number, _resolve(listing, number, allow_pickle=allow_pickle)
         except OstinatoError as error:
-            yield number, DamagedFileError(f"trajectory {number}: {error}")
+            kind = MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError
+            yield number, kind(f"trajectory {number}: {error}")
 
 
 def _resolve(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
@@ -309,9 +328,9 @@ def _resolve(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
     if known is not None and known.place is not None:
         try:
             status = os.lstat(path)
-        except OSError as error:
-            msg = f"{path} is missing ({error.strerror})"
-            raise DamagedFileError(msg) from error
+        except FileNotFoundError as error:
+            msg = f"{path} is missing: restore it from a copy"
+            raise MissingFileError(msg) from error
         if stat.S_ISREG(status.st_mode) and status.st_size == known.place.nbytes:
             return known
     return look(listing, number, allow_pickle=allow_pickle)[0]

@@ -31,7 +31,8 @@ _MAX_WEIGHTS_ID = 200
 class Trajectory:
     """A batched rollout: `T` steps of `B` environments, `T * B` transitions, one episode or several.
 
-    Fields that the rollout does not have are None. Tensors are `[T, B, ...]`, on any device, and may be longer only so:
+    Fields that the rollout does not have are None, or empty dicts of the instance's own (`forward_inputs`, `curr_obs`,
+    `next_obs`, `extra`). Tensors are `[T, B, ...]`, on any device, and may be longer only so:
 
     - flags (`terminations`, `truncations`, `dones`, `intervene_flags`) may have `T + E` rows for a rollout of `E`
       epochs of `T / E` steps: one row before the first step of each epoch, which belongs to no transition;
@@ -42,8 +43,8 @@ class Trajectory:
 
     max_episode_length: int | None = 0
     """Most steps of an episode."""
-    model_weights_id: str | None = None
-    """Which weights acted: `{uuid}_{count of updates}`, or any text for a file name; None: a new uuid and 0."""
+    model_weights_id: str | None = ""
+    """Which weights acted: `{uuid}_{count of updates}`, or any text for a file name; `""` or None: a new uuid and 0."""
     actions: Tensor | None = None
     """`[T, B, *A]`."""
     intervene_flags: Tensor | None = None
@@ -62,23 +63,26 @@ class Trajectory:
     """`[T, B, ...]` or `[T + E, B, ...]`."""
     versions: Tensor | None = None
     """`[T, B, ...]`: version of the weights for each step."""
-    forward_inputs: dict[str, Any] | None = None
+    forward_inputs: dict[str, Any] = field(default_factory=dict)
     """What the policy needs to act once more, `[T, B, ...]` each."""
-    curr_obs: dict[str, Any] | None = None
+    curr_obs: dict[str, Any] = field(default_factory=dict)
     """Observations before the action, `[T, B, ...]` each."""
-    next_obs: dict[str, Any] | None = None
+    next_obs: dict[str, Any] = field(default_factory=dict)
     """Observations after the action, `[T, B, ...]` each."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields of your own, by name; tensors `[T, B, ...]` among them are in batches, the others only saved."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trajectory:
-        """Make one of a plain dict, as trajectory files hold it; unknown names become `extra`. No copy."""
-        known = {name: value for name, value in values.items() if name in FIELDS}
+        """Make one of a plain dict, as trajectory files hold it; unknown names become `extra`. No copy.
+
+        Fields that are absent or None have their defaults.
+        """
+        known = {name: value for name, value in values.items() if name in FIELDS and value is not None}
         return cls(**known, extra={name: value for name, value in values.items() if name not in FIELDS})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a plain dict without the absent fields, extra ones among the others. No copy.
+        """Return a plain dict without absent fields and empty dicts, extra fields among the others. No copy.
 
         Raises:
             OptionError: An extra field has the name of another.
@@ -88,7 +92,8 @@ class Trajectory:
             msg = f"extra holds {', '.join(clash)}: these are fields of Trajectory itself"
             raise OptionError(msg)
         values = {name: getattr(self, name) for name in _ORDER}
-        return {name: value for name, value in (values | self.extra).items() if value is not None}
+        empty = {name for name in _DICTS if isinstance(values[name], dict) and not values[name]}
+        return {name: v for name, v in (values | self.extra).items() if v is not None and name not in empty}
 
 
 _ORDER = tuple(item.name for item in dataclasses.fields(Trajectory) if item.name != "extra")

@@ -52,7 +52,8 @@ class TrajectoryFolder:
             allow_pickle: Consent to unpickle: reading a `pkl` file runs whatever code it brings.
 
         Raises:
-            CheckpointError: No trajectories are there, or they are pickles without consent.
+            CheckpointNotFoundError: No trajectories are there.
+            CheckpointError: They are pickles without consent.
             DamagedFileError: The index is damaged.
         """
         self._listing = read_listing(Path(path).absolute(), strict=False)

@@ -43,7 +43,8 @@ class SavedBuffer:
         """Read the manifest.
 
         Raises:
-            CheckpointError: There is no checkpoint of a buffer, it is empty, or holds Python objects instead of fields.
+            CheckpointNotFoundError: There is no checkpoint.
+            CheckpointError: It is not of a buffer, is empty, or holds Python objects instead of fields.
             DamagedFileError: It is damaged.
         """
         reader = CheckpointReader(Path(path), format_name=FORMAT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,13 +10,21 @@ import torch
 
 from ostinato import (
     LazyTensorStorage,
+    ListStorage,
+    NStep,
+    PrioritizedReplayBuffer,
+    QueueSampler,
+    ReplayBuffer,
+    ReservoirWriter,
     SamplerWithoutReplacement,
+    TensorStorage,
 )
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
 
 from ...tags import STORAGES, buffer, fill, same_state, snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -130,3 +139,39 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedFileError):
         whole("packed").loads(tmp_path / "save")
+
+
+CONFIGURATIONS: dict[str, Callable[[], ReplayBuffer]] = {
+    "plain": lambda: ReplayBuffer(storage=LazyTensorStorage(32), batch_size=4),
+    "not packed": lambda: ReplayBuffer(storage=LazyTensorStorage(32, packed=False), batch_size=4),
+    "single copies": lambda: ReplayBuffer(storage=LazyTensorStorage(32, single_copy=True), batch_size=4),
+    "another unit": lambda: ReplayBuffer(storage=LazyTensorStorage(32), sample_unit=NStep(2, 0.9), batch_size=4),
+    "too small": lambda: ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4),
+    "two dimensions": lambda: ReplayBuffer(storage=LazyTensorStorage(32, ndim=2), batch_size=4),
+    "a list": lambda: ReplayBuffer(storage=ListStorage(32), batch_size=4),
+    "priorities": lambda: PrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(32), batch_size=4),
+    "a queue": lambda: ReplayBuffer(storage=LazyTensorStorage(32), sampler=QueueSampler(), batch_size=4),
+    "a reservoir": lambda: ReplayBuffer(storage=LazyTensorStorage(32), writer=ReservoirWriter(), batch_size=4),
+    "other rows": lambda: ReplayBuffer(storage=TensorStorage({"x": torch.zeros(20)}), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("fields", [("obs", "next_obs", "done"), ("obs",)])
+@pytest.mark.parametrize("source", ["plain", "not packed", "single copies"])
+def test_a_whole_checkpoint_is_never_called_damaged(source: str, fields: tuple[str, ...], tmp_path: Path) -> None:
+    place = torch.arange(20.0).view(20, 1)
+    rows = {"obs": place, "next_obs": place + 1, "done": torch.zeros(20).bool()}
+    saved = CONFIGURATIONS[source if len(fields) > 1 else "plain"]()
+    saved.extend({name: rows[name] for name in fields})
+    saved.dumps(tmp_path / "c")
+    errors: list[Exception | None] = []
+    for configuration, mmap in product(CONFIGURATIONS, (False, True)):
+        target = CONFIGURATIONS[configuration]()
+        try:
+            target.loads(tmp_path / "c", mmap=mmap)
+            errors.append(None)
+        except (CheckpointError, OptionError) as error:
+            errors.append(error)
+    raised = [error for error in errors if error is not None]
+    assert 0 < len(raised) < len(errors)
+    assert not [error for error in raised if isinstance(error, DamagedFileError) or "damaged" in str(error)]

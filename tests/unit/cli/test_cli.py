@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> No
     assert "Example" in done.stdout
     for word in {
         (): ("demo", "inspect"),
-        ("demo",): ("--seed", "--steps", "--prioritized", "--n-step"),
+        ("demo",): ("OUTPUT_DIR", "--output-dir", "--overwrite", "--seed", "--steps", "--prioritized", "--n-step"),
         ("inspect",): ("--json", "--quick"),
     }[command]:
         assert word in done.stdout
@@ -57,8 +58,45 @@ def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> No
 def test_version() -> None:
     from importlib.metadata import version
 
+    import ostinato as package
+
+    assert package.__version__ == version("ostinato")
     done = ostinato("--version")
-    assert (done.returncode, done.stdout) == (0, f"ostinato {version('ostinato')}\n")
+    assert (done.returncode, done.stdout) == (0, f"ostinato {package.__version__}\n")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "ostinato", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.startswith("ostinato "), done.stderr) == (0, True, "")
+
+
+def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["view", str(saved), "--headless", "--output", str(tmp_path / "viz.png")]
+    command = [sys.executable, "-W", "ignore", "-c", START, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            process.stdout.readline()  # the commands are shown: it waits for one
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_a_pipe_that_is_closed_early_is_no_traceback(saved: Path) -> None:
+    command = f"{sys.executable} -W ignore -c '{START}' inspect --json {saved} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved: Path) -> None:
+    for arguments in (("inspect", str(saved)), ("verify", str(saved)), ("--help",), ("inspect", "nowhere")):
+        done = ostinato(*arguments, PYTHONIOENCODING="ascii", TERM="xterm-256color")
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("fly",), ("inspect",), ("demo", "--seed", "-1"), ("demo", "--steps", "many")])
@@ -141,7 +179,7 @@ def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
 def test_a_missing_checkpoint_is_one_line_and_exit_1(tmp_path: Path) -> None:
     done = ostinato("inspect", str(tmp_path / "a [red]wonder[/red]"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: no checkpoint at ")
+    assert done.stderr.startswith("error: there is no directory ")
     assert "a [red]wonder[/red]" in done.stderr, "what users name is no markup"
     assert done.stderr.count("\n") == 1
 
@@ -153,6 +191,17 @@ def test_errors_of_the_system_are_one_line_too(tmp_path: Path) -> None:
     done = ostinato("demo", "--output-dir", str(tmp_path / "file" / "inside"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "demo.png", "report.json"])
+def test_the_demo_replaces_nothing_without_a_flag(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("matplotlib")
+    (tmp_path / name).write_text("mine")
+    done = ostinato("demo", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{name} exists: give --overwrite" in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
 @pytest.mark.parametrize(

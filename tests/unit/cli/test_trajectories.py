@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer
 from ostinato.cli.main import main
 from ostinato.errors import CheckpointError
 from ostinato.tools import merge
@@ -54,9 +54,10 @@ def saved(tmp_path: Path) -> Path:
     ("command", "words"),
     [
         ("sample", ("--load-path", "--num-chunks", "--cache-size", "--enable-cache")),
-        ("merge", ("--source-path", "--save-path", "--copy")),
-        ("split", ("--source-path", "--save-path", "--split-count", "--copy")),
-        ("verify", ("--json", "--allow-pickle")),
+        ("merge", ("SOURCE_PATH", "SAVE_PATH", "--source-path", "--save-path", "--copy", "--move", "hard links")),
+        ("split", ("--source-path", "--save-path", "--split-count", "--copy", "--move", "hard links")),
+        ("verify", ("PATH", "--json", "--allow-pickle")),
+        ("compact", ("PATH", "--json")),
         ("convert", ("--source-path", "--save-path", "--format")),
     ],
 )
@@ -79,7 +80,8 @@ def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
 
 def test_options_that_would_have_no_effect_are_refused(saved: Path) -> None:
     assert ostinato("sample", "--load-path", saved, "--cache-size", "3").returncode == 2
-    assert ostinato("inspect", saved.parent, "--allow-pickle").returncode == 2
+    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(saved.parent / "buffer")
+    assert ostinato("inspect", saved.parent / "buffer", "--allow-pickle").returncode == 2
 
 
 def test_inspect_and_verify(saved: Path) -> None:
@@ -121,15 +123,15 @@ def test_merge_split_and_convert(saved: Path, tmp_path: Path) -> None:
     with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "ranks" / "rank_1") as buffer:
         buffer.add_trajectories([rollout(number, 3, 2) for number in (10, 11)])
     merged = answer("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "merged", "--copy")
-    assert (merged["trajectories"], merged["total_samples"], merged["copied"]) == (6, 36, True)
+    assert (merged["trajectories"], merged["total_samples"], merged["how"]) == (6, 36, "copied")
     again = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "merged")
     assert again.returncode == 1
     assert "exists and is not empty" in again.stderr
     part = answer("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "part", "--split-count", "2")
-    assert (part["trajectories"], part["copied"]) == (2, False)
+    assert (part["trajectories"], part["how"]) == (2, "linked")
     few = ostinato("split", "--source-path", tmp_path / "merged", "--save-path", tmp_path / "x", "--split-count", "30")
     assert few.returncode == 1
-    assert "split_count must be in [1, 4]" in few.stderr
+    assert "split_count must be in [1, 6]" in few.stderr
     fast = answer("convert", "--source-path", tmp_path / "part", "--save-path", tmp_path / "fast")
     assert (fast["trajectory_format"], fast["trajectories"]) == ("safetensors", 2)
     assert answer("verify", tmp_path / "fast")["checksums"] == 2
@@ -184,8 +186,8 @@ def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: 
         raise OSError
 
     with pytest.raises(CheckpointError):
-        merge(tmp_path / "ranks", tmp_path / "t", on_progress=late)
-    done = ostinato("merge", "--source-path", tmp_path / "ranks", "--save-path", tmp_path / "t")
+        merge(tmp_path / "ranks", tmp_path / "t", move=True, on_progress=late)
+    done = ostinato("merge", tmp_path / "ranks", tmp_path / "t", "--move")
     assert done.returncode == 0
     assert f"{tmp_path}/ranks/rank_1 lists trajectories that came later" in done.stdout
 
@@ -216,3 +218,102 @@ def test_convert_takes_checkpoints_of_torchrl(tmp_path: Path, saved: Path) -> No
     assert done.returncode == 1
     assert "ndim=1, got ndim=2" in " ".join(done.stderr.split())
     assert not (tmp_path / "wrong").exists()
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["merge", "split", "convert", "sample", "inspect", "verify", "compact"])
+def test_no_command_takes_anything_away_without_a_flag(command: str, saved: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if command == "merge":
+        source.mkdir()
+        saved.rename(source / "rank_0")
+    elif command == "compact":
+        rb = ReplayBuffer(storage=LazyTensorStorage(4))
+        rb.dumps(source)
+    else:
+        saved.rename(source)
+    before = contents(source)
+    more = {"merge": [tmp_path / "new"], "convert": [tmp_path / "new"], "split": [tmp_path / "new", "--split-count", 2]}
+    done = ostinato(command, source, *more.get(command, []))
+    assert done.returncode == 0, done.stderr
+    assert contents(source) == before
+
+
+@pytest.mark.parametrize("command", ["merge", "split"])
+def test_move_moves_and_excludes_copy(command: str, saved: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    if command == "merge":
+        source.mkdir()
+        saved.rename(source / "rank_0")
+    else:
+        saved.rename(source)
+    options = () if command == "merge" else ("--split-count", 4)
+    both = ostinato(command, source, tmp_path / "new", *options, "--copy", "--move")
+    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
+    report = answer(command, source, tmp_path / "new", *options, "--move")
+    assert (report["trajectories"], report["how"]) == (4, "moved")
+    assert not list(source.rglob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "more"),
+    [
+        ("sample", "--load-path", ()),
+        ("merge", "--source-path", ("--save-path", "x")),
+        ("split", "--source-path", ("--save-path", "x", "--split-count", "1")),
+        ("convert", "--source-path", ("--save-path", "x")),
+        ("view", "--replay-dir", ("--headless",)),
+    ],
+)
+def test_a_path_is_given_once_by_position_or_by_name(
+    command: str, name: str, more: tuple[str, ...], saved: Path
+) -> None:
+    twice = ostinato(command, saved, name, saved, *more)
+    assert twice.returncode == 2
+    assert "given twice" in " ".join(twice.stderr.replace("│", "").split())
+    never = ostinato(command, *more)
+    assert never.returncode == 2
+    assert name in never.stderr
+
+
+@pytest.mark.parametrize("command", ["merge", "split", "convert"])
+def test_the_new_directory_is_given_once_by_position_or_by_name(command: str, saved: Path, tmp_path: Path) -> None:
+    options = ("--split-count", 1) if command == "split" else ()
+    twice = ostinato(command, saved, tmp_path / "x", "--save-path", tmp_path / "x", *options)
+    never = ostinato(command, saved, *options)
+    assert (twice.returncode, never.returncode) == (2, 2)
+    assert "--save-path" in never.stderr
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "sample", "compact", "view", "plot", "convert"])
+def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str, saved: Path, tmp_path: Path) -> None:
+    ranks, more = tmp_path / "ranks", (tmp_path / "new",) if command == "convert" else ()
+    ranks.mkdir()
+    saved.rename(ranks / "rank_0")
+    (tmp_path / "empty").mkdir()
+    for path, words in (
+        (ranks, "give one of rank_0 in it, or join them first (ostinato merge)"),
+        (tmp_path / "empty", "holds neither trajectories nor a checkpoint that dumps() wrote"),
+        (tmp_path / "nowhere", "there is no directory"),
+    ):
+        done = ostinato(command, path, *more)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_commands_for_the_other_kind_of_directory_say_so(saved: Path, tmp_path: Path) -> None:
+    ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "buffer")
+    for done, words in (
+        (ostinato("sample", tmp_path / "buffer"), "is the checkpoint of a buffer"),
+        (ostinato("convert", tmp_path / "buffer", tmp_path / "x"), "nothing to convert"),
+        (ostinato("compact", saved), "is a directory of trajectories"),
+        (ostinato("inspect", Path(__file__).parents[2] / "data" / "torchrl_0_14" / "tree"), "ostinato convert"),
+        (ostinato("inspect", saved / files(saved)[0]), "is a file"),
+    ):
+        assert done.returncode == 1
+        assert words in done.stderr

@@ -49,7 +49,10 @@ def test_one_picture_and_exit(dashes: str, path: Path, tmp_path: Path) -> None:
     assert output.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     first = output.read_bytes()
     options = ("--save-image", "--no-display", "--output", output, "--trajectory", 2, "--step", 3, "--batch", 1)
-    assert ostinato("view", path, *options).returncode == 0
+    kept = ostinato("view", path, *options)
+    assert (kept.returncode, output.read_bytes()) == (1, first)
+    assert f"{output} exists: give --overwrite" in kept.stderr
+    assert ostinato("view", path, *options, "--overwrite").returncode == 0
     assert output.read_bytes() != first
 
 
@@ -89,7 +92,7 @@ def test_the_prompt_through_a_pipe(path: Path, tmp_path: Path) -> None:
         ("--web --camera main_images", "shows every camera"),
         ("--headless --trajectory 9", "there is no trajectory 9"),
         ("--headless --step 3", "must be below 3 and 2"),
-        ("--headless --replay-dir b", "give one directory"),
+        ("--headless --replay-dir b", "given twice"),
     ],
 )
 def test_options_without_sense_are_refused(options: str, words: str, path: Path) -> None:
@@ -123,12 +126,22 @@ def test_plot_and_view_of_a_checkpoint(tmp_path: Path, path: Path) -> None:
     rb.extend({"obs": torch.rand(5, 2), "done": torch.tensor([0, 0, 1, 0, 1]).bool(), "reward": torch.rand(5)})
     rb.dumps(tmp_path / "ck")
     for place in (tmp_path / "ck", path):
-        done = ostinato("plot", place, "--output", tmp_path / "report.png")
+        done = ostinato("plot", place, "--output", tmp_path / "report.png", "--overwrite")
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "report.png").stat().st_size > 20_000
     done = ostinato("view", tmp_path / "ck", "--save-image", "--no-display", "--output", tmp_path / "x.png")
     assert done.returncode == 0, done.stderr
     assert ostinato("plot", tmp_path / "ck", "--output", tmp_path / "x.pdf").returncode == 1
+    before = (tmp_path / "report.png").read_bytes()
+    for command in (
+        ("plot", path, "--output", tmp_path / "report.png"),
+        ("view", path, "--headless", "--output", tmp_path / "report.png"),
+        ("view", path, "--save-image", "--output", tmp_path / "report.png"),
+        ("view", path, "--rerun", tmp_path / "report.png"),
+    ):
+        done = ostinato(*command)
+        assert (done.returncode, (tmp_path / "report.png").read_bytes()) == (1, before)
+        assert "give --overwrite" in done.stderr
 
 
 def test_a_directory_of_ranks_names_them(path: Path, tmp_path: Path) -> None:

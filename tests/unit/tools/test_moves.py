@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ostinato import TrajectoryReplayBuffer
+from ostinato.durable import files as durable_files
 from ostinato.durable.locks import DirectoryLock
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
 from ostinato.tools import convert, inspect_store, merge, moves, split, verify
 from tests.unit.trajectories._rollouts import check_batch, files, rollout
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+WAYS: dict[str, Any] = {"linked": {}, "copied": {"copy": True}, "moved": {"move": True}}
 
 
 def write(path: Path, numbers: list[int], form: str = "pt", seed: int = 1) -> None:
@@ -34,42 +40,141 @@ def owners(path: Path) -> dict[int, int]:
     return {number: int(rewards[0, 0, 0]) // 1000 for number, rewards in loaded.items() if rewards is not None}
 
 
+def check_sharing(source: Path, target: Path, how: str) -> None:
+    """Compare the files of two directories: linked ones are the same files, lists never are."""
+    numbers = {path.stat().st_ino for path in source.rglob("*") if path.is_file()}
+    shared = {path.name for path in target.iterdir() if path.stat().st_ino in numbers}
+    assert shared == (set(files(target)) if how == "linked" else set())
+
+
 def tree(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
-@pytest.mark.parametrize("copy", [True, False])
-def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, copy: bool) -> None:
+@pytest.mark.parametrize("how", WAYS)
+def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, how: str) -> None:
     for rank, numbers in ((0, [1, 2, 3]), (1, [4]), (10, [5, 6])):
         write(tmp_path / "s" / f"rank_{rank}", numbers, form, seed=rank + 5)
     before = tree(tmp_path / "s")
     seen: list[tuple[int, int]] = []
-    report = merge(tmp_path / "s", tmp_path / "t", copy=copy, on_progress=lambda *now: seen.append(now))
-    assert (report.trajectories, report.total_samples, report.copied) == (6, 24, copy)
+    report = merge(tmp_path / "s", tmp_path / "t", **WAYS[how], on_progress=lambda *now: seen.append(now))
+    assert (report.trajectories, report.total_samples, report.how) == (6, 24, how)
     assert seen == [(done, 6) for done in range(1, 7)]
     assert owners(tmp_path / "t") == dict(enumerate([1, 4, 5, 2, 6, 3]))
     assert files(tmp_path / "t")[1] == f"trajectory_1_w-4_0.{form}"
     meta = json.loads((tmp_path / "t" / "metadata.json").read_text())
     assert meta == {"trajectory_format": form, "size": 6, "total_samples": 24, "trajectory_counter": 6, "seed": 5}
     assert not verify(tmp_path / "t", allow_pickle=True).damage
-    assert tree(tmp_path / "s") == (before if copy else {})
+    assert tree(tmp_path / "s") == (before if how != "moved" else {})
+    check_sharing(tmp_path / "s", tmp_path / "t", how)
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_split_takes_the_first_and_leaves_the_rest(tmp_path: Path, copy: bool) -> None:
+@pytest.mark.parametrize("how", WAYS)
+def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path: Path, how: str) -> None:
     write(tmp_path / "s", [3, 4, 5, 6])
     before = tree(tmp_path / "s")
-    report = split(tmp_path / "s", tmp_path / "t", 3, copy=copy)
-    assert report.trajectories == 3
+    report = split(tmp_path / "s", tmp_path / "t", 3, **WAYS[how])
+    assert (report.trajectories, report.how) == (3, how)
     assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
-    if copy:
+    check_sharing(tmp_path / "s", tmp_path / "t", how)
+    if how != "moved":
         assert tree(tmp_path / "s") == before
     else:
         assert owners(tmp_path / "s") == {3: 6}
         assert inspect_store(tmp_path / "s").trajectory_counter == 4
-    split(tmp_path / "s", tmp_path / "all", 4 if copy else 1)
+    split(tmp_path / "s", tmp_path / "all", 4 if how != "moved" else 1, move=True)
     assert inspect_store(tmp_path / "s").trajectories == 0
+    assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
+
+
+@pytest.mark.parametrize("verb", ["merge", "split"])
+def test_directories_that_share_files_do_not_change_each_other(tmp_path: Path, verb: str) -> None:
+    source = tmp_path / "s" / "rank_0"
+    write(source, [1, 2])
+    if verb == "merge":
+        merge(tmp_path / "s", tmp_path / "t")
+    else:
+        split(source, tmp_path / "t", 2)
+    before = tree(tmp_path / "t")
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=source) as buffer:  # rewrites lists, adds, drops
+        buffer.load_checkpoint(source)
+        buffer.clear()
+        buffer.add_trajectories([rollout(7, 2)])
+    assert tree(tmp_path / "t") == before
+    before = tree(source)
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "t") as buffer:
+        buffer.load_checkpoint(tmp_path / "t")
+        buffer.clear()
+        buffer.add_trajectories([rollout(8, 2)])
+    split(tmp_path / "t", tmp_path / "moved", 1, move=True)
+    assert tree(source) == before
+    shutil.rmtree(tmp_path / "s")
+    assert not verify(tmp_path / "t").damage
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_files_are_copied_where_the_file_system_has_no_links(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    write(tmp_path / "s" / "rank_1", [3])
+    before, real = tree(tmp_path / "s"), os.link
+
+    def link(source: Path, target: Path, **options: Any) -> None:
+        if source.parent.name == "rank_0":
+            raise OSError(number, os.strerror(number))
+        real(source, target, **options)
+
+    monkeypatch.setattr(os, "link", link)
+    seen: list[tuple[int, int]] = []
+    report = merge(tmp_path / "s", tmp_path / "t", on_progress=lambda *now: seen.append(now))
+    assert report.how == "copied"
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert tree(tmp_path / "s") == before
+    assert owners(tmp_path / "t") == {0: 1, 1: 3, 2: 2}
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_copies_are_not_begun_where_the_disk_is_too_small(
+    tmp_path: Path, copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "s", [1, 2])
+    before = tree(tmp_path)
+
+    def link(*_: Any, **_options: Any) -> None:
+        raise OSError(errno.EXDEV, "other device")
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(durable_files, "free_bytes", lambda _path: 10)
+    with pytest.raises(StorageMemoryError, match=r"bytes needed, 10 bytes free"):
+        split(tmp_path / "s", tmp_path / "t", 2, copy=copy)
+    assert tree(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_copy_and_move_exclude_each_other(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    refused(
+        tmp_path, "exclude each other", lambda: merge(tmp_path / "s", tmp_path / "t", copy=True, move=True), OptionError
+    )
+    refused(
+        tmp_path,
+        "exclude each other",
+        lambda: split(tmp_path / "s" / "rank_0", tmp_path / "t", 1, copy=True, move=True),
+        OptionError,
+    )
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_an_unfinished_move_is_finished_by_a_move_alone(tmp_path: Path, copy: bool) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    stop_merge(tmp_path, 1)
+    before = tree(tmp_path)
+    with pytest.raises(CheckpointError, match=r"t\.partial holds an unfinished move .* give move=True"):
+        merge(tmp_path / "s", tmp_path / "t", copy=copy)
+    assert tree(tmp_path) == before
+    assert merge(tmp_path / "s", tmp_path / "t", move=True).resumed
 
 
 def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = CheckpointError) -> None:
@@ -80,24 +185,24 @@ def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = Chec
     assert not list(tmp_path.glob("*.partial"))
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_what_is_refused_touches_nothing(tmp_path: Path, copy: bool) -> None:
+@pytest.mark.parametrize("how", WAYS)
+def test_what_is_refused_touches_nothing(tmp_path: Path, how: str) -> None:
     write(tmp_path / "s" / "rank_0", [1, 2])
     write(tmp_path / "s" / "rank_1", [3])
     write(tmp_path / "mixed" / "rank_0", [1])
     write(tmp_path / "mixed" / "rank_1", [2], "safetensors")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
-    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", tmp_path / "t", copy=copy))
-    refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", copy=copy))
-    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "s" / "rank_0", tmp_path / "t", copy=copy))
-    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "nowhere", tmp_path / "t", copy=copy))
+    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", **WAYS[how]))
+    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "s" / "rank_0", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", tmp_path / "t", **WAYS[how]))
     one = tmp_path / "s" / "rank_0"
-    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, tmp_path / "t", 3, copy=copy))
-    refused(tmp_path, "split_count must be 1 or more", lambda: split(one, tmp_path / "t", 0, copy=copy), OptionError)
+    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, tmp_path / "t", 3, **WAYS[how]))
+    refused(tmp_path, "split_count must be 1 or more", lambda: split(one, tmp_path / "t", 0, **WAYS[how]), OptionError)
     (one / files(one)[1]).unlink()
-    refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", copy=copy))
-    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, copy=copy))
+    refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, **WAYS[how]))
 
 
 def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
@@ -105,7 +210,7 @@ def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path / "s" / "rank_0")
     lock.acquire()
     with pytest.raises(CheckpointError, match="is being saved to"):
-        merge(tmp_path / "s", tmp_path / "t")
+        merge(tmp_path / "s", tmp_path / "t", move=True)
     lock.release()
     assert owners(tmp_path / "s" / "rank_0") == {0: 1}
 
@@ -119,11 +224,11 @@ def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -
             raise OSError("disk on fire")
 
     with pytest.raises(CheckpointError, match=r"stopped after 2 of 3 .* run the same command again"):
-        merge(tmp_path / "s", tmp_path / "t", on_progress=stop)
+        merge(tmp_path / "s", tmp_path / "t", on_progress=stop, move=True)
     assert not (tmp_path / "t").exists()
     with pytest.raises(CheckpointError, match=r"t\.partial is in the way"):
-        split(tmp_path / "s" / "rank_1", tmp_path / "t", 1)
-    report = merge(tmp_path / "s", tmp_path / "t")
+        split(tmp_path / "s" / "rank_1", tmp_path / "t", 1, move=True)
+    report = merge(tmp_path / "s", tmp_path / "t", move=True)
     assert report.resumed
     assert owners(tmp_path / "t") == {0: 1, 1: 3, 2: 2}
     assert not list((tmp_path / "s").iterdir())
@@ -138,7 +243,7 @@ def stop_merge(root: Path, at: int) -> None:
             raise OSError("disk on fire")
 
     with pytest.raises(CheckpointError, match="stopped after"):
-        merge(root / "s", root / "t", on_progress=stop)
+        merge(root / "s", root / "t", on_progress=stop, move=True)
 
 
 def stop_before_the_lists(root: Path) -> None:
@@ -146,7 +251,7 @@ def stop_before_the_lists(root: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moves, "_finish", lambda *_args, **_options: (_ for _ in ()).throw(OSError("disk on fire")))
         with pytest.raises(OSError, match="disk on fire"):
-            merge(root / "s", root / "t")
+            merge(root / "s", root / "t", move=True)
 
 
 def add(path: Path, number: int, weights: str) -> None:
@@ -168,7 +273,7 @@ def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list
         stop_merge(tmp_path, stopped_at)
     add(tmp_path / "s" / "rank_0", 6, "w_0")
     add(tmp_path / "s" / "rank_2", 7, "w_0")
-    report = merge(tmp_path / "s", tmp_path / "t")
+    report = merge(tmp_path / "s", tmp_path / "t", move=True)
     assert (report.resumed, report.trajectories) == (True, 5)
     assert report.sources == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_1"))
     assert report.left == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_2"))
@@ -179,14 +284,14 @@ def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list
     for path in (tmp_path / "t", tmp_path / "s" / "rank_0", tmp_path / "s" / "rank_2"):
         report_of_all = verify(path)
         assert (report_of_all.damage, report_of_all.unlisted) == ((), ())
-    again = merge(tmp_path / "s", tmp_path / "u")
+    again = merge(tmp_path / "s", tmp_path / "u", move=True)
     assert (again.trajectories, again.left) == (2, ())
 
 
 def test_a_merge_goes_on_with_the_checksums_that_the_sources_had(tmp_path: Path) -> None:
     write(tmp_path / "s" / "rank_0", [1, 2], "safetensors")
     stop_merge(tmp_path, 1)
-    merge(tmp_path / "s", tmp_path / "t")
+    merge(tmp_path / "s", tmp_path / "t", move=True)
     path = tmp_path / "t" / files(tmp_path / "t")[0]
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -201,9 +306,9 @@ def test_a_merge_that_cannot_go_on_says_where_everything_lies(tmp_path: Path) ->
     data = lost.read_bytes()
     lost.write_bytes(data[:50])
     with pytest.raises(DamagedFileError, match=r"1 of 2 trajectories lie in .*t\.partial already.*same command again"):
-        merge(tmp_path / "s", tmp_path / "t")
+        merge(tmp_path / "s", tmp_path / "t", move=True)
     lost.write_bytes(data)
-    assert merge(tmp_path / "s", tmp_path / "t").trajectories == 2
+    assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
@@ -214,29 +319,31 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     for steps in ([[0, "../../x", 0]], [[7, node["steps"][0][1], 0]], [[0, node["steps"][0][1], 99]], 5):
         plan.write_text(json.dumps(node | {"steps": steps}))
         with pytest.raises(DamagedFileError, match=r"ostinato_plan\.json is damaged"):
-            merge(tmp_path / "s", tmp_path / "t")
+            merge(tmp_path / "s", tmp_path / "t", move=True)
 
 
 def test_a_merge_takes_off_lists_with_the_older_misspelt_index(tmp_path: Path) -> None:
     write(tmp_path / "s" / "rank_0", [1, 2])
     (tmp_path / "s" / "rank_0" / "ostinato_store.jsonl").unlink()
     (tmp_path / "s" / "rank_0" / "trajectory_index.json").rename(tmp_path / "s" / "rank_0" / "trajector_index.json")
-    assert merge(tmp_path / "s", tmp_path / "t").trajectories == 2
+    assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
     assert not list((tmp_path / "s").iterdir())
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
 @pytest.mark.parametrize("listed", [True, False])
-@pytest.mark.parametrize("copy", [True, False])
-def test_a_cut_file_is_found_before_anything_is_moved(tmp_path: Path, form: str, listed: bool, copy: bool) -> None:
+@pytest.mark.parametrize("how", WAYS)
+def test_a_cut_file_is_found_before_anything_is_moved(tmp_path: Path, form: str, listed: bool, how: str) -> None:
     one = tmp_path / "s" / "rank_0"
     write(one, [1, 2], form)
     if not listed:
         (one / "ostinato_store.jsonl").unlink()
     path = one / files(one)[1]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", copy=copy), DamagedFileError)
-    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, copy=copy), DamagedFileError)
+    refused(
+        tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", **WAYS[how]), DamagedFileError
+    )
+    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, **WAYS[how]), DamagedFileError)
 
 
 @pytest.mark.parametrize("source", ["pt", "safetensors", "pkl"])
@@ -260,7 +367,7 @@ def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, ta
     assert second.seed == 8
     assert check_batch(first.sample(30)) == check_batch(second.sample(30))
     loaded = second.load_trajectory(1)
-    assert (loaded.model_weights_id, (loaded.curr_obs or {})["task"]) == ("w-2_0", ["pick", "place"])
+    assert (loaded.model_weights_id, loaded.curr_obs["task"]) == ("w-2_0", ["pick", "place"])
 
 
 def test_convert_of_damaged_files_leaves_nothing(tmp_path: Path) -> None:

@@ -128,9 +128,9 @@ def test_killed_moves_leave_each_trajectory_in_one_place_and_go_on(tmp_path: Pat
 
     def move(where: Path) -> None:
         if verb == "merge":
-            merge(where / "source", where / "target")
+            merge(where / "source", where / "target", move=True)
         else:
-            split(where / "source" / "rank_0", where / "target", 1)
+            split(where / "source" / "rank_0", where / "target", 1, move=True)
 
     for killed, _ in kills(work, prepare):
         everything = [name for directory, _, _ in os.walk(root) for name in files(type(root)(directory))]
@@ -146,3 +146,30 @@ def test_killed_moves_leave_each_trajectory_in_one_place_and_go_on(tmp_path: Pat
             assert buffer.trajectory_ids == [0, 1, 2, 3]
             assert not list((root / "source").iterdir())
         assert not verify(root / "target").damage
+
+
+@pytest.mark.parametrize("verb", ["merge", "split"])
+def test_killed_links_leave_the_source_as_it_was(tmp_path: Path, verb: str) -> None:
+    place = iter(tmp_path / str(number) for number in count())
+    root = next(place)
+
+    def prepare() -> None:
+        nonlocal root
+        root = next(place)
+        ranks(root / "source")
+
+    def link() -> None:
+        if verb == "merge":
+            merge(root / "source", root / "target")
+        else:
+            split(root / "source" / "rank_0", root / "target", 1)
+
+    for killed, _ in kills(lambda _report: link(), prepare):
+        for rank in range(2):
+            assert opened(root / "source" / f"rank_{rank}").trajectory_ids == [0, 1]
+            assert not verify(root / "source" / f"rank_{rank}").damage
+        if killed and not (root / "target").exists():
+            link()
+        assert opened(root / "target").trajectory_ids == {"merge": [0, 1, 2, 3], "split": [0]}[verb]
+        assert not verify(root / "target").damage
+        assert sorted(path.name for path in root.iterdir()) == ["source", "target"]

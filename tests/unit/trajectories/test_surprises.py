@@ -103,7 +103,7 @@ def test_empty_dicts_come_back(tmp_path: Path, form: str) -> None:
         buffer.add_trajectories([one])
         assert set(buffer.sample(3)) == {"rewards", "curr_obs"}  # a batch has tensors alone, as RLinf's
     back = loaded(tmp_path / "a").load_trajectory(0)
-    assert (back.forward_inputs, back.next_obs, back.extra) == ({}, None, {"mine": {}})
+    assert (back.forward_inputs, back.next_obs, back.extra) == ({}, {}, {"mine": {}})
     assert back.curr_obs is not None
     assert {key: value for key, value in back.curr_obs.items() if key != "states"} == {"none": {}, "deep": {"down": {}}}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,9 @@ from tests.unit.trajectories._rollouts import check_batch, rollout, serials
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.errors import KindError, OptionError, SchemaError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
@@ -102,13 +105,13 @@ def test_a_weights_id_that_is_missing_is_made_up_and_one_that_is_there_stays() -
 def test_the_buffer_owns_its_rows() -> None:
     trajectory = rollout(1)
     buffer = filled(trajectory)
-    for value in (trajectory.rewards, trajectory.actions, *(trajectory.next_obs or {}).values()):
+    for value in (trajectory.rewards, trajectory.actions, *trajectory.next_obs.values()):
         assert isinstance(value, torch.Tensor)
         value.fill_(-5)
-    (trajectory.curr_obs or {})["task"][0] = "changed"
+    trajectory.curr_obs["task"][0] = "changed"
     check_batch(buffer.sample(40))
     loaded = buffer.load_trajectory(0)
-    assert (loaded.curr_obs or {})["task"] == ["pick", "place"]
+    assert loaded.curr_obs["task"] == ["pick", "place"]
     assert loaded.rewards is not None
     loaded.rewards.fill_(-5)
     check_batch(buffer.sample(40))
@@ -132,7 +135,7 @@ def test_strided_rows_conjugates_and_arrays_are_taken_as_they_look() -> None:
     assert torch.equal(batch["rewards"], batch["actions"])
     assert torch.equal(batch["forward_inputs"]["array"], batch["rewards"])
     assert torch.equal(batch["forward_inputs"]["spectrum"].imag, -batch["rewards"])
-    assert (buffer.load_trajectory(0).forward_inputs or {})["name"] == ["a", "b"]
+    assert buffer.load_trajectory(0).forward_inputs["name"] == ["a", "b"]
 
 
 def test_extra_fields_are_kept_and_sampled_where_they_have_rows() -> None:
@@ -170,5 +173,38 @@ def test_absent_fields_are_absent_everywhere() -> None:
     assert set(buffer.sample(2)) == {"rewards"}
     loaded = buffer.load_trajectory(0)
     assert loaded.actions is None
-    assert loaded.curr_obs is None
+    assert loaded.curr_obs == {}
     assert set(loaded.to_dict()) == {"rewards", "max_episode_length", "model_weights_id"}
+
+
+def test_the_defaults_are_those_of_rlinf() -> None:
+    first, second = Trajectory(), Trajectory()
+    assert (first.max_episode_length, first.model_weights_id) == (0, "")
+    for name in ("forward_inputs", "curr_obs", "next_obs", "extra"):
+        assert getattr(first, name) == {}
+        assert getattr(first, name) is not getattr(second, name)
+    first.curr_obs["states"] = torch.zeros(2, 1, 3)
+    assert second.curr_obs == {}
+    tensors = ("actions", "rewards", "dones", "prev_logprobs", "prev_values", "versions", "intervene_flags")
+    assert all(getattr(first, name) is None for name in tensors)
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+def test_defaults_come_back_from_files(tmp_path: Path, form: str) -> None:
+    given = [
+        Trajectory(rewards=torch.ones(2, 1, 1)),
+        Trajectory(rewards=torch.ones(2, 1, 1), model_weights_id=None, curr_obs={}, next_obs={}),
+    ]
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "s", trajectory_format=form, allow_pickle=True
+    ) as buffer:
+        buffer.add_trajectories(given)
+    again = TrajectoryReplayBuffer(allow_pickle=True)
+    again.load_checkpoint(tmp_path / "s")
+    assert set(again.sample(2)) == {"rewards"}
+    for number in again.trajectory_ids:
+        loaded = again.load_trajectory(number)
+        assert (loaded.curr_obs, loaded.next_obs, loaded.forward_inputs, loaded.extra) == ({}, {}, {}, {})
+        assert (loaded.max_episode_length, loaded.actions) == (0, None)
+    assert Trajectory.from_dict(Trajectory().to_dict()).to_dict() == Trajectory().to_dict()
+    assert Trajectory.from_dict({"curr_obs": None, "model_weights_id": None}).to_dict() == Trajectory().to_dict()

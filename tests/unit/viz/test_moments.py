@@ -180,7 +180,7 @@ def test_few_trajectories_stay_open_and_hold_no_pictures(tmp_path: Path) -> None
 
 def test_jumps_go_by_id_where_ids_have_gaps(tmp_path: Path) -> None:
     path = store(tmp_path / "a", [(2, 1)] * 4)
-    tools.split(path, tmp_path / "first", 2)
+    tools.split(path, tmp_path / "first", 2, move=True)
     reels = TrajectoryFolder(path)
     assert reels.ids == (2, 3)
     walk = Walk(reels)

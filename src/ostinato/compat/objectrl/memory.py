@@ -350,7 +350,8 @@ class ReplayBuffer:
             What was restored.
 
         Raises:
-            CheckpointError: if there is nothing, or metadata and experience disagree; nothing is changed.
+            CheckpointNotFoundError: if nothing is saved there; nothing is changed.
+            CheckpointError: if metadata and experience disagree; nothing is changed.
             DamagedFileError: naming the damaged file; nothing is changed.
         """
         metadata, name, told = read_metadata(str(path))

@@ -17,7 +17,7 @@ import torch
 
 from ostinato.buffers.checkpoint import FORMAT
 from ostinato.durable import CheckpointReader, atomic_write
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,8 @@ def read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
         all: ObjectRL's does not.
 
     Raises:
-        CheckpointError: if there is no such file, or its numbers contradict each other.
+        CheckpointNotFoundError: if there is no such file.
+        CheckpointError: if it is a directory, or its numbers contradict each other.
         DamagedFileError: if it is damaged or something else.
     """
     file = _metadata_file(path)
@@ -91,7 +92,10 @@ def read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         msg = f"there is no {file}: give the path that was given to save(), without '.metadata'"
-        raise CheckpointError(msg) from None
+        raise CheckpointNotFoundError(msg) from None
+    except IsADirectoryError as error:
+        msg = f"{file} is a directory, give the path that was given to save(), without '.metadata'"
+        raise CheckpointError(msg) from error
     except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         msg = f"{file} is damaged, or no metadata: {str(error).splitlines()[0] if str(error) else error!r}"
         raise DamagedFileError(msg) from error

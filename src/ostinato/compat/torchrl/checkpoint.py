@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -16,15 +17,13 @@ from ostinato.compat.torchrl.listed import generator_of, read_listed, ring_of
 from ostinato.compat.torchrl.parts import batch_size, generator_state, note_the_rest, sampler_of
 from ostinato.compat.torchrl.rows import Ring, read_rows
 from ostinato.core import kinds
-from ostinato.errors import CheckpointError, OptionError
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
-    import os
-
     from ostinato.storages import Storage
 
 __all__ = ["ImportReport", "convert_checkpoint", "is_checkpoint", "load_checkpoint"]
@@ -110,7 +109,8 @@ def load_checkpoint(
         UserWarning: for each thing that could not be carried over.
 
     Raises:
-        CheckpointError: if there is no such checkpoint, or a part of it has no counterpart here.
+        CheckpointNotFoundError: if nothing is at the path, or a directory that TorchRL did not write.
+        CheckpointError: if a part of the checkpoint has no counterpart here.
         OptionError: if an option is needed, or contradicts the files.
         DamagedFileError: naming the file.
         StorageMemoryError: if there is too little memory, or disk.
@@ -190,8 +190,12 @@ def _find(root: Path, ndim: int | None, max_size: int | None, *, allow_pickle: b
             raise OptionError(msg)
         return _find_list(root, max_size, allow_pickle=allow_pickle)
     if not is_checkpoint(root):
-        msg = f"{root} is no directory that TorchRL's rb.dumps wrote: it lacks storage/storage_metadata.json"
-        raise CheckpointError(msg)
+        if not os.path.lexists(root):
+            msg = f"no checkpoint at {root}: it does not exist"
+        else:
+            lacking = "storage/storage_metadata.json or buffer_metadata.json"
+            msg = f"{root} is no directory that TorchRL's rb.dumps wrote: it lacks {lacking}"
+        raise CheckpointNotFoundError(msg)
     if max_size is not None or allow_pickle:
         msg = f"max_size and allow_pickle are for files of list storages, {root} is a directory: leave them out"
         raise OptionError(msg)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generator_of", "read_listed", "ring_of"]
 
+_MAGIC = (b"PK", b"\x80\x02")  # an archive, or the pickle that torch wrote before 1.6
 _ERRORS = (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
@@ -39,6 +40,9 @@ def read_listed(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
         CheckpointError: if it holds pickled objects and `allow_pickle` is false, or is of something else.
         DamagedFileError: naming the file.
     """
+    with path.open("rb") as file:
+        if file.read(2)[:2] not in _MAGIC:
+            damaged(path, "not a file of torch.save: it begins otherwise")
     try:
         state = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
     except pickle.UnpicklingError as error:

@@ -1,0 +1,151 @@
+"""Paths at which nothing is saved, and checkpoints without one of their files: what every public opener raises."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, TrajectoryReplayBuffer
+from ostinato.compat import objectrl, torchrl
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, MissingFileError
+from ostinato.tools import compact, convert, inspect_checkpoint, inspect_store, kind_of, merge, split, verify
+from ostinato.viz import SavedBuffer, TrajectoryFolder
+from tests.unit.trajectories._rollouts import files, rollout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def buffer(**options: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(8, **options), batch_size=2)
+
+
+OPENERS: dict[str, Callable[[Path], object]] = {
+    "loads": lambda path: buffer().loads(path),
+    "loads unverified": lambda path: buffer().loads(path, verify=False),
+    "loads mapped": lambda path: buffer().loads(path, mmap=True),
+    "ensemble": lambda path: ReplayBufferEnsemble(buffer(), buffer()).loads(path),
+    "trajectories": lambda path: TrajectoryReplayBuffer().load_checkpoint(path),
+    "trajectories of a rank": lambda path: TrajectoryReplayBuffer().load_checkpoint(path, True, 1, 2),
+    "torchrl": torchrl.load_checkpoint,
+    "torchrl convert": lambda path: torchrl.convert_checkpoint(path, path.with_name("new")),
+    "inspect_checkpoint": inspect_checkpoint,
+    "inspect_store": inspect_store,
+    "kind_of": kind_of,
+    "verify": verify,
+    "compact": compact,
+    "convert": lambda path: convert(path, path.with_name("new"), "safetensors"),
+    "merge": lambda path: merge(path, path.with_name("new")),
+    "merge by moving": lambda path: merge(path, path.with_name("new"), move=True),
+    "split": lambda path: split(path, path.with_name("new"), 1),
+    "split by copying": lambda path: split(path, path.with_name("new"), 1, copy=True),
+    "view of a buffer": SavedBuffer,
+    "view of trajectories": TrajectoryFolder,
+}
+
+
+@pytest.mark.parametrize("name", OPENERS)
+def test_a_path_at_which_nothing_is_saved_is_a_file_not_found(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "missing", tmp_path / "missing" / "deeper", tmp_path / "empty"):
+        with pytest.raises(FileNotFoundError, match=path.name) as caught:
+            OPENERS[name](path)
+        assert isinstance(caught.value, CheckpointNotFoundError)
+        assert not isinstance(caught.value, DamagedFileError)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"], "nothing was made"
+
+
+@pytest.mark.parametrize("name", sorted(set(OPENERS) - {"torchrl", "torchrl convert", "merge", "merge by moving"}))
+def test_a_file_in_the_place_of_a_directory_is_no_missing_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="is a file") as caught:
+        OPENERS[name](tmp_path / "file")
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_objectrl_names_the_file_that_is_missing(tmp_path: Path) -> None:
+    memory = objectrl.ReplayBuffer(torch.device("cpu"), torch.device("cpu"), 8)
+    with pytest.raises(CheckpointNotFoundError, match=r"there is no .*nothing\.metadata") as caught:
+        memory.load(tmp_path / "nothing")
+    assert isinstance(caught.value, FileNotFoundError)
+    (tmp_path / "odd.metadata").mkdir()
+    with pytest.raises(CheckpointError, match="is a directory"):
+        memory.load(tmp_path / "odd")
+
+
+def lose_a_file_of_a_buffer(path: Path) -> Callable[[], object]:
+    rb = buffer()
+    rb.extend({"x": torch.arange(5)})
+    rb.dumps(path)
+    max(path.glob("*.bin"), key=lambda file: file.stat().st_size).unlink()
+    return lambda: buffer().loads(path)
+
+
+def lose_a_file_of_a_mapped_storage(path: Path) -> Callable[[], object]:
+    storage = LazyMemmapStorage(8, scratch_dir=path)
+    ReplayBuffer(storage=storage).extend({"x": torch.arange(5)})
+    storage.flush()
+    (path / "block0.bin").unlink()
+    return lambda: LazyMemmapStorage(8, scratch_dir=path, existsok=True)
+
+
+def lose_a_trajectory(path: Path) -> Callable[[], object]:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as trajectories:
+        trajectories.add_trajectories([rollout(1), rollout(2)])
+    (path / files(path)[0]).unlink()
+    return lambda: TrajectoryReplayBuffer().load_checkpoint(path)
+
+
+def lose_a_trajectory_before_a_split(path: Path) -> Callable[[], object]:
+    lose_a_trajectory(path)
+    return lambda: split(path, path.with_name("new"), 2)
+
+
+def lose_a_trajectory_after_the_load(path: Path) -> Callable[[], object]:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as trajectories:
+        trajectories.add_trajectories([rollout(1)])
+    loaded = TrajectoryReplayBuffer()
+    loaded.load_checkpoint(path)
+    (path / files(path)[0]).unlink()
+    return lambda: loaded.sample(4)
+
+
+def lose_the_index_of_trajectories(path: Path) -> Callable[[], object]:
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as trajectories:
+        trajectories.add_trajectories([rollout(1)])
+    (path / "trajectory_index.json").unlink()
+    return lambda: TrajectoryReplayBuffer().load_checkpoint(path)
+
+
+LOSSES = (
+    lose_a_file_of_a_buffer,
+    lose_a_file_of_a_mapped_storage,
+    lose_a_trajectory,
+    lose_a_trajectory_before_a_split,
+    lose_a_trajectory_after_the_load,
+    lose_the_index_of_trajectories,
+)
+
+
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
+def test_a_file_that_a_checkpoint_lacks_is_damage_and_a_file_not_found(
+    lose: Callable[[Path], Callable[[], object]], tmp_path: Path
+) -> None:
+    again = lose(tmp_path / "saved")
+    with pytest.raises(FileNotFoundError) as caught:
+        again()
+    assert isinstance(caught.value, MissingFileError)
+    assert isinstance(caught.value, DamagedFileError)
+    assert not isinstance(caught.value, CheckpointNotFoundError), "a new run must not begin where one is damaged"
+
+
+@pytest.mark.parametrize("kind", [CheckpointNotFoundError, MissingFileError])
+def test_these_errors_are_errors_of_files(kind: type[CheckpointError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("no checkpoint at x")))
+    assert (type(error), str(error), error.errno) == (kind, "no checkpoint at x", errno.ENOENT)
+    assert isinstance(error, (ValueError, OSError))
