@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers import hooks
 from ostinato.buffers.cut import Lineage
-from ostinato.buffers.objects import unpack
 from ostinato.buffers.soundness import readable
 from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import OptionError
+from ostinato.storages.objects import unpack, unpack_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +122,15 @@ def _get_rows(
         names = saved["columns"]
         saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
         saved["mapped"] = reading.mmap
+    allow = bool(getattr(storage, "allow_pickle", False))
+    if "objects" in saved:
+        forms, name = saved["objects"], f"{prefix}{{}}.{{}}".format
+        saved["objects"] = {
+            key: unpack_column(
+                key, form, reader.read(name(key, "text")), reader.read(name(key, "ends")), allow_pickle=allow
+            )
+            for key, form in forms.items()
+        }
     if "items" in saved:
-        allow = bool(getattr(storage, "allow_pickle", False))
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return {**state, "storage": {**state["storage"], "state": saved}}

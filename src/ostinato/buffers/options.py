@@ -7,6 +7,7 @@ import warnings
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from ostinato.core import kinds
@@ -252,6 +253,8 @@ def swap_dims(data: Any, dim: int) -> Any:
     """
     if type(data) is list:
         data = kinds.stack(data)
+    if type(data) is dict and any(kinds.is_text(value, dim + 1) for value in data.values()):
+        return {key: _swap_lists(v) if kinds.is_text(v, dim + 1) else swap_dims(v, dim) for key, v in data.items()}
 
     def swap(leaf: Any) -> Any:
         if kinds.is_tensor_collection(leaf) and leaf.batch_dims > dim:
@@ -268,6 +271,11 @@ def swap_dims(data: Any, dim: int) -> Any:
         return tensor.transpose(0, dim)
 
     return map_leaves(data, swap)
+
+
+def _swap_lists(values: Any) -> Any:
+    """Exchange the two dimensions of text: lists of equal length, or an array."""
+    return values.swapaxes(0, 1) if isinstance(values, np.ndarray) else list(map(list, zip(*values, strict=True)))
 
 
 def descend(data: Any, path: str | tuple[str, ...]) -> Any:
@@ -293,7 +301,7 @@ def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:
         raise KindError(msg)
     out: dict[tuple[str, ...], Any] = {}
     for key, value in data.items():
-        nested = isinstance(value, dict) or kinds.is_tensordict(value)
+        nested = isinstance(value, dict) or (kinds.is_tensordict(value) and not kinds.is_non_tensor(value))
         out |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
     return out
 

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Node",
+    "as_objects",
     "as_tensor",
     "find_field",
     "holds_collections",
     "is_mapping",
+    "is_non_tensor",
     "is_tensor_collection",
     "is_tensordict",
+    "is_text",
     "make",
+    "make_objects",
     "open_node",
     "put",
     "require_batch",
@@ -98,6 +102,8 @@ def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
         named = isinstance(data, tuple) and hasattr(data, "_fields")
         kind = "namedtuple" if named else "list" if isinstance(data, list) else "tuple"
         return Node(kind, tuple(range(len(data))), type(data) if named else None), list(data)
+    if is_non_tensor(data):
+        return None
     if is_tensorclass(data):
         require_batch(data, lead)
         return _open_tensorclass(data, lead)
@@ -122,15 +128,122 @@ def require_batch(data: Any, lead: int) -> None:
         raise SchemaError(msg)
 
 
-def _open_tensorclass(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
-    from tensordict import NonTensorData, NonTensorStack
-
-    if isinstance(data, (NonTensorData, NonTensorStack)):
-        return None  # text and other objects: the leaf check names the field and the way out
+def _open_tensorclass(data: Any, lead: int) -> tuple[Node, list[Any]]:
     inner = data.to_tensordict(retain_none=False)
     keys = tuple(inner.keys())
-    values = [getattr(data, key) for key in keys]
+    fields = {key: inner.get(key) for key in keys}
+    values = [fields[key] if is_non_tensor(fields[key]) else getattr(data, key) for key in keys]
     return Node("tensorclass", keys, type(data), tuple(data.batch_size[lead:])), values
+
+
+def is_non_tensor(data: object) -> bool:
+    """Tell whether `data` is what TensorDict wraps objects in: `NonTensorData`, `MetaData` or `NonTensorStack`."""
+    asks = getattr(sys.modules.get("tensordict"), "is_non_tensor", None)
+    return asks is not None and bool(asks(data)) and not isinstance(data, type)
+
+
+def is_text(data: object, lead: int) -> bool:
+    """Tell whether a leaf of plain data is text: str, bytes, or arrays and lists `[*batch]` of these.
+
+    In arrays and lists some of the values may be None. A list is text only where it stands for rows (`lead` of at
+    least 1).
+    """
+    if isinstance(data, (str, bytes)):
+        return True
+    if isinstance(data, np.ndarray):
+        return data.dtype.kind in "US" or (data.dtype.kind == "O" and _all_text(data.reshape(-1).tolist()))
+    if lead and type(data) in {list, tuple}:
+        if lead > 1 and isinstance(data, (list, tuple)):
+            return bool(data) and all(is_text(item, lead - 1) for item in data)
+        return isinstance(data, (list, tuple)) and _all_text(data)
+    return False
+
+
+def _all_text(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values))
+    return any(issubclass(kind, (str, bytes)) for kind in kinds) and all(
+        kind is type(None) or issubclass(kind, (str, bytes)) for kind in kinds
+    )
+
+
+def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Turn one field of objects into an object array, one element for each row. The objects are not copied.
+
+    Args:
+        value: `NonTensorData` and `MetaData` (one object for all rows), `NonTensorStack`, arrays of text or objects,
+            lists `[*shape]`; one object where `shape` is empty.
+        path: where the field stands, for messages.
+        shape: leading dimensions of the rows, and batch dimensions that belong to the row.
+
+    Raises:
+        SchemaError: if there is not one object for each row.
+        KindError: if it is a tensor or an array of numbers.
+    """
+    out = np.empty(shape, dtype=object)
+    if is_non_tensor(value):
+        if is_tensordict(value):
+            _fill(out, value.tolist() if shape else [value.tolist()], path, shape)
+            return out
+        own = tuple(value.batch_size)
+        if own[: len(shape)] != shape[: len(own)]:
+            raise SchemaError(_wrong_number(path, shape, f"batch size {list(own)}"))
+        out.fill(value.data)
+    elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
+        msg = (
+            f"{show_field(path)} is a column of Python objects, got a {type(value).__name__} of {value.dtype}: give one "
+            "object for each row (a list), or wrap it in tensordict.NonTensorData"
+        )
+        raise KindError(msg)
+    elif isinstance(value, np.ndarray):
+        if value.shape != shape:
+            raise SchemaError(_wrong_number(path, shape, f"an array of shape {list(value.shape)}"))
+        out[...] = value.astype(object)
+    elif shape:
+        _fill(out, value, path, shape)
+    else:
+        out[()] = value
+    return out
+
+
+def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> None:
+    """Put nested lists into an object array, as deep as it has dimensions."""
+    if out.ndim == 0:
+        out[()] = items[0]
+        return
+    if not isinstance(items, (list, tuple)):
+        raise SchemaError(_wrong_number(path, shape, f"one {type(items).__name__}"))
+    if len(items) != out.shape[0]:
+        raise SchemaError(_wrong_number(path, shape, f"a list of {len(items)}"))
+    if out.ndim == 1:
+        out[:] = np.fromiter(items, dtype=object, count=len(items))
+        return
+    for part, item in zip(out, items, strict=True):
+        _fill(part, item, path, shape)
+
+
+def _wrong_number(path: Sequence[Hashable], shape: tuple[int, ...], got: str) -> str:
+    return (
+        f"{show_field(path)} holds Python objects and needs one for each row, a list of shape {list(shape)}, got {got}: "
+        "give as many objects as the other fields have rows, or tensordict.NonTensorData for one object that all share"
+    )
+
+
+def make_objects(node: Node, values: np.ndarray[Any, Any]) -> Any:
+    """Return a column of objects as the level of data above it holds such: the inverse of `as_objects`.
+
+    TensorDicts and tensorclasses hold `NonTensorStack` (`NonTensorData` for one row), other kinds lists (one object).
+    """
+    if node.kind not in {"tensordict", "tensorclass"}:
+        return values.tolist() if values.ndim else values[()]
+    from tensordict import NonTensorData, NonTensorStack
+
+    if values.ndim == 0:
+        return NonTensorData(values[()])
+    if values.size == 0:
+        return NonTensorData(None, batch_size=values.shape)
+    if values.ndim == 1:
+        return NonTensorStack(*map(NonTensorData, values.tolist()))
+    return NonTensorStack(*(make_objects(node, part) for part in values))
 
 
 def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
@@ -278,16 +391,25 @@ def _holds(dtype: torch.dtype, value: Any) -> bool:
 def _refuse(path: Sequence[Hashable], what: str) -> str:
     return (
         f"{show_field(path)} holds {what}: tensor storages take tensors, numpy arrays and numbers with one fixed "
-        "shape per field. For text, ragged sequences and other objects use ListStorage, or pad them to one length"
+        "shape per field, and text. Wrap other objects in tensordict.NonTensorData; for ragged sequences use "
+        "ListStorage, or pad them to one length"
     )
 
 
-def stack(items: Sequence[Any], like: Mapping[tuple[Hashable, ...], torch.dtype] | None = None) -> Any:
+def stack(
+    items: Sequence[Any],
+    like: Mapping[tuple[Hashable, ...], torch.dtype | None] | None = None,
+    *,
+    batches: bool = False,
+) -> Any:
     """Stack a list of rows into one batch along a new first dimension: what a root list stands for.
+
+    Text and other objects of dicts become lists.
 
     Args:
         items: at least one row, all of one kind: TensorDicts, tensors, arrays, numbers, or trees of these.
-        like: dtypes of the fields stored, which bare Python numbers take.
+        like: dtypes of the fields stored, which bare Python numbers take; None for fields of objects.
+        batches: the items are batches, whose lists without tensors are columns of objects.
 
     Raises:
         KindError: if the rows are of different kinds, or cannot be stacked.
@@ -296,7 +418,7 @@ def stack(items: Sequence[Any], like: Mapping[tuple[Hashable, ...], torch.dtype]
     try:
         if is_tensor_collection(items[0]):
             return torch.stack(list(items), 0)
-        return _stack(items, (), like or {})
+        return _stack(items, (), like or {}, batches=batches)
     except RuntimeError as error:
         msg = (
             f"the rows of the list cannot be stacked ({error}): give all rows one shape; for ragged rows use "
@@ -314,10 +436,18 @@ def stack_parts(items: Sequence[Any]) -> Any:
     """
     if all(map(is_tensordict, items)):
         return sys.modules["tensordict"].LazyStackedTensorDict.maybe_dense_stack(list(items), 0)
-    return stack(items)
+    return stack(items, batches=True)
 
 
-def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple[Hashable, ...], torch.dtype]) -> Any:
+def _stack(
+    items: Sequence[Any],
+    path: tuple[Hashable, ...],
+    like: Mapping[tuple[Hashable, ...], torch.dtype | None],
+    *,
+    batches: bool = False,
+) -> Any:
+    if path and (like.get(path, torch.bool) is None or any(_is_object(item, batches=batches) for item in items)):
+        return list(items)
     opened = open_node(items[0], 0)
     if opened is None:
         if type(items[0]) in {int, float, bool} and len({type(item) for item in items}) == 1:
@@ -338,8 +468,17 @@ def _stack(items: Sequence[Any], path: tuple[Hashable, ...], like: Mapping[tuple
         values = dict(zip(other[0].keys, other[1], strict=True))
         for key, column in zip(node.keys, columns, strict=True):
             column.append(values[key])
-    children = [_stack(column, (*path, key), like) for key, column in zip(node.keys, columns, strict=True)]
+    children = [
+        _stack(column, (*path, key), like, batches=batches) for key, column in zip(node.keys, columns, strict=True)
+    ]
     return make(node, children, (len(items),), torch.device("cpu"))
+
+
+def _is_object(item: Any, *, batches: bool) -> bool:
+    """Whether a field of a row is an object; of a batch, whether it is a list of objects: no tensor is in it."""
+    if batches and isinstance(item, list):
+        return not any(isinstance(value, (Tensor, dict, tuple)) or is_tensor_collection(value) for value in item)
+    return isinstance(item, (str, bytes)) or is_non_tensor(item)
 
 
 def unstack(data: Any) -> list[Any]:
