@@ -70,8 +70,8 @@ def _convert(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
         return saved
     schema = storage.schema
     if schema is not None and schema.objects:
-        names = ", ".join(show_path(leaf.path) for leaf in schema.objects)
-        msg = f"saving hooks convert tensors, and the rows have Python objects ({names}): save without hooks"
+        fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
+        msg = f"saving hooks convert tensors, and the rows have Python objects ({fields}): save without hooks"
         raise CheckpointError(msg)
     steps, newest = storage.shape[0], storage.cursor // storage.lanes
     rows = storage.read(slice(None))

@@ -11,6 +11,7 @@ from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import OptionError
+from ostinato.storages.mirror_state import NAME_LENGTH
 from ostinato.storages.objects import unpack, unpack_column
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ def _get_rows(
     saved = dict(state["storage"]["state"])
     if "columns" in saved:
         names = saved["columns"]
-        saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
+        # names of up to 1022 characters were written whole before longer ones were cut
+        found = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
+        saved["columns"] = {name[:NAME_LENGTH]: column for name, column in found.items()}
         saved["mapped"] = reading.mmap
     allow = bool(getattr(storage, "allow_pickle", False))
     if "objects" in saved:

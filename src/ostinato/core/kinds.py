@@ -190,8 +190,8 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
         out.fill(value.data)
     elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
         msg = (
-            f"{show_field(path)} is a column of Python objects, got a {type(value).__name__} of {value.dtype}: give one "
-            "object for each row (a list), or wrap it in tensordict.NonTensorData"
+            f"{show_field(path)} holds Python objects, got a {type(value).__name__} of {value.dtype}: give one object "
+            "for each row (a list), or wrap it in tensordict.NonTensorData"
         )
         raise KindError(msg)
     elif isinstance(value, np.ndarray):
@@ -223,7 +223,7 @@ def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape
 
 def _wrong_number(path: Sequence[Hashable], shape: tuple[int, ...], got: str) -> str:
     return (
-        f"{show_field(path)} holds Python objects and needs one for each row, a list of shape {list(shape)}, got {got}: "
+        f"{show_field(path)} holds Python objects and needs one for each row (shape {list(shape)}), got {got}: "
         "give as many objects as the other fields have rows, or tensordict.NonTensorData for one object that all share"
     )
 

@@ -116,6 +116,11 @@ class Schema:
         """Bytes of one row, padding not counted."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
+    @property
+    def paths(self) -> list[Path]:
+        """Where all fields stand: tensors, then Python objects."""
+        return [*(leaf.path for leaf in self.leaves), *(leaf.path for leaf in self.objects)]
+
     def find(self, path: Path) -> int:
         """Return the position of a leaf.
 
@@ -125,7 +130,7 @@ class Schema:
         for position, leaf in enumerate(self.leaves):
             if leaf.path == path:
                 return position
-        known = ", ".join(show_path(leaf.path) for leaf in (*self.leaves, *self.objects))
+        known = ", ".join(map(show_path, self.paths))
         msg = f"no {show_field(path)}: the fields are {known}"
         raise KeyMissingError(msg)
 
@@ -269,8 +274,8 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
             return OBJECT
         if not lead and kinds.is_text(value, 1):
             msg = (
-                f"{show_field(path)} of a row is a list of text: wrap it in tensordict.NonTensorData, which keeps it as "
-                "one object, or join it to one text"
+                f"{show_field(path)} of a row is a list of text: wrap it in tensordict.NonTensorData, which keeps it "
+                "as one object, or join it to one text"
             )
             raise KindError(msg)
         opened = open_node(value, lead)

@@ -39,7 +39,8 @@ class LazyMemmapStorage(LazyTensorStorage):
     them durable and writes the manifest that lets a later process reopen the directory; the next write removes it,
     so that a directory reopens only as it was flushed. `dumps` saves a copy. One storage at a time uses a directory.
 
-    Text and other non-tensor fields are kept as Python objects in memory; `flush` writes them to files as UTF-8 or JSON.
+    Text and other non-tensor fields are kept as Python objects in memory; `flush` writes them to files as UTF-8 or
+    JSON.
 
     Args:
         max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.

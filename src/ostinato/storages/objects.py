@@ -118,7 +118,7 @@ def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tupl
     """
     form, parts = "text", _as_text(values)
     if parts is None:
-        form, parts = "json", []
+        form, parts = "json", list[bytes]()
         for i, value in enumerate(values):
             try:
                 parts.append(canonical(encode(pack(value, allow_pickle=allow_pickle))))

@@ -238,8 +238,7 @@ class TensorStorage(Storage):
         self._lanes = 1
 
     def _known(self) -> set[Path]:
-        schema = self._require().schema
-        return {leaf.path for leaf in (*schema.leaves, *schema.objects)}
+        return set(self._require().schema.paths)
 
     def _check_lanes(self, batch: tuple[int, ...]) -> None:
         if batch[-1] != self._lanes:

@@ -138,8 +138,7 @@ class NStep(SampleUnit):
         objects = [leaf.path for leaf in plan.schema.objects]
         if self._next is not None:
             return [path for path in objects if path in self._next]
-        paths = [*(leaf.path for leaf in plan.schema.leaves), *objects]
-        return [path for path in objects if _follows(path, paths)]
+        return [path for path in objects if _follows(path, plan.schema.paths)]
 
     def _discount(
         self, rows: Tensor, valid: Tensor, powers: Tensor, records: Tensor
