@@ -123,7 +123,8 @@ def _get_rows(
         names = saved["columns"]
         # names of up to 1022 characters were written whole before longer ones were cut
         found = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
-        saved["columns"] = {name[:NAME_LENGTH]: column for name, column in found.items()}
+        own = (".has", ".apart")  # suffixes, which follow names that were cut
+        saved["columns"] = {n if n.endswith(own) else n[:NAME_LENGTH]: column for n, column in found.items()}
         saved["mapped"] = reading.mmap
     allow = bool(getattr(storage, "allow_pickle", False))
     if "objects" in saved:

@@ -21,6 +21,7 @@ __all__ = [
     "Node",
     "as_objects",
     "as_tensor",
+    "fields_of",
     "find_field",
     "holds_collections",
     "is_mapping",
@@ -109,12 +110,39 @@ def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
         return _open_tensorclass(data, lead)
     if is_tensordict(data):
         require_batch(data, lead)
-        keys, values = [], []
-        for key, value in data.items():
-            keys.append(key)
-            values.append(value)
-        return Node("tensordict", tuple(keys), None, tuple(data.batch_size[lead:])), values
+        fields = fields_of(data)
+        return Node("tensordict", tuple(fields), None, tuple(data.batch_size[lead:])), list(fields.values())
     return None
+
+
+def fields_of(data: TensorDictBase) -> dict[str, Any]:
+    """Return the fields of a TensorDict by name; a lazy stack is made dense.
+
+    Raises:
+        SchemaError: if the parts of a lazy stack have other fields, or cannot be stacked; names the field.
+    """
+    parts = getattr(data, "tensordicts", None)
+    if parts is None:
+        return dict(data.items())
+    names = [set(part.keys()) for part in parts]
+    lacking = sorted(map(str, set.union(*names) - set.intersection(*names))) if names else []
+    if lacking:
+        msg = (
+            f"the rows of a lazy stack must have the same fields, and some lack {lacking}: give all rows the same "
+            "keys, or use ListStorage"
+        )
+        raise SchemaError(msg)
+    out = {}
+    for key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
+        try:
+            out[key] = data.get(key)
+        except RuntimeError as error:
+            msg = (
+                f"{show_field((key,))} of a lazy stack cannot be stacked ({error}): give all rows one shape, pad them "
+                "to one length, or use ListStorage"
+            )
+            raise SchemaError(msg) from error
+    return out
 
 
 def require_batch(data: Any, lead: int) -> None:
@@ -349,8 +377,8 @@ def as_tensor(value: Any, path: Sequence[Hashable], like: torch.dtype | None = N
         KindError: for anything else, text and ragged sequences included, naming what to use instead.
     """
     if isinstance(value, Tensor):
-        if value.is_nested or value.layout is not torch.strided or value.is_meta:
-            raise KindError(_refuse(path, "a nested, sparse or meta tensor"))
+        if value.is_nested or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            raise KindError(_refuse(path, "a nested, sparse, quantized or meta tensor"))
         return (value.detach() if value.requires_grad else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":
@@ -477,8 +505,16 @@ def _stack(
 def _is_object(item: Any, *, batches: bool) -> bool:
     """Whether a field of a row is an object; of a batch, whether it is a list of objects: no tensor is in it."""
     if batches and isinstance(item, list):
-        return not any(isinstance(value, (Tensor, dict, tuple)) or is_tensor_collection(value) for value in item)
+        return not _holds_tensor(item)
     return isinstance(item, (str, bytes)) or is_non_tensor(item)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    return isinstance(value, Tensor) or is_tensor_collection(value)
 
 
 def unstack(data: Any) -> list[Any]:

@@ -206,7 +206,7 @@ class Schema:
             mapping = data
             if type(data) is not dict:
                 kinds.require_batch(data, lead)
-                mapping = dict(data.items())
+                mapping = kinds.fields_of(data)
             if len(mapping) == len(tree[0].keys):
                 try:
                     values = [mapping[key] for key in tree[0].keys]

@@ -18,7 +18,7 @@ from ostinato.core.rows import describe, map_leaves
 from ostinato.core.state import decode_schema, encode_schema
 from ostinato.durable import decode, encode
 from ostinato.durable.manifest import canonical, parse_json
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +44,13 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
         CheckpointError: if it is no tensor, array, TensorDict or plain value, and pickling is not allowed.
     """
     if kinds.is_tensor_collection(row):
-        schema = describe(row, 0, bare=True)
-        flat = schema.flatten(row, (), 0)
-        packed = {"form": "tree", "schema": encode_schema(schema), "leaves": flat.leaves}
-        if not schema.objects:
-            return packed
-        columns = [values.reshape(-1).tolist() for values in flat.objects]
-        return {**packed, "objects": [[pack(v, allow_pickle=allow_pickle) for v in values] for values in columns]}
+        try:
+            return _pack_tree(row, allow_pickle=allow_pickle)
+        except OstinatoError as error:
+            if not allow_pickle:
+                msg = f"a row cannot be saved: {error}"
+                raise CheckpointError(msg) from error
+            return {"form": "pickle", "bytes": pickle.dumps(row)}
     try:
         encode(row, store=lambda *_: "state:0")
     except CheckpointError as error:
@@ -59,6 +59,16 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
             raise CheckpointError(msg) from error
         return {"form": "pickle", "bytes": pickle.dumps(row)}
     return {"form": "plain", "value": row}
+
+
+def _pack_tree(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
+    schema = describe(row, 0, bare=True)
+    flat = schema.flatten(row, (), 0)
+    packed = {"form": "tree", "schema": encode_schema(schema), "leaves": flat.leaves}
+    if not schema.objects:
+        return packed
+    columns = [values.reshape(-1).tolist() for values in flat.objects]
+    return {**packed, "objects": [[pack(v, allow_pickle=allow_pickle) for v in values] for values in columns]}
 
 
 def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:

@@ -109,6 +109,22 @@ class Folder:
             raise CheckpointError(msg)
         if batch is None or depth > _MAX_DEPTH:
             damaged(path, "it must tell a batch size, and nest at most 64 deep")
+        tensors, values, stacks = self._fields(names, meta, batch, depth)
+        self._check_batch(path, batch, tensors)
+        made = kinds.make(
+            Node("tensordict", tuple(tensors), None, batch), list(tensors.values()), (), torch.device("cpu")
+        )
+        for key, value in values.items():
+            made.set_non_tensor(key, value)
+        for key, stack in stacks.items():
+            made.set(key, stack)
+        return made
+
+    def _fields(
+        self, names: tuple[str, ...], meta: dict[str, Any], batch: tuple[int, ...], depth: int
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Read the fields of a level: tensors and levels below, values, and values of each row."""
+        path = self.root.joinpath(*names) / "meta.json"
         tensors: dict[str, Any] = {}
         values: dict[str, Any] = {}
         stacks: dict[str, Any] = {}
@@ -121,20 +137,12 @@ class Folder:
             elif entry["type"] == "NonTensorData":
                 values[key] = self._value(*names, key)
             elif entry["type"] == "NonTensorStack":
-                stacks[key] = self._stack(batch or (), *names, key)
+                stacks[key] = self._stack(batch, *names, key)
             else:
                 tensors[key] = self._level((*names, key), depth + 1)
                 if not kinds.is_tensordict(tensors[key]) or entry["type"] != "TensorDict":
                     damaged(path, f"the entry of {key[:80]!r}")
-        self._check_batch(path, batch, tensors)
-        made = kinds.make(
-            Node("tensordict", tuple(tensors), None, batch), list(tensors.values()), (), torch.device("cpu")
-        )
-        for key, value in values.items():
-            made.set_non_tensor(key, value)
-        for key, stack in stacks.items():
-            made.set(key, stack)
-        return made
+        return tensors, values, stacks
 
     def _stack(self, batch: tuple[int, ...], *names: str) -> Any:
         """Read one value for each row, if they were written as JSON."""
