@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,10 +52,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@tensorclass
-class Message:
+class _Message:
     x: torch.Tensor
     text: str
+
+
+Message: Any = tensorclass(_Message)
 
 
 STORAGES: dict[str, Callable[[int], Any]] = {
@@ -553,17 +556,23 @@ def in_rows(leaf: Any) -> TensorDict:
     return TensorDict({"x": torch.tensor([3.0, 4.0]), "leaf": leaf}, [2])
 
 
+def tensors(dtype: torch.dtype, *shape: int) -> TensorDict:
+    return in_rows(bits(dtype, *shape))
+
+
+def stack_of(values: list[Any]) -> TensorDict:
+    return in_rows(NonTensorStack(*map(NonTensorData, values)))
+
+
+def one_of(values: list[Any]) -> TensorDict:
+    return in_rows(NonTensorData(values[0], batch_size=[2]))
+
+
 LEAVES: dict[str, Callable[[], TensorDict]] = {
-    **{f"tensor {dtype}": lambda dtype=dtype: in_rows(bits(dtype, 2, 3)) for dtype in DTYPES},
-    **{f"no bytes {dtype}": lambda dtype=dtype: in_rows(bits(dtype, 2, 0, 3)) for dtype in DTYPES[:2]},
-    **{
-        f"stack of {name}": lambda values=values: in_rows(NonTensorStack(*map(NonTensorData, values)))
-        for name, values in OBJECTS.items()
-    },
-    **{
-        f"one {name}": lambda values=values: in_rows(NonTensorData(values[0], batch_size=[2]))
-        for name, values in OBJECTS.items()
-    },
+    **{f"tensor {dtype}": partial(tensors, dtype, 2, 3) for dtype in DTYPES},
+    **{f"no bytes {dtype}": partial(tensors, dtype, 2, 0, 3) for dtype in DTYPES[:2]},
+    **{f"stack of {name}": partial(stack_of, values) for name, values in OBJECTS.items()},
+    **{f"one {name}": partial(one_of, values) for name, values in OBJECTS.items()},
     "metadata": lambda: in_rows(MetaData("m")),
     "array of text": lambda: in_rows(np.array(["a", "b"])),
     "nested": lambda: in_rows(TensorDict({"a": {"t": ["u", "v"], "y": torch.ones(2, 2)}}, [2])),
