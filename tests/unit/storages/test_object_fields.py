@@ -175,6 +175,17 @@ def test_two_dimensions_in_either_order(as_dict: bool) -> None:
     assert list(batch["p"]) == ["abcdef"[i] for i in batch["x"].tolist()]
 
 
+def test_lanes_of_text_that_do_not_fit_raise() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
+    x = torch.zeros(2, 2)
+    for text in (["a", "b"], [["a"], ["b", "c"]], "a", np.array(["a", "b"])):
+        with pytest.raises(OstinatoError, match="'p'"):
+            rb.extend({"x": x, "deep": {"p": text}})
+    rb.extend({"x": x, "deep": {"p": [["a", "b"], ["c", "d"]], "one": NonTensorData("e")}})
+    assert rb.storage["deep", "p"] == [["a", "c"], ["b", "d"]]
+    assert rb["deep", "one"] == [["e", "e"], ["e", "e"]]
+
+
 @pytest.mark.parametrize("storage", TABLES)
 def test_edits_reach_text(storage: str) -> None:
     rb = TensorDictReplayBuffer(storage=STORAGES[storage](5), batch_size=4)
