@@ -105,3 +105,11 @@ def test_data_that_holds_itself_is_no_packet() -> None:
     data: list[Any] = []
     data.append(data)
     assert pack(data) is None
+
+
+def test_text_beside_tensors_comes_back() -> None:
+    rows = {"x": torch.arange(2), "t": ["a", None]}
+    packet = pack(rows)
+    assert packet is not None
+    assert same(unpack(packet), rows)
+    assert pack(TensorDict({"x": torch.arange(2), "t": ["a", "b"]}, [2])) is None  # which a parcel pickles

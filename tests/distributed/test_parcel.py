@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
@@ -114,3 +114,13 @@ def test_one_tensor_in_two_places_travels_once() -> None:
     back, memory = sent([tensor, tensor])
     assert back[0] is back[1]
     assert len(memory) == 1
+
+
+def test_text_beside_tensors_comes_back() -> None:
+    rows = TensorDict({"x": torch.arange(2), "t": ["a", "b"], "n": {"m": NonTensorData({"k": 1}, batch_size=[2])}}, [2])
+    for given in (rows, {"rows": rows, "t": ["c", "d"]}):
+        found, _ = sent(given)
+        inner = found if given is rows else found["rows"]
+        assert inner["t"] == ["a", "b"]
+        assert inner["n", "m"] == {"k": 1}
+        assert torch.equal(inner["x"], rows["x"])

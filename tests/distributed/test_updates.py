@@ -133,3 +133,16 @@ def test_an_index_reads_one_shard() -> None:
     assert one_shard(int(INDEX[0]), 3) == (2, 5)
     shard, slots = one_shard(INDEX[:2], 3)
     assert (shard, slots.tolist()) == (2, [5, 7])
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_text_of_shards_is_joined_and_split(as_dict: bool) -> None:
+    def part(shard: int, first: int, spots: list[int]) -> Part:
+        x = torch.arange(first, first + len(spots))
+        rows = {"x": x, "t": [f"t{i}" for i in x.tolist()]}
+        return Part(shard, rows if as_dict else TensorDict(rows, x.shape), {"index": x}, torch.tensor(spots))
+
+    batch, said = join([part(0, 0, [3, 0]), part(1, 10, [1, 2, 4])])
+    assert list(batch["t"]) == [f"t{i}" for i in batch["x"].tolist()] == ["t1", "t10", "t11", "t0", "t12"]
+    for rows, _ in split(batch, said, [2, 3]):
+        assert list(rows["t"]) == [f"t{i}" for i in rows["x"].tolist()]

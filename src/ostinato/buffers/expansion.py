@@ -85,4 +85,7 @@ def copy(storage: Storage, ticket: Ticket, *, pin: bool) -> Any:
     plan = ticket.plan
     if plan is None or not plan.changed:
         return storage.get(ticket.records, pin=pin)
-    return storage.assemble(fold(plan, storage.fetch(plan.requests(), pin=pin)), plan.records)
+    leaves = fold(plan, storage.fetch(plan.requests(), pin=pin))
+    if plan.elsewhere:
+        return storage.assemble(leaves, plan.records, plan.elsewhere)
+    return storage.assemble(leaves, plan.records)

@@ -68,6 +68,11 @@ def _each(
 def _convert(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
     if not storage.save_hooks or len(storage) == 0:
         return saved
+    schema = storage.schema
+    if schema is not None and schema.objects:
+        fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
+        msg = f"saving hooks convert tensors, and the rows have Python objects ({fields}): save without hooks"
+        raise CheckpointError(msg)
     steps, newest = storage.shape[0], storage.cursor // storage.lanes
     rows = storage.read(slice(None))
     form = encode_schema(describe(rows, storage.ndim))
@@ -163,6 +168,9 @@ def _take_apart(data: Any, path: tuple[Any, ...], columns: dict[str, Tensor]) ->
         return {"kind": "tensor", "name": name}
     opened = kinds.open_node(data, 0)
     if opened is None:
+        if kinds.is_non_tensor(data) and kinds.is_tensordict(data):
+            msg = f"a saving hook returned a NonTensorStack at {show_path(path)}: return tensors and NonTensorData"
+            raise CheckpointError(msg)
         value = data.data if kinds.is_tensor_collection(data) else data  # what a TensorDict wraps that is no tensor
         return {"kind": "value", "value": value}
     node, children = opened

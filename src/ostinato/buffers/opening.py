@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers import hooks
 from ostinato.buffers.cut import Lineage
-from ostinato.buffers.objects import unpack
 from ostinato.buffers.soundness import readable
 from ostinato.core.stamps import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import OptionError
 from ostinato.storages.columns import refuse_mapped_ring
+from ostinato.storages.mirror_state import NAME_LENGTH
+from ostinato.storages.objects import unpack, unpack_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,8 +130,8 @@ def open_state(
 ) -> dict[str, Any]:
     """Return the state of a buffer, or an ensemble, with its rows where their names stand.
 
-    Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, those of a
-    `ListStorage` are only counted.
+    Columns are read when they are copied, out of files that are open already if `opened`. Without `objects`, Python
+    objects are only counted.
     """
     state: dict[str, Any] = reader.state()
     members = state.get("members")
@@ -159,13 +161,29 @@ def _get_rows(
     saved = dict(state["storage"]["state"])
     if "columns" in saved:
         names = saved["columns"]
-        saved["columns"] = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
-        if opened:
-            saved["columns"] = {name: column.opened() for name, column in saved["columns"].items()}
+        # names of up to 1022 characters were written whole before longer ones were cut
+        found = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
+        own = (".has", ".apart")  # suffixes, which follow names that were cut
+        named = {n if n.endswith(own) else n[:NAME_LENGTH]: column for n, column in found.items()}
+        saved["columns"] = {n: column.opened() for n, column in named.items()} if opened else named
         saved["mapped"] = reading.mmap
+    allow = bool(getattr(storage, "allow_pickle", False))
+    if "objects" in saved:
+        forms = saved["objects"]
+        saved["objects"] = {
+            name: _get_objects(reader, f"{prefix}{name}", form, allow_pickle=allow)
+            if objects
+            else [None] * math.prod(reader.record(f"{prefix}{name}.ends").shape)
+            for name, form in forms.items()
+        }
     if "items" in saved and not objects:
         saved["items"] = range(int(saved["items"]))
     elif "items" in saved:
-        allow = bool(getattr(storage, "allow_pickle", False))
         saved["items"] = [unpack(item, allow_pickle=allow) for item in reader.values(f"{prefix}items")]
     return {**state, "storage": {**state["storage"], "state": saved}}
+
+
+def _get_objects(reader: CheckpointReader, name: str, form: object, *, allow_pickle: bool) -> list[Any]:
+    """Read one column of Python objects."""
+    text, ends = (reader.read(f"{name}.{part}") for part in ("text", "ends"))
+    return unpack_column(name, form, text, ends, allow_pickle=allow_pickle)

@@ -7,6 +7,7 @@ import warnings
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from ostinato.core import kinds
@@ -245,29 +246,45 @@ def warn_of_sampler(sampler: Sampler) -> None:
 
 
 def swap_dims(data: Any, dim: int) -> Any:
-    """Bring dimension `dim` of all leaves to the front. View.
+    """Bring dimension `dim` of all leaves to the front. View; lists of text are made anew.
 
     Raises:
         SchemaError: if a leaf has not so many dimensions.
     """
-    if type(data) is list:
-        data = kinds.stack(data, table=True)
+    return _swap(kinds.stack(data, table=True) if type(data) is list else data, dim, ())
 
-    def swap(leaf: Any) -> Any:
-        if kinds.is_tensor_collection(leaf) and leaf.batch_dims > dim:
-            return leaf.transpose(0, dim)
-        if kinds.is_tensor_collection(leaf):
-            kinds.require_batch(leaf, dim + 1)
-        tensor = kinds.as_tensor(leaf, ())
-        if tensor.ndim <= dim:
-            msg = (
-                f"dim_extend={dim} needs rows with {dim + 1} batch dimensions, got shape {list(tensor.shape)}: "
-                "use add() for one step"
-            )
-            raise SchemaError(msg)
-        return tensor.transpose(0, dim)
 
-    return map_leaves(data, swap)
+def _swap(data: Any, dim: int, path: tuple[Any, ...]) -> Any:
+    if kinds.is_text(data, dim + 1):
+        return _swap_text(data, path)
+    if kinds.is_non_tensor(data) and data.batch_dims <= dim:
+        return data  # one object for all rows
+    if kinds.is_tensor_collection(data):
+        kinds.require_batch(data, dim + 1)
+        return data.transpose(0, dim)
+    opened = kinds.open_node(data, 0)
+    if opened is not None:
+        node, children = opened
+        swapped = [_swap(child, dim, (*path, key)) for key, child in zip(node.keys, children, strict=True)]
+        return kinds.make(node, swapped, (), torch.device("cpu"))
+    tensor = kinds.as_tensor(data, path)
+    if tensor.ndim <= dim:
+        msg = (
+            f"dim_extend={dim} needs rows with {dim + 1} batch dimensions, got shape {list(tensor.shape)}: "
+            "use add() for one step"
+        )
+        raise SchemaError(msg)
+    return tensor.transpose(0, dim)
+
+
+def _swap_text(values: Any, path: tuple[Any, ...]) -> Any:
+    """Exchange the two dimensions of text: lists of equal length, or an array."""
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        return values.swapaxes(0, 1)
+    if isinstance(values, (str, bytes, np.ndarray)) or len(set(map(len, values))) > 1:
+        msg = f"{kinds.show_field(path)} must hold text for each step and lane, as lists of equal length"
+        raise SchemaError(msg)
+    return [list(row) for row in zip(*values, strict=True)]
 
 
 def descend(data: Any, path: str | tuple[str, ...]) -> Any:
@@ -293,7 +310,7 @@ def leaves_by_path(data: Any) -> dict[tuple[str, ...], Any]:
         raise KindError(msg)
     out: dict[tuple[str, ...], Any] = {}
     for key, value in data.items():
-        nested = isinstance(value, dict) or kinds.is_tensordict(value)
+        nested = isinstance(value, dict) or (kinds.is_tensordict(value) and not kinds.is_non_tensor(value))
         out |= {(key, *path): leaf for path, leaf in leaves_by_path(value).items()} if nested else {(key,): value}
     return out
 

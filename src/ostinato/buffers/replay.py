@@ -274,7 +274,8 @@ class ReplayBuffer:
 
         Args:
             data: rows `[B, *shape]`: TensorDict, tensorclass, tensor, numpy array, or dict/tuple pytree of these;
-                a list is a stack of rows. With `ndim=2` the dimension `dim_extend` is time, the other the lanes.
+                a list is a stack of rows, and within a dict a list of text is a field. With `ndim=2` the dimension
+                `dim_extend` is time, the other the lanes.
             update_priority: False gives the rows the default priority, though they hold a `priority_key`; of no effect
                 where there are no priorities, or no such key.
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
@@ -590,7 +591,7 @@ class ReplayBuffer:
 
         What is saved is the state of one moment. Other threads go on sampling and writing while rows of tensor storages
         are written; they wait for what is small, for Python objects, and for save hooks. Extra memory: at most 64 MB,
-        and what save hooks return.
+        fields of Python objects as files hold them, and what save hooks return.
 
         Args:
             path: the directory.
@@ -620,10 +621,11 @@ class ReplayBuffer:
             path: the directory.
             verify: compare the checksum of every block of rows that is read; False saves that time where the files are
                 trusted to be whole. Tables of patches are verified in any case.
-            mmap: do not read the rows: map their files, which come in page by page as rows are sampled. Opens at once,
-                whatever the size, and needs memory for rows that are used alone. What is written goes to memory, the
-                files stay as they are; they must not be removed by others as long as the buffer lives, but may be saved
-                over. Sizes and tables are verified, checksums of rows are not (`ostinato verify` does). For
+            mmap: do not read the rows: map their files, which come in page by page as rows are sampled (text and other
+                Python objects are read at once). Opens at once, whatever the size, and needs memory for rows that are
+                used alone. What is written goes to memory, the files stay as they are; they must not be removed by
+                others as long as the buffer lives, but may be saved over. Sizes and tables are verified, checksums of
+                rows are not (`ostinato verify` does). For
                 `LazyTensorStorage` on the CPU without `single_copy`, on Linux and macOS.
 
         Raises:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostinato.buffers import hooks
 from ostinato.buffers.cut import Cut, Lineage, rows_since
-from ostinato.buffers.objects import pack
 from ostinato.buffers.opening import Reading, open_state
 from ostinato.buffers.soundness import readable
 from ostinato.durable import CheckpointWriter
 from ostinato.durable.dtypes import dtype_name
 from ostinato.durable.records import ColumnRecord
 from ostinato.errors import CheckpointError
+from ostinato.storages.objects import pack, pack_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -160,6 +160,8 @@ def _put_rows(
         storage["columns"] = list(columns)
     if items is not None:
         _put_items(writer, storage, prefix)
+    if "objects" in storage:
+        _put_objects(writer, storage, prefix)
     begun.cuts.append(Cut(engine.stamps, arrays))
     return {**state, "storage": {**state["storage"], "state": storage}}
 
@@ -169,6 +171,16 @@ def _put_items(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -
     items, allow = storage["items"], bool(storage.get("allow_pickle"))
     writer.add_values(f"{prefix}items", (pack(item, allow_pickle=allow) for item in items))
     storage["items"] = len(items)
+
+
+def _put_objects(writer: CheckpointWriter, storage: dict[str, Any], prefix: str) -> None:
+    """Write the columns of Python objects of a tensor storage, and put their forms in their place."""
+    forms, allow = {}, bool(storage.get("allow_pickle"))
+    for name, values in storage["objects"].items():
+        forms[name], text, ends = pack_column(name, values, allow_pickle=allow)
+        writer.add_changed(f"{prefix}{name}.text", text)
+        writer.add_changed(f"{prefix}{name}.ends", ends)
+    storage["objects"] = forms
 
 
 def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> None:
@@ -188,6 +200,8 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
             storage["columns"] = list(columns)
         if "items" in storage:
             _put_items(writer, storage, "")
+        if "objects" in storage:
+            _put_objects(writer, storage, "")
         writer.commit({**state, "storage": {**state["storage"], "state": storage}})
 
 

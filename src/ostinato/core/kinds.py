@@ -16,20 +16,25 @@ from torch.utils._pytree import tree_map
 from ostinato.errors import KindError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
     from tensordict import TensorDictBase
 
 __all__ = [
     "Node",
+    "as_objects",
     "as_tensor",
     "concatenate",
+    "fields_of",
     "find_field",
     "holds_collections",
     "is_mapping",
+    "is_non_tensor",
     "is_tensor_collection",
     "is_tensordict",
+    "is_text",
     "make",
+    "make_objects",
     "open_node",
     "put",
     "reason_of",
@@ -105,17 +110,46 @@ def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
         named = isinstance(data, tuple) and hasattr(data, "_fields")
         kind = "namedtuple" if named else "list" if isinstance(data, list) else "tuple"
         return Node(kind, tuple(range(len(data))), type(data) if named else None), list(data)
+    if is_non_tensor(data):
+        return None
     if is_tensorclass(data):
         require_batch(data, lead)
         return _open_tensorclass(data, lead)
     if is_tensordict(data):
         require_batch(data, lead)
-        keys, values = [], []
-        for key, value in data.items():
-            keys.append(key)
-            values.append(value)
-        return Node("tensordict", tuple(keys), None, tuple(data.batch_size[lead:])), values
+        fields = fields_of(data)
+        return Node("tensordict", tuple(fields), None, tuple(data.batch_size[lead:])), list(fields.values())
     return None
+
+
+def fields_of(data: TensorDictBase) -> dict[str, Any]:
+    """Return the fields of a TensorDict by name; a lazy stack is made dense.
+
+    Raises:
+        SchemaError: if the parts of a lazy stack have other fields, or cannot be stacked; names the field.
+    """
+    parts = getattr(data, "tensordicts", None)
+    if parts is None:
+        return dict(data.items())
+    names = [set(part.keys()) for part in parts]
+    lacking = sorted(map(str, set.union(*names) - set.intersection(*names))) if names else []
+    if lacking:
+        msg = (
+            f"the rows of a lazy stack must have the same fields, and some lack {lacking}: give all rows the same "
+            "keys, or use ListStorage"
+        )
+        raise SchemaError(msg)
+    out = {}
+    for key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
+        try:
+            out[key] = data.get(key)
+        except RuntimeError as error:
+            msg = (
+                f"{show_field((key,))} of a lazy stack cannot be stacked ({error}): give all rows one shape, pad them "
+                "to one length, or use ListStorage"
+            )
+            raise SchemaError(msg) from error
+    return out
 
 
 def require_batch(data: Any, lead: int) -> None:
@@ -129,15 +163,122 @@ def require_batch(data: Any, lead: int) -> None:
         raise SchemaError(msg)
 
 
-def _open_tensorclass(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
-    from tensordict import NonTensorData, NonTensorStack
-
-    if isinstance(data, (NonTensorData, NonTensorStack)):
-        return None  # text and other objects: the leaf check names the field and the way out
+def _open_tensorclass(data: Any, lead: int) -> tuple[Node, list[Any]]:
     inner = data.to_tensordict(retain_none=False)
     keys = tuple(inner.keys())
-    values = [getattr(data, key) for key in keys]
+    fields = {key: inner.get(key) for key in keys}
+    values = [fields[key] if is_non_tensor(fields[key]) else getattr(data, key) for key in keys]
     return Node("tensorclass", keys, type(data), tuple(data.batch_size[lead:])), values
+
+
+def is_non_tensor(data: object) -> bool:
+    """Tell whether `data` is what TensorDict wraps objects in: `NonTensorData`, `MetaData` or `NonTensorStack`."""
+    asks = getattr(sys.modules.get("tensordict"), "is_non_tensor", None)
+    return asks is not None and bool(asks(data)) and not isinstance(data, type)
+
+
+def is_text(data: object, lead: int) -> bool:
+    """Tell whether a leaf of plain data is text: str, bytes, or arrays and lists `[*batch]` of these.
+
+    In arrays and lists some of the values may be None. A list is text only where it stands for rows (`lead` of at
+    least 1).
+    """
+    if isinstance(data, (str, bytes)):
+        return True
+    if isinstance(data, np.ndarray):
+        return data.dtype.kind in "US" or (data.dtype.kind == "O" and _all_text(data.reshape(-1).tolist()))
+    if lead and type(data) in {list, tuple}:
+        if lead > 1 and isinstance(data, (list, tuple)):
+            return bool(data) and all(is_text(item, lead - 1) for item in data)
+        return isinstance(data, (list, tuple)) and _all_text(data)
+    return False
+
+
+def _all_text(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values))
+    return any(issubclass(kind, (str, bytes)) for kind in kinds) and all(
+        kind is type(None) or issubclass(kind, (str, bytes)) for kind in kinds
+    )
+
+
+def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Turn one field of objects into an object array, one element for each row. The objects are not copied.
+
+    Args:
+        value: `NonTensorData` and `MetaData` (one object for all rows), `NonTensorStack`, arrays of text or objects,
+            lists `[*shape]`; one object where `shape` is empty.
+        path: where the field stands, for messages.
+        shape: leading dimensions of the rows, and batch dimensions that belong to the row.
+
+    Raises:
+        SchemaError: if there is not one object for each row.
+        KindError: if it is a tensor or an array of numbers.
+    """
+    out = np.empty(shape, dtype=object)
+    if is_non_tensor(value):
+        if is_tensordict(value):
+            _fill(out, value.tolist() if shape else [value.tolist()], path, shape)
+            return out
+        own = tuple(value.batch_size)
+        if own[: len(shape)] != shape[: len(own)]:
+            raise SchemaError(_wrong_number(path, shape, f"batch size {list(own)}"))
+        out.fill(value.data)
+    elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
+        msg = (
+            f"{show_field(path)} holds Python objects, got a {type(value).__name__} of {value.dtype}: give one object "
+            "for each row (a list), or wrap it in tensordict.NonTensorData"
+        )
+        raise KindError(msg)
+    elif isinstance(value, np.ndarray):
+        if value.shape != shape:
+            raise SchemaError(_wrong_number(path, shape, f"an array of shape {list(value.shape)}"))
+        out[...] = value.astype(object)
+    elif shape:
+        _fill(out, value, path, shape)
+    else:
+        out[()] = value
+    return out
+
+
+def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> None:
+    """Put nested lists into an object array, as deep as it has dimensions."""
+    if out.ndim == 0:
+        out[()] = items[0]
+        return
+    if not isinstance(items, (list, tuple)):
+        raise SchemaError(_wrong_number(path, shape, f"one {type(items).__name__}"))
+    if len(items) != out.shape[0]:
+        raise SchemaError(_wrong_number(path, shape, f"a list of {len(items)}"))
+    if out.ndim == 1:
+        out[:] = np.fromiter(items, dtype=object, count=len(items))
+        return
+    for part, item in zip(out, items, strict=True):
+        _fill(part, item, path, shape)
+
+
+def _wrong_number(path: Sequence[Hashable], shape: tuple[int, ...], got: str) -> str:
+    return (
+        f"{show_field(path)} holds Python objects and needs one for each row (shape {list(shape)}), got {got}: "
+        "give as many objects as the other fields have rows, or tensordict.NonTensorData for one object that all share"
+    )
+
+
+def make_objects(node: Node, values: np.ndarray[Any, Any]) -> Any:
+    """Return a column of objects as the level of data above it holds such: the inverse of `as_objects`.
+
+    TensorDicts and tensorclasses hold `NonTensorStack` (`NonTensorData` for one row), other kinds lists (one object).
+    """
+    if node.kind not in {"tensordict", "tensorclass"}:
+        return values.tolist() if values.ndim else values[()]
+    from tensordict import NonTensorData, NonTensorStack
+
+    if values.ndim == 0:
+        return NonTensorData(values[()])
+    if values.size == 0:
+        return NonTensorData(None, batch_size=values.shape)
+    if values.ndim == 1:
+        return NonTensorStack(*map(NonTensorData, values.tolist()))
+    return NonTensorStack(*(make_objects(node, part) for part in values))
 
 
 def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
@@ -270,8 +411,8 @@ def as_tensor(value: Any, path: Sequence[Hashable]) -> Tensor:
         KindError: for anything else, text and ragged sequences included, naming what to use instead.
     """
     if isinstance(value, Tensor):
-        if value.is_nested or value.layout is not torch.strided or value.is_meta:
-            raise KindError(_refuse(path, "a nested, sparse or meta tensor"))
+        if value.is_nested or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            raise KindError(_refuse(path, "a nested, sparse, quantized or meta tensor"))
         followed = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
         return (value.detach() if followed else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
@@ -315,8 +456,8 @@ def _number_dtype(value: complex) -> torch.dtype:
 
 
 _TABLES_TAKE = (
-    ": tensor storages take tensors, numpy arrays and numbers with one fixed shape per field. For text, ragged "
-    "sequences and other objects use ListStorage, or pad them to one length"
+    ": tensor storages take tensors, numpy arrays and numbers with one fixed shape per field, and text. Wrap other "
+    "objects in tensordict.NonTensorData; for ragged sequences use ListStorage, or pad them to one length"
 )
 
 
@@ -333,12 +474,23 @@ Fit: TypeAlias = "Callable[[Any, tuple[Hashable, ...]], Tensor]"
 _NUMBERS = frozenset({int, float, bool})
 
 
-def stack(items: Sequence[Any], fit: Fit | None = None, *, table: bool = False) -> Any:
+def stack(
+    items: Sequence[Any],
+    fit: Fit | None = None,
+    *,
+    objects: Collection[tuple[Hashable, ...]] = (),
+    batches: bool = False,
+    table: bool = False,
+) -> Any:
     """Stack a list of rows into one batch along a new first dimension: what a root list stands for.
+
+    Text and other objects of dicts become lists.
 
     Args:
         items: at least one row, all of one kind: TensorDicts, tensors, arrays, numbers, or trees of these.
         fit: called as `fit(leaf, path)`, returns the tensor to be stored; None takes leaves in their own dtypes.
+        objects: paths of the fields that hold Python objects, whatever they look like.
+        batches: the items are batches, whose lists without tensors are columns of objects.
         table: the rows are for a tensor storage: say so in messages, and what to use instead.
 
     Raises:
@@ -348,7 +500,7 @@ def stack(items: Sequence[Any], fit: Fit | None = None, *, table: bool = False) 
     try:
         if is_tensor_collection(items[0]) and (fit is None or _share_dtypes(items)):
             return torch.stack(list(items), 0)
-        return _stack(items, (), fit)
+        return _Stacking(fit, objects, batches).stack(items, ())
     except RuntimeError as error:
         ragged = "; for ragged rows use ListStorage, or pad them to one length" if table else ""
         msg = f"the rows of the list cannot be stacked ({error}): give all rows one shape{ragged}"
@@ -395,7 +547,7 @@ def stack_parts(items: Sequence[Any]) -> Any:
         SchemaError: if their shapes differ.
     """
     if not all(map(is_tensor_collection, items)):
-        return stack(items)
+        return stack(items, batches=True)
     lazy = sys.modules["tensordict"].LazyStackedTensorDict
     try:
         return lazy.maybe_dense_stack(list(items), 0)
@@ -415,14 +567,14 @@ def concatenate(batches: Sequence[Any]) -> Any:
     try:
         if is_tensor_collection(batches[0]):
             return torch.cat(list(batches), 0)
-        return tree_map(_join, *batches, is_leaf=lambda x: is_tensor_collection(x) or _is_text(x))
+        return tree_map(_join, *batches, is_leaf=_is_column)
     except (RuntimeError, ValueError, KeyError) as error:
         msg = f"the batches cannot be put end to end ({error}): give all rows the same fields and shapes"
         raise SchemaError(msg) from error
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, list) and not any(isinstance(item, Tensor) for item in value)
+def _is_column(value: object) -> bool:
+    return is_tensor_collection(value) or (isinstance(value, list) and not _holds_tensor(value))
 
 
 def _join(*leaves: Any) -> Any:
@@ -436,25 +588,35 @@ def _join(*leaves: Any) -> Any:
     raise KindError(msg)
 
 
-def _stack(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | None) -> Any:
-    opened = open_node(items[0], 0)
-    if opened is None:
-        return _stack_leaves(items, path, fit)
-    node = opened[0]
-    columns: list[list[Any]] = [[] for _ in node.keys]
-    for item in items:
-        other = open_node(item, 0)
-        if other is None or other[0].kind != node.kind or set(other[0].keys) != set(node.keys):
-            msg = (
-                f"a list at the root is a stack of rows of one kind, got a {node.kind} with the keys {list(node.keys)} "
-                f"and {item!r}: give all rows the same keys"
-            )
-            raise KindError(msg)
-        values = dict(zip(other[0].keys, other[1], strict=True))
-        for key, column in zip(node.keys, columns, strict=True):
-            column.append(values[key])
-    children = [_stack(column, (*path, key), fit) for key, column in zip(node.keys, columns, strict=True)]
-    return make(node, children, (len(items),), torch.device("cpu"))
+class _Stacking(NamedTuple):
+    """How `stack` puts rows together; its arguments."""
+
+    fit: Fit | None
+    objects: Collection[tuple[Hashable, ...]]
+    batches: bool
+
+    def stack(self, items: Sequence[Any], path: tuple[Hashable, ...]) -> Any:
+        """Stack one level of rows, and those below it."""
+        if path and (path in self.objects or any(_is_object(item, batches=self.batches) for item in items)):
+            return list(items)
+        opened = open_node(items[0], 0)
+        if opened is None:
+            return _stack_leaves(items, path, self.fit)
+        node = opened[0]
+        columns: list[list[Any]] = [[] for _ in node.keys]
+        for item in items:
+            other = open_node(item, 0)
+            if other is None or other[0].kind != node.kind or set(other[0].keys) != set(node.keys):
+                msg = (
+                    f"a list at the root is a stack of rows of one kind, got a {node.kind} with the keys "
+                    f"{list(node.keys)} and {item!r}: give all rows the same keys"
+                )
+                raise KindError(msg)
+            values = dict(zip(other[0].keys, other[1], strict=True))
+            for key, column in zip(node.keys, columns, strict=True):
+                column.append(values[key])
+        children = [self.stack(column, (*path, key)) for key, column in zip(node.keys, columns, strict=True)]
+        return make(node, children, (len(items),), torch.device("cpu"))
 
 
 def _stack_leaves(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | None) -> Tensor:
@@ -469,6 +631,21 @@ def _stack_leaves(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | N
         else:
             return numbers if fit is None else fit(numbers, path)
     return torch.stack([as_tensor(item, path) if fit is None else fit(item, path) for item in items], 0)
+
+
+def _is_object(item: Any, *, batches: bool) -> bool:
+    """Whether a field of a row is an object; of a batch, whether it is a list of objects: no tensor is in it."""
+    if batches and isinstance(item, list):
+        return not _holds_tensor(item)
+    return isinstance(item, (str, bytes)) or is_non_tensor(item)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    return isinstance(value, Tensor) or is_tensor_collection(value)
 
 
 def unstack(data: Any) -> list[Any]:

@@ -63,6 +63,8 @@ class Plan(NamedTuple):
     """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
     """What each record has besides its stored fields, `[R]`: for the batch as well."""
+    elsewhere: dict[Path, Tensor] = {}  # noqa: RUF012
+    """Slots, int64 `[R]`, of fields of Python objects that are not read at the records."""
 
     def with_columns(self, changed: dict[int, Column]) -> Plan:
         """Return the plan with some columns exchanged."""
@@ -112,6 +114,7 @@ class Plan(NamedTuple):
     def slots_read(self) -> Tensor:
         """Return all slots that the batch is read from, int64 `[n]`."""
         parts = {id(column.request.slots): column.request.slots for column in self.changed.values()}
+        parts |= {id(slots): slots for slots in self.elsewhere.values()}
         return torch.cat([self.anchors, self.records, *parts.values()])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -13,9 +13,11 @@ from ostinato.core.kinds import Node, as_tensor, open_node, show_field, show_pat
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
-__all__ = ["Flat", "Leaf", "Path", "Schema", "describe", "map_leaves"]
+    import numpy as np
+
+__all__ = ["OBJECT", "Flat", "Leaf", "ObjectLeaf", "Path", "Schema", "describe", "map_leaves"]
 
 Path: TypeAlias = "tuple[Hashable, ...]"
 _check_leaves = getattr(native, "check_leaves", None)
@@ -41,6 +43,17 @@ class Leaf(NamedTuple):
         return f"{show_path(self.path)}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
+class ObjectLeaf(NamedTuple):
+    """One field of Python objects: where it stands, and batch dimensions of its TensorDict that belong to the row."""
+
+    path: Path
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Name and shape, as messages show them."""
+        return f"{show_path(self.path)}: object{list(self.shape)}"
+
+
 class Flat(NamedTuple):
     """Rows without their nesting: leaves `[*batch, *leaf.shape]` in schema order."""
 
@@ -48,25 +61,31 @@ class Flat(NamedTuple):
     batch: tuple[int, ...]
     addresses: list[int] | None
     """Where the leaves lie, if all are contiguous CPU memory, which the native copies read as it stands."""
+    objects: Sequence[np.ndarray[Any, Any]] = ()
+    """Fields of Python objects, `[*batch, *leaf.shape]` object arrays in schema order."""
 
 
-_Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | None"  # None is a leaf
+_Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | Literal['object'] | None"  # None is a tensor
+OBJECT: Literal["object"] = "object"
+"""Stands in a tree for a leaf of Python objects."""
 
 
 @final
 class Schema:
     """The fixed form of the rows of a storage: tree, names, dtypes and shapes. Immutable; compared by `==`.
 
-    `flatten` checks data against it and gives the leaves in order, `build` is the inverse.
+    `flatten` checks data against it and gives the leaves in order, `build` is the inverse. `leaves` are the tensors of
+    a row, `objects` its fields of Python objects (text, and what TensorDict keeps as `NonTensorData`).
     """
 
-    __slots__ = ("_complex", "_dtypes", "_flat", "_seen", "_warned", "leaves", "tree")
+    __slots__ = ("_complex", "_dtypes", "_flat", "_seen", "_warned", "leaves", "objects", "tree")
 
     def __init__(self, tree: _Tree, leaves: Sequence[Leaf]) -> None:
         self.tree = tree
         self.leaves = tuple(leaves)
+        self.objects = tuple(_find_objects(tree, (), ()))
         # One level of nesting is by far the commonest form: it is walked without recursion.
-        self._flat = tree is not None and all(child is None for child in tree[1])
+        self._flat = isinstance(tree, tuple) and all(child is None for child in tree[1])
         self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # their conjugates are views that lie
         self._dtypes = [leaf.dtype for leaf in leaves]
         self._seen: tuple[Any, int, tuple[int, ...], list[torch.Size]] = (None, -1, (), [])
@@ -82,7 +101,7 @@ class Schema:
 
     def __repr__(self) -> str:
         """List the leaves."""
-        return f"Schema({', '.join(map(str, self.leaves))})"
+        return f"Schema({', '.join(map(str, (*self.leaves, *self.objects)))})"
 
     def __reduce__(self) -> tuple[type[Schema], tuple[_Tree, tuple[Leaf, ...]]]:
         """Pickle tree and leaves; caches are made anew."""
@@ -91,12 +110,17 @@ class Schema:
     @property
     def kind(self) -> str:
         """Kind of the root: `tensor`, `dict`, `list`, `tuple`, `namedtuple`, `tensordict` or `tensorclass`."""
-        return "tensor" if self.tree is None else self.tree[0].kind
+        return "tensor" if self.tree is None or isinstance(self.tree, str) else self.tree[0].kind
 
     @property
     def nbytes(self) -> int:
         """Bytes of one row, padding not counted."""
         return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Where all fields stand: tensors, then Python objects."""
+        return [*(leaf.path for leaf in self.leaves), *(leaf.path for leaf in self.objects)]
 
     def find(self, path: Path) -> int:
         """Return the position of a leaf.
@@ -107,7 +131,7 @@ class Schema:
         for position, leaf in enumerate(self.leaves):
             if leaf.path == path:
                 return position
-        known = ", ".join(show_path(leaf.path) for leaf in self.leaves)
+        known = ", ".join(map(show_path, self.paths))
         msg = f"no {show_field(path)}: the fields are {known}"
         raise KeyMissingError(msg)
 
@@ -145,12 +169,19 @@ class Schema:
             KindError: if a leaf is no tensor, array or number.
         """
         values = self._values(data, lead)
+        found: list[Any] = []
+        if self.objects:
+            values, found = values[: len(self.leaves)], values[len(self.leaves) :]
         try:
-            return self._flatten(values, batch, lead, exact=exact)
+            flat = self._flatten(values, batch, lead, exact=exact)
         except (NotImplementedError, RuntimeError):
             # only tensors without plain memory (sparse, nested) cannot say their shape or strides
             values = [as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)]
-            return self._flatten(values, batch, lead, exact=exact)
+            flat = self._flatten(values, batch, lead, exact=exact)
+        if not found:
+            return flat
+        pairs = zip(self.objects, found, strict=True)
+        return flat._replace(objects=[kinds.as_objects(x, leaf.path, (*flat.batch, *leaf.shape)) for leaf, x in pairs])
 
     def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
         batch, shapes = self._expected(values, batch, lead)
@@ -171,17 +202,27 @@ class Schema:
             out.append(tensor)
         return Flat(out, batch, [tensor.data_ptr() for tensor in out] if plain else None)
 
-    def build(self, leaves: Sequence[Any], batch: tuple[int, ...], device: torch.device) -> Any:
-        """Nest leaves (tensors of shape `[*batch, *leaf.shape]`, in order) into the schema's kind. No copy."""
+    def build(
+        self,
+        leaves: Sequence[Any],
+        batch: tuple[int, ...],
+        device: torch.device,
+        objects: Sequence[np.ndarray[Any, Any]] = (),
+    ) -> Any:
+        """Nest leaves (tensors of shape `[*batch, *leaf.shape]`, in order) into the schema's kind. No copy.
+
+        `objects` are the fields of Python objects, as `Flat` holds them.
+        """
         if self.tree is None:
             return leaves[0]
         if self._flat:
-            return kinds.make(self.tree[0], leaves, batch, device)
-        return _build(self.tree, iter(leaves), batch, device)
+            return kinds.make(self.tree[0], leaves, batch, device)  # type: ignore[arg-type]
+        return _build(self.tree, iter(leaves), iter(objects), batch, device)
 
     def _values(self, data: Any, lead: int) -> list[Any]:
+        """Return the values of the leaves in order, then those of the fields of objects."""
         tree = self.tree
-        if tree is None:
+        if tree is None or isinstance(tree, str):
             if open_node(data, lead) is not None:
                 raise SchemaError(_wrong_kind(None, data, ()))
             return [data]
@@ -189,7 +230,7 @@ class Schema:
             mapping = data
             if type(data) is not dict:
                 kinds.require_batch(data, lead)
-                mapping = dict(data.items())
+                mapping = kinds.fields_of(data)
             if len(mapping) == len(tree[0].keys):
                 try:
                     values = [mapping[key] for key in tree[0].keys]
@@ -198,16 +239,17 @@ class Schema:
                 else:
                     return values
         out: list[Any] = []
-        _collect(tree, data, (), lead, out)
-        return out
+        objects: list[Any] = []
+        _collect(tree, data, (), lead, (out, objects))
+        return [*out, *objects] if objects else out
 
     def _expected(
         self, values: list[Any], batch: tuple[int, ...] | None, lead: int
     ) -> tuple[tuple[int, ...], list[torch.Size]]:
         """Leading dimensions (read off the first leaf where they are not given) and the shapes that all must have."""
-        first, seen = values[0], None
+        seen = None
         if batch is None:
-            leaf = self.leaves[0]
+            first, leaf = values[0], self.leaves[0]
             seen = first.shape if type(first) is Tensor else casts.read(first, leaf.dtype, leaf.path).shape
             if seen == self._seen[0] and lead == self._seen[1]:
                 return self._seen[2], self._seen[3]  # loops write batches of one size
@@ -236,40 +278,42 @@ _LISTS = (
 )
 
 
-def describe(data: Any, lead: int) -> Schema:
+def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
     """Read the schema off the first rows that are written.
 
     Args:
         data: rows with `lead` leading batch dimensions.
         lead: number of batch dimensions (0 for one row).
+        bare: let rows have fields of Python objects alone.
 
     Raises:
         SchemaError: if there is no field, or leaves disagree in their leading dimensions.
-        KindError: if a leaf is no tensor, array or number.
+        KindError: if a leaf is no tensor, array, number or text.
     """
     leaves: list[Leaf] = []
     shapes: list[tuple[int, ...]] = []
 
     def walk(value: Any, path: Path) -> _Tree:
+        if kinds.is_non_tensor(value) or kinds.is_text(value, lead):
+            return OBJECT
+        if not lead and kinds.is_text(value, 1):
+            msg = (
+                f"{show_field(path)} of a row is a list of text: wrap it in tensordict.NonTensorData, which keeps it "
+                "as one object, or join it to one text"
+            )
+            raise KindError(msg)
         opened = open_node(value, lead)
         if opened is not None:
             node, children = opened
             return node, tuple(walk(child, (*path, key)) for key, child in zip(node.keys, children, strict=True))
-        tensor = as_tensor(value, path)
-        if tensor.ndim < lead:
-            msg = (
-                f"{show_field(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
-                f"dimension(s): use add() for one row{_LISTS if any(isinstance(k, int) for k in path) else ''}"
-            )
-            raise SchemaError(msg)
-        leaves.append(Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])))
-        shapes.append(tuple(tensor.shape[:lead]))
+        leaf, shape = _describe_leaf(value, path, lead)
+        leaves.append(leaf)
+        shapes.append(shape)
         return None
 
-    tree = walk(data, ())
-    if not leaves:
-        msg = "rows have no fields: give at least one tensor"
-        raise SchemaError(msg)
+    schema = Schema(walk(data, ()), leaves)
+    if not leaves and not (bare and schema.objects):
+        raise SchemaError(_no_tensors(schema))
     for leaf, shape in zip(leaves, shapes, strict=True):
         if shape != shapes[0]:
             msg = (
@@ -277,15 +321,52 @@ def describe(data: Any, lead: int) -> Schema:
                 f"{list(shapes[0])}: all fields must agree in their first {lead} dimension(s)"
             )
             raise SchemaError(msg)
-    return Schema(tree, leaves)
+    return schema
 
 
-def _collect(tree: _Tree, data: Any, path: Path, lead: int, out: list[Any]) -> None:
+def _describe_leaf(value: Any, path: Path, lead: int) -> tuple[Leaf, tuple[int, ...]]:
+    """Return a leaf and its leading dimensions."""
+    tensor = as_tensor(value, path)
+    if tensor.ndim < lead:
+        msg = (
+            f"{show_field(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
+            f"dimension(s): use add() for one row{_LISTS if any(isinstance(k, int) for k in path) else ''}"
+        )
+        raise SchemaError(msg)
+    return Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])), tuple(tensor.shape[:lead])
+
+
+def _no_tensors(schema: Schema) -> str:
+    if not schema.objects:
+        return "rows have no fields: give at least one tensor"
+    fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
+    return (
+        f"rows have Python objects alone ({fields}), and tensor storages need a tensor beside them: give at least one "
+        "tensor, or use ListStorage"
+    )
+
+
+def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[ObjectLeaf]:
+    """Yield the fields of objects; their shape is that of the TensorDict that holds them."""
+    if isinstance(tree, str):
+        yield ObjectLeaf(path, shape)
+    elif tree is not None:
+        node, children = tree
+        below = node.extra if node.kind in {"tensordict", "tensorclass"} else shape
+        for key, child in zip(node.keys, children, strict=True):
+            yield from _find_objects(child, (*path, key), below)
+
+
+def _collect(tree: _Tree, data: Any, path: Path, lead: int, out: tuple[list[Any], list[Any]]) -> None:
+    """Put the leaves of data into two lists: tensors, and fields of objects."""
+    if isinstance(tree, str):
+        out[1].append(data)
+        return
     opened = open_node(data, lead)
     if tree is None:
         if opened is not None:
             raise SchemaError(_wrong_kind(None, data, path))
-        out.append(data)
+        out[0].append(data)
         return
     node, subtrees = tree
     if opened is None or not _same_kind(opened[0].kind, node.kind):
@@ -301,11 +382,17 @@ def _same_kind(got: str, stored: str) -> bool:
     return got == stored or (got in _MAPPINGS and stored in _MAPPINGS)
 
 
-def _build(tree: _Tree, leaves: Any, batch: tuple[int, ...], device: torch.device) -> Any:
-    if tree is None:
+def _build(tree: _Tree, leaves: Any, objects: Any, batch: tuple[int, ...], device: torch.device) -> Any:
+    if not isinstance(tree, tuple):
         return next(leaves)
     node, subtrees = tree
-    return kinds.make(node, [_build(subtree, leaves, batch, device) for subtree in subtrees], batch, device)
+    children = [
+        kinds.make_objects(node, next(objects))
+        if isinstance(subtree, str)
+        else _build(subtree, leaves, objects, batch, device)
+        for subtree in subtrees
+    ]
+    return kinds.make(node, children, batch, device)
 
 
 def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:

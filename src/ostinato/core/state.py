@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.core.kinds import Node
-from ostinato.core.rows import Leaf, Schema
+from ostinato.core.rows import OBJECT, Leaf, Schema
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def _shape(shape: Any) -> tuple[int, ...]:
 def _encode_tree(tree: Any) -> Any:
     if tree is None:
         return None
+    if isinstance(tree, str):
+        return {"kind": OBJECT}
     node, children = tree
     return {
         "kind": node.kind,
@@ -105,6 +107,8 @@ def _encode_tree(tree: Any) -> Any:
 def _decode_tree(body: Any, path: tuple[Any, ...], depth: int) -> tuple[Any, list[tuple[Any, ...]]]:
     if body is None:
         return None, [path]
+    if body == {"kind": OBJECT}:
+        return OBJECT, []
     if depth > _MAX_DEPTH or body["kind"] not in _KINDS:
         msg = f"nesting is {depth} deep (at most {_MAX_DEPTH}) or of an unknown kind {body['kind']!r}"
         raise CheckpointError(msg)
@@ -129,6 +133,8 @@ def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> No
         if leaf.shape[: len(lead)] != lead:
             msg = f"the checkpoint's schema puts the field {leaf.path} under the batch size {list(lead)}: it is damaged"
             raise CheckpointError(msg)
+        return
+    if isinstance(tree, str):
         return
     node, children = tree
     if math.prod(node.extra) > _MOST_EXTRA:

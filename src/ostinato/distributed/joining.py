@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from ostinato.errors import KindError, SchemaError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Flat, Schema
 
 __all__ = ["Part", "join", "split"]
 
@@ -61,27 +62,29 @@ def join(parts: Sequence[Part]) -> tuple[Any, dict[Any, Any]]:
         if isinstance(value, Tensor) and all(key in mine for mine in infos)
     }
     schema = _schema(first.data)
-    flats = [_leaves(part, schema, first.shard) for part in parts]
-    leaves = [_scatter([flat[at] for flat in flats], where, size) for at in range(len(schema.leaves))]
-    return _built(schema, leaves, said, size), said
+    flats = [_flat(part, schema, first.shard) for part in parts]
+    leaves = [_scatter([flat.leaves[at] for flat in flats], where, size) for at in range(len(schema.leaves))]
+    objects = [_scatter_objects([flat.objects[at] for flat in flats], where, size) for at in range(len(schema.objects))]
+    return _built(schema, leaves, said, size, objects), said
 
 
 def split(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[tuple[Any, dict[Any, Any]]]:
     """Return a batch as several, of so many rows drawn, each with what was said of it. Views of its memory."""
     schema = _schema(batch)
-    leaves = schema.flatten(batch, None, 1).leaves
+    flat = schema.flatten(batch, None, 1)
     each = info["index"].shape[0] // sum(sizes)
     ends = [each * end for end in itertools.accumulate(sizes)]
     found = []
     for cut in map(slice, [0, *ends], ends):
         said = {key: value[cut] for key, value in info.items()}
-        found.append((_built(schema, [leaf[cut] for leaf in leaves], said, cut.stop - cut.start), said))
+        leaves, objects = [leaf[cut] for leaf in flat.leaves], [values[cut] for values in flat.objects]
+        found.append((_built(schema, leaves, said, cut.stop - cut.start, objects), said))
     return found
 
 
-def _leaves(part: Part, schema: Schema, other: int) -> list[Tensor]:
+def _flat(part: Part, schema: Schema, other: int) -> Flat:
     try:
-        return schema.flatten(part.data, None, 1, exact=True).leaves
+        return schema.flatten(part.data, None, 1, exact=True)
     except SchemaError as error:
         msg = f"shards {other} and {part.shard} hold rows of different forms ({error}): empty one of them"
         raise SchemaError(msg) from error
@@ -96,8 +99,10 @@ def _schema(data: Any) -> Schema:
         raise KindError(msg) from error
 
 
-def _built(schema: Schema, leaves: list[Tensor], said: dict[Any, Any], size: int) -> Any:
-    batch = schema.build(leaves, (size,), torch.device("cpu"))
+def _built(
+    schema: Schema, leaves: list[Tensor], said: dict[Any, Any], size: int, objects: list[np.ndarray[Any, Any]]
+) -> Any:
+    batch = schema.build(leaves, (size,), torch.device("cpu"), objects)
     if kinds.is_tensor_collection(batch):
         kinds.put(batch, {key: said[key] for key in _OWN if key in said and key in batch.keys()})  # noqa: SIM118
     return batch
@@ -114,6 +119,16 @@ def _as_whole(part: Part) -> dict[Any, Any]:
 
 def _records(spots: Tensor, each: int) -> Tensor:
     return spots if each == 1 else (spots[:, None] * each + torch.arange(each, device="cpu")).reshape(-1)
+
+
+def _scatter_objects(
+    values: Sequence[np.ndarray[Any, Any]], where: Sequence[Tensor], size: int
+) -> np.ndarray[Any, Any]:
+    """Do for fields of Python objects what `_scatter` does for tensors."""
+    out = np.empty((size, *values[0].shape[1:]), dtype=object)
+    for at, value in zip(where, values, strict=True):
+        out[at.numpy()] = value
+    return values[0] if len(values) == 1 else out
 
 
 def _scatter(values: Sequence[Tensor], where: Sequence[Tensor], size: int) -> Tensor:

@@ -182,7 +182,11 @@ class Rows(NamedTuple):
             else max(1, found.ndim - (found.shape[-1:] == (1,)))
         )
         schema = describe(data, lead)
-        leaves, shape, _ = schema.flatten(data, None, lead)
+        if schema.objects:
+            names = ", ".join(show_path(leaf.path) for leaf in schema.objects)
+            msg = f"TED2Flat converts tensors, and the rows have Python objects ({names}): save without hooks"
+            raise CheckpointError(msg)
+        leaves, shape, *_ = schema.flatten(data, None, lead)
         named = {tuple(map(str, leaf.path)): value for leaf, value in zip(schema.leaves, leaves, strict=True)}
         root = {path: value for path, value in named.items() if path[0] != "next"}
         after = {path[1:]: value for path, value in named.items() if path[0] == "next"}

@@ -11,12 +11,12 @@ import torch
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, StorageMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from torch import Tensor
 
     from ostinato.core.draw import Placement, Request
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
     from ostinato.storages.rowarrays import RowArray
 
 __all__ = ["Storage", "check_capacity", "check_hook", "check_ndim"]
@@ -142,8 +142,15 @@ class Storage(ABC):
         """Form of a row; None for storages without fields, and before the first row."""
         return None
 
-    def assemble(self, leaves: list[Tensor], records: Tensor) -> Any:  # noqa: ARG002
+    def assemble(
+        self,
+        leaves: list[Tensor],  # noqa: ARG002
+        records: Tensor,  # noqa: ARG002
+        elsewhere: Mapping[Path, Tensor] | None = None,  # noqa: ARG002
+    ) -> Any:
         """Return the payload of a batch whose leaves were fetched, one record for each of the slots `records`.
+
+        `elsewhere` is given for rows with fields of Python objects alone: the slots of those that are read at others.
 
         Raises:
             OptionError: if the storage has no fields.

@@ -181,7 +181,14 @@ def turn_columns(state: dict[str, Any], seam: int) -> dict[str, Any]:
     aside = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
     sides = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
     turned = {name: _Turned(column, aside if name in sides else seam) for name, column in columns.items()}
-    return {**state, "columns": turned, "cursor": 0}
+    objects = {name: _turned(values, seam, int(state["rows"])) for name, values in (state.get("objects") or {}).items()}
+    return {**state, "columns": turned, "cursor": 0, **({"objects": objects} if objects else {})}
+
+
+def _turned(values: list[Any], seam: int, rows: int) -> list[Any]:
+    """Return the objects of `rows` rows with those of the row in slot `seam` first."""
+    first = seam * (len(values) // max(rows, 1))
+    return values[first:] + values[:first]
 
 
 def refuse_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:

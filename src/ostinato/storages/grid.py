@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ostinato.storages.late import LateFields
     from ostinato.storages.mirror import MirroredTable
+    from ostinato.storages.object_columns import ObjectColumns
 
 __all__ = ["as_grid", "read_grid"]
 
@@ -24,12 +25,21 @@ def as_grid(column: Tensor, shape: tuple[int, ...], *, swap: bool) -> Tensor:
     return grid.transpose(0, 1) if swap else grid
 
 
-def read_grid(table: Table | MirroredTable, late: LateFields, shape: tuple[int, ...], index: Any, *, swap: bool) -> Any:
+def read_grid(
+    table: Table | MirroredTable,
+    late: LateFields,
+    objects: ObjectColumns | None,
+    shape: tuple[int, ...],
+    index: Any,
+    *,
+    swap: bool,
+) -> Any:
     """Return the rows at an index into `[steps, lanes]`: a view for ints and slices, else a copy.
 
     Args:
         table: where rows are.
         late: fields added later.
+        objects: fields of Python objects, if there are any.
         shape: `(steps, lanes)` present.
         index: see `select`.
         swap: the index addresses `[lanes, steps]`.
@@ -46,7 +56,11 @@ def read_grid(table: Table | MirroredTable, late: LateFields, shape: tuple[int, 
     else:
         found = table.gather(select(index, shape, table.device, swap=swap).slots)
         leaves = [x.reshape(*batch, *leaf.shape) for x, leaf in zip(found, table.schema.leaves, strict=True)]
-    data = table.schema.build(leaves, batch, table.device)
+    found_objects: list[Any] = []
+    if objects is not None:
+        values = objects.get(select(index, shape, table.device, swap=swap).slots)
+        found_objects = [value.reshape((*batch, *value.shape[1:])) for value in values]
+    data = table.schema.build(leaves, batch, table.device, found_objects)
     if late:
         for path, value in late.get(select(index, shape, table.device, swap=swap).slots).items():
             data[path[0]] = value.reshape((*batch, *value.shape[1:]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.core.bits import as_bits
 from ostinato.core.casts import cast, read
-from ostinato.core.kinds import as_tensor, is_tensordict, show_field, show_path
+from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
@@ -62,7 +62,13 @@ class LateFields:
             return data, {}
         late: dict[Path, Tensor] = {}
         for key in fresh:
-            value = data[key]
+            value = data.get(key)
+            if is_non_tensor(value) or isinstance(value, (str, bytes)) or is_text(value, 1):
+                msg = (
+                    f"the new {show_field((key,))} is text or another non-tensor value: only tensors can be added to "
+                    "stored rows; give such fields with the first rows"
+                )
+                raise KindError(msg)
             if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
                 msg = f"the new {show_field((key,))} is nested: write its leaves as fields of their own"
                 raise KindError(msg)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato._backend import native
-from ostinato.errors import SchemaError
+from ostinato.core.kinds import show_path
+from ostinato.errors import KindError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.columns import map_blocks
 from ostinato.storages.late import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.mirror import MirroredTable
+from ostinato.storages.object_columns import ObjectColumns
 from ostinato.storages.pairs import check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
 from ostinato.storages.tensor import TensorStorage
@@ -31,6 +33,9 @@ class LazyTensorStorage(TensorStorage):
     Fields of up to 256 bytes share one packed row on the CPU, which halves the cost of random reads; the tensors
     of such fields are strided (`storage["obs"]` is a view). Never-written rows are never sampled or read.
 
+    Text and other non-tensor fields are kept as Python objects in memory of the host, whatever the device: with
+    `device="cuda"` reading them waits for the slots.
+
     Args:
         max_size: capacity in rows (cells with `ndim=2`, rounded up to whole lanes).
         device: where rows are kept; "auto" takes the device of the first rows.
@@ -41,6 +46,8 @@ class LazyTensorStorage(TensorStorage):
             dtype and shape; not reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names
             the pairs. Rows must be written in ring order, those of several environments with `ndim=2`; whatever is
             read is a copy. On other devices than the CPU a write waits for the device once.
+        allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are no text or plain values.
+            Unpickling runs code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
 
     Raises:
@@ -65,9 +72,11 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         packed: bool = True,
         single_copy: bool | Mapping[Any, Any] = False,
+        allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
         self._start(check_ndim(ndim))
+        self.allow_pickle = allow_pickle
         self._single_copy = check_option(single_copy)
         self.ring_only = bool(self._single_copy)
         self._max_size = check_capacity(max_size)
@@ -85,6 +94,7 @@ class LazyTensorStorage(TensorStorage):
             msg = f"rows must have at least one lane (environment), got batch size {list(batch)}"
             raise SchemaError(msg)
         capacity = -(-self._max_size // lanes) * lanes
+        objects = self._object_columns(schema, capacity)
         memory = self._memory()
         # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
         packed = self._packed and native is not None and self.device.type == "cpu"
@@ -95,8 +105,19 @@ class LazyTensorStorage(TensorStorage):
             layout = plan_layout(schema.leaves, packed=packed)
             memory.check(sum(block.stride for block in layout) * capacity)
             self._table = Table.allocate(schema, capacity, memory, layout)
+        self._objects = objects
         self._lanes = lanes
         self._late = LateFields(capacity, self.device)
+
+    def _object_columns(self, schema: Schema, capacity: int) -> ObjectColumns | None:
+        if schema.objects and self._given is not None:
+            names = ", ".join(show_path(leaf.path) for leaf in schema.objects)
+            msg = (
+                f"processes cannot share Python objects, got text or other non-tensor fields: {names}. Leave them out, "
+                "encode them as tensors, or make the buffer without shared=True"
+            )
+            raise KindError(msg)
+        return ObjectColumns(schema.objects, capacity) if schema.objects else None
 
     @property
     def mappable(self) -> bool:  # type: ignore[override]
@@ -106,6 +127,7 @@ class LazyTensorStorage(TensorStorage):
     def _lay_mapped(self, schema: Schema, state: dict[str, Any], lanes: int) -> None:
         capacity = -(-self._max_size // lanes) * lanes
         layout, blocks = map_blocks(schema, state, capacity)
+        self._objects = self._object_columns(schema, capacity)
         self._table = Table(schema, capacity, layout, blocks)
         self._lanes = lanes
 
@@ -127,7 +149,13 @@ class LazyTensorStorage(TensorStorage):
 
     def _options(self) -> dict[str, Any]:
         device = "auto" if self._auto else str(self.device)
-        return {"ndim": self.ndim, "packed": self._packed, "single_copy": self._single_copy, "device": device}
+        return {
+            "ndim": self.ndim,
+            "packed": self._packed,
+            "single_copy": self._single_copy,
+            "device": device,
+            "allow_pickle": self.allow_pickle,
+        }
 
     def _memory(self) -> Memory:
         return HeapMemory(self.device) if self._given is None else self._given

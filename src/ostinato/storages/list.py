@@ -6,16 +6,15 @@ import sys
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.draw import Run
-from ostinato.core.rows import map_leaves
 from ostinato.core.select import select
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, find_seam
+from ostinato.storages.objects import owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -94,7 +93,7 @@ class ListStorage(Storage):
             KindError: if `extend` gets a dict or text, which could mean one row or many.
         """
         if lead == 0:
-            return [_owned(data)], 1
+            return [owned(data)], 1
         if isinstance(data, (dict, str, bytes)):
             msg = (
                 "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one "
@@ -109,7 +108,7 @@ class ListStorage(Storage):
                 f"{type(data).__name__} ({error}): use add() for one row"
             )
             raise KindError(msg) from None
-        return [_owned(row) for row in rows], len(rows)
+        return [owned(row) for row in rows], len(rows)
 
     def set(self, placement: Placement, payload: list[Any]) -> None:
         """Put rows into the list."""
@@ -153,7 +152,7 @@ class ListStorage(Storage):
         Raises:
             SchemaError: if the number of rows differs from that of the slots.
         """
-        rows = [_owned(row) for row in kinds.unstack(data)] if batch else [_owned(data)]
+        rows = [owned(row) for row in kinds.unstack(data)] if batch else [owned(data)]
         if len(rows) != slots.shape[0]:
             msg = f"{slots.shape[0]} rows are chosen, {len(rows)} were given: give one for each"
             raise SchemaError(msg)
@@ -229,23 +228,6 @@ class ListStorage(Storage):
         self._items = items[seam:] + items[:seam]
         grown = self._max_size != state["capacity"]
         self._cursor = (len(self._items) if grown else int(state["cursor"])) % self._max_size
-
-
-def _owned(row: Any) -> Any:
-    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch alive.
-
-    The copies are ordinary tensors, detached, also where the rows are written in inference mode.
-    """
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(mode=False):
-            return map_leaves(row, _own_leaf)
-    return map_leaves(row, _own_leaf)
-
-
-def _own_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor) or kinds.is_tensor_collection(leaf):
-        return leaf.detach().clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def collate_rows(rows: list[Any]) -> Any:

@@ -17,6 +17,8 @@ from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.mirror import MirroredTable
 from ostinato.storages.mirror_state import checked_apart
+from ostinato.storages.object_columns import check_objects
+from ostinato.storages.objects import pack_column, unpack_column
 from ostinato.storages.pairs import find_pairs
 from ostinato.storages.table import Block, Table
 
@@ -37,6 +39,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     them durable and writes the manifest that lets a later process reopen the directory; the next write removes it,
     so that a directory reopens only as it was flushed. `dumps` saves a copy. One storage at a time uses a directory.
 
+    Text and other non-tensor fields are kept as Python objects in memory; `flush` writes them to files as UTF-8 or
+    JSON.
+
     Args:
         max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.
         scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
@@ -46,6 +51,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             otherwise files of an earlier storage are replaced at the first write.
         packed: see `LazyTensorStorage`.
         single_copy: see `LazyTensorStorage`; what lies apart is in files of its own.
+        allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
         compilable: no effect, see `LazyTensorStorage`.
 
     Raises:
@@ -71,13 +77,20 @@ class LazyMemmapStorage(LazyTensorStorage):
         existsok: bool = False,
         packed: bool = True,
         single_copy: bool | Mapping[Any, Any] = False,
+        allow_pickle: bool = False,
         compilable: bool = False,
     ) -> None:
         if device != "auto" and torch.device(device).type != "cpu":
             msg = f"mapped files live on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
             raise OptionError(msg)
         super().__init__(
-            max_size, device="cpu", ndim=ndim, packed=packed, single_copy=single_copy, compilable=compilable
+            max_size,
+            device="cpu",
+            ndim=ndim,
+            packed=packed,
+            single_copy=single_copy,
+            allow_pickle=allow_pickle,
+            compilable=compilable,
         )
         self._directory = None if scratch_dir is None else Path(scratch_dir)
         self._mapped: MappedMemory | None = None
@@ -109,6 +122,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
         Raises:
             UsageError: if nothing was written yet, or the directory is temporary.
+            CheckpointError: if a non-tensor field holds objects that are no text or plain values.
         """
         if self._table is None or self._mapped is None or self._mapped.temporary:
             msg = "flush() needs rows in a scratch_dir of your choice: this storage is " + (
@@ -118,6 +132,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if self._late:
             msg = f"flush() cannot keep fields added later ({list(self._late.columns)}): save with dumps()"
             raise UsageError(msg)
+        objects = self._write_objects(self._mapped.directory)
         single = None
         if isinstance(self._table, MirroredTable):
             single = _save_sides(self._mapped.directory, self._table, self._rows)
@@ -133,11 +148,41 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "ndim": self.ndim,
                 "schema": encode_schema(self._table.schema),
                 "single_copy": single,
+                **({} if objects is None else {"objects": objects}),
                 "layout": [[block.stride, [list(member) for member in block.members]] for block in self._table.layout],
             },
             format_name=_FORMAT,
         )
         self._flushed = True
+
+    def _write_objects(self, directory: Path) -> dict[str, Any] | None:
+        """Write the fields of objects to files of their own; return their records."""
+        if self._objects is None:
+            return None
+        columns = self._objects.state(self._rows, allow_pickle=False)["objects"]
+        packed = {name: pack_column(name, values, allow_pickle=False) for name, values in columns.items()}
+        records = {}
+        for number, (name, (form, *arrays)) in enumerate(packed.items()):
+            files = []
+            for part, array in zip(("text", "ends"), arrays, strict=True):
+                (directory / f"block-{part}{number}.bin").unlink(missing_ok=True)
+                files.append(write_array(directory, f"block-{part}{number}.bin", array).to_json())
+            records[name] = {"form": form, "files": files}
+        return records
+
+    def _read_objects(self, directory: Path, body: dict[str, Any]) -> None:
+        """Make the fields of objects of a directory that is reopened."""
+        schema = self._require().schema
+        self._objects = self._object_columns(schema, body["capacity"])
+        if self._objects is None:
+            return
+        found = {}
+        for name, node in body.get("objects", {}).items():
+            text, ends = (read_array(directory, ArrayRecord.from_json(record)) for record in node["files"])
+            found[name] = unpack_column(name, node["form"], text, ends, allow_pickle=False)
+        state = {"rows": self._rows, "objects": found}
+        check_objects(schema, state)
+        self._objects.load(state)
 
     def _about_to_change(self) -> None:
         """Remove the manifest of an earlier `flush` before rows change: after a crash nobody must mix old with new."""
@@ -175,6 +220,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         else:
             self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
         self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
+        self._read_objects(directory, body)
         self._late = LateFields(self._table.capacity, self.device)
         self._flushed = True
 
@@ -202,7 +248,12 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _options(self) -> dict[str, Any]:
         """Pickling copies: the copy lives in temporary files of its own."""
-        return {"ndim": self.ndim, "packed": self._packed, "single_copy": self._single_copy}
+        return {
+            "ndim": self.ndim,
+            "packed": self._packed,
+            "single_copy": self._single_copy,
+            "allow_pickle": self.allow_pickle,
+        }
 
 
 def _save_sides(directory: Path, table: MirroredTable, rows: int) -> list[dict[str, Any]]:

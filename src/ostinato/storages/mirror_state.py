@@ -16,14 +16,25 @@ if TYPE_CHECKING:
     from ostinato.storages.pairs import Pairs
     from ostinato.storages.table import Table
 
-__all__ = ["check_apart", "checked_apart", "column_name", "copy_column", "dense", "fill_mirrored", "read_pairs"]
+__all__ = [
+    "NAME_LENGTH",
+    "check_apart",
+    "checked_apart",
+    "column_name",
+    "copy_column",
+    "dense",
+    "fill_mirrored",
+    "read_pairs",
+]
 
+NAME_LENGTH = 1000
+"""Most characters of a column's name: files take 1024, and what belongs to a column has its name with a suffix."""
 _BLOCK_ROWS = 4096
 
 
 def column_name(path: Path, position: int) -> str:
-    """Return the name of a column in a state."""
-    return f"{position}.{'.'.join(map(str, path))}" if path else f"{position}.data"
+    """Return the name of a column in a state: its position and path, of which long ones are cut."""
+    return f"{position}.{'.'.join(map(str, path))}"[:NAME_LENGTH] if path else f"{position}.data"
 
 
 def dense(source: Any) -> Tensor:

@@ -254,6 +254,9 @@ class SharedStorage(Storage):
         if state["form"] != self.form or state["single_copy"] or state["late"]:
             msg = "a shared buffer takes the rows of a LazyTensorStorage, without single_copy and fields added later"
             raise CheckpointError(msg)
+        if state.get("objects"):
+            msg = f"processes cannot share Python objects, and the checkpoint holds the fields {list(state['objects'])}"
+            raise CheckpointError(msg)
         self._inner.check_state(state)
         rows = int(state["rows"])
         if state["schema"] is None or not rows:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks, Request
+from ostinato.core.draw import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
@@ -37,11 +37,14 @@ from ostinato.storages.late import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.mirror import MirroredTable, as_run
 from ostinato.storages.mirror_state import column_name
+from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
 from ostinato.storages.rowarrays import row_arrays
 from ostinato.storages.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    import numpy as np
 
     from ostinato.core.draw import Placement
     from ostinato.core.rows import Path
@@ -70,6 +73,8 @@ class TensorStorage(Storage):
         max_size: capacity in rows; if given it must be the number of rows of `storage`.
         device: kept for TorchRL's signature: must be the device of the data, or "auto".
         ndim: 1, or 2 for data `[time, environments, ...]`.
+        allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are no text or plain values.
+            Unpickling runs code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
 
     Raises:
@@ -86,6 +91,8 @@ class TensorStorage(Storage):
 
     form = "tensors"
     _table: Table | MirroredTable | None
+    _objects: ObjectColumns | None = None
+    """Fields of Python objects; None where rows have none."""
 
     def __init__(
         self,
@@ -94,11 +101,13 @@ class TensorStorage(Storage):
         *,
         device: torch.device | str | int = "auto",
         ndim: int = 1,
+        allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
         self._start(check_ndim(ndim))
         schema = describe(storage, self.ndim)
-        leaves, batch, _ = schema.flatten(storage, None, self.ndim)
+        self.allow_pickle = allow_pickle
+        leaves, batch, _, objects = schema.flatten(storage, None, self.ndim)
         self._lanes = batch[1] if self.ndim > 1 else 1
         rows = batch[0] * self._lanes
         if max_size is not None and max_size != rows:
@@ -123,6 +132,9 @@ class TensorStorage(Storage):
             raise OptionError(msg)
         self._rows = rows
         self._late = LateFields(rows, self.device)
+        if schema.objects:
+            self._objects = ObjectColumns(schema.objects, rows)
+            self._objects.set(Run(0, rows, rows), self._objects.owned(objects, rows))
 
     def _start(self, ndim: int) -> None:
         self.ndim = ndim
@@ -158,7 +170,7 @@ class TensorStorage(Storage):
 
     @property
     def columns(self) -> dict[Path, Tensor]:
-        """Field path -> tensor `[capacity, *shape]`, never-written rows included. Views.
+        """Field path -> tensor `[capacity, *shape]`, never-written rows included. Views. Tensor fields alone.
 
         With `single_copy` copies of the rows present, `[rows, *shape]`.
         """
@@ -172,8 +184,9 @@ class TensorStorage(Storage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the whole capacity; 0 before the first row."""
-        return 0 if self._table is None else self._table.nbytes + self._late.nbytes
+        """Bytes held for the whole capacity, those of Python objects not counted; 0 before the first row."""
+        objects = 0 if self._objects is None else self._objects.nbytes
+        return 0 if self._table is None else self._table.nbytes + self._late.nbytes + objects
 
     @property
     def cursor(self) -> int:
@@ -186,7 +199,8 @@ class TensorStorage(Storage):
 
     def __repr__(self) -> str:
         """Class, fill, bytes and fields."""
-        fields = "not laid out yet" if self._table is None else "; ".join(map(str, self._table.schema.leaves))
+        schema = self.schema
+        fields = "not laid out yet" if schema is None else "; ".join(map(str, (*schema.leaves, *schema.objects)))
         lanes = f", lanes={self._lanes}" if self.ndim > 1 else ""
         return (
             f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{lanes}, ndim={self.ndim}, "
@@ -221,12 +235,19 @@ class TensorStorage(Storage):
         if self._table is None:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
         links = None
+        if self._objects is not None:
+            flat = flat._replace(objects=self._objects.owned(flat.objects, rows))
         if isinstance(self._table, MirroredTable):
+            objects = flat.objects
             flat, links = self._table.prepare(flat, self._cursor)
+            flat = flat._replace(objects=objects)
         return _Payload(flat, late, links), rows
 
     def _stacked(self, rows: list[Any]) -> Any:
-        return kinds.stack(rows, None if self._table is None else self._table.schema.fit, table=True)
+        if self._table is None:
+            return kinds.stack(rows, table=True)
+        schema = self._table.schema
+        return kinds.stack(rows, schema.fit, objects={leaf.path for leaf in schema.objects}, table=True)
 
     @property
     def laid_out(self) -> bool:
@@ -236,10 +257,11 @@ class TensorStorage(Storage):
     def forget_form(self) -> None:
         """Drop the form taken from rows that were refused after all, so that the next rows may show another."""
         self._table = None
+        self._objects = None
         self._lanes = 1
 
     def _known(self) -> set[Path]:
-        return {leaf.path for leaf in self._require().schema.leaves}
+        return set(self._require().schema.paths)
 
     def _check_lanes(self, batch: tuple[int, ...]) -> None:
         if batch[-1] != self._lanes:
@@ -285,6 +307,8 @@ class TensorStorage(Storage):
             table.write_run(as_run(placement), payload.flat, self._lanes, payload.links)
         elif isinstance(table, Table):
             table.write(placement, payload.flat, self._lanes)
+        if self._objects is not None:
+            self._objects.set(placement, payload.flat.objects)
         if isinstance(placement, Picks):
             if placement.slots.shape[0]:
                 self._rows = max(self._rows, int(placement.slots.max()) + 1)
@@ -309,6 +333,8 @@ class TensorStorage(Storage):
             KeyMissingError: if a row lacks a field that was added later to other rows.
         """
         flat = Flat(self._require().gather(slots, pin=pin), (slots.shape[0],), None)
+        if self._objects is not None:
+            flat = flat._replace(objects=self._objects.get(slots))
         if not self._late:
             return _Payload(flat, {})
         self._late.require_all(slots)
@@ -321,26 +347,37 @@ class TensorStorage(Storage):
         """
         return self._require().fetch(requests, pin=pin)
 
-    def assemble(self, leaves: list[Tensor], records: Tensor) -> _Payload:
-        """Return the payload of a batch whose leaves were fetched; late fields are those of the records."""
+    def assemble(
+        self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None
+    ) -> _Payload:
+        """Return the payload of a batch whose leaves were fetched; late fields are those of the records.
+
+        So are fields of Python objects, but those that `elsewhere` names other slots for (int64 `[R]`).
+        """
+        flat = Flat(leaves, (records.shape[0],), None)
+        if self._objects is not None:
+            flat = flat._replace(objects=self._objects.get(records, elsewhere or {}))
         if not self._late:
-            return _Payload(Flat(leaves, (records.shape[0],), None), {})
+            return _Payload(flat, {})
         self._late.require_all(records)
-        return _Payload(Flat(leaves, (records.shape[0],), None), self._late.get(records))
+        return _Payload(flat, self._late.get(records))
 
     def present(self, payload: _Payload, batch: tuple[int, ...]) -> Any:
         """Nest leaves as the rows were nested. No copy."""
-        leaves = payload.flat.leaves
+        leaves, objects = payload.flat.leaves, payload.flat.objects
         schema = self._require().schema
         if len(batch) != 1:
             leaves = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(leaves, schema.leaves, strict=True)]
-        data = schema.build(leaves, batch, self.device)
+            objects = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(objects, schema.objects, strict=True)]
+        data = schema.build(leaves, batch, self.device, objects)
         for path, value in payload.late.items():
             data[path[0]] = value.reshape((*batch, *value.shape[1:]))
         return data
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or one field by its key: a view for ints, slices and keys, else a copy.
+
+        Fields of Python objects are lists of the objects themselves, whatever the index.
 
         Args:
             index: see `select`; a str or tuple of str is the path of a field.
@@ -355,17 +392,24 @@ class TensorStorage(Storage):
         table = self._require()
         if self.ndim > 1:
             self._expose()
-            return read_grid(table, self._late, self.shape, index, swap=swap)
+            return read_grid(table, self._late, self._objects, self.shape, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
             leaves, late = table.gather(picked.slots), self._late.get(picked.slots) if self._late else {}
         else:
             self._expose()
             leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows) if self._late else {}
-        return self.present(_Payload(Flat(leaves, picked.batch, None), late), picked.batch)
+        flat = Flat(leaves, picked.batch, None)
+        if self._objects is not None:
+            flat = flat._replace(objects=self._objects.get(picked.slots if picked.span is None else picked.span))
+        return self.present(_Payload(flat, late), picked.batch)
 
-    def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Tensor:
+    def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Any:
         table = self._require()
+        if self._objects is not None and path in self._objects.paths:
+            values = self._objects.column(path)[: self._rows]
+            values = values.reshape((*self.shape, *values.shape[1:]))
+            return (values.swapaxes(0, 1) if swap else values).tolist()
         self._expose()
         if path in self._late.columns:
             self._late.require_all(torch.arange(self._rows, device=self.device))
@@ -403,10 +447,14 @@ class TensorStorage(Storage):
         data, late = self._late.split(data, self._known(), batch)
         flat = table.schema.flatten(data, batch, len(batch))
         leaves = [x.reshape((count, *leaf.shape)) for x, leaf in zip(flat.leaves, table.schema.leaves, strict=True)]
+        kept = self._objects
+        objects = () if kept is None else kept.owned(flat.objects, count)
 
         def change() -> None:
             self._about_to_change()
             table.edit(slots, Flat(leaves, (count,), flat.addresses))
+            if kept is not None:
+                kept.edit(slots, objects)
             if late or self._late:
                 self._late.set(slots, late)
 
@@ -425,11 +473,26 @@ class TensorStorage(Storage):
             _, late = self._late.split({path[0]: value}, set(), batch)
             return lambda: self._change_field(None, path, slots, late[path])
         table = self._require()
+        if self._objects is not None and path in self._objects.paths:
+            return self._prepare_objects(self._objects.column(path), path, slots, (value, batch))
         position = table.schema.find(path)
         leaf = table.schema.leaves[position]
-        (checked,), _, _ = table.schema.only(position).flatten(value, batch, len(batch))
+        (checked,), *_ = table.schema.only(position).flatten(value, batch, len(batch))
         column = checked.reshape((slots.shape[0], *leaf.shape))
         return lambda: self._change_field(position, path, slots, column)
+
+    def _prepare_objects(
+        self, column: np.ndarray[Any, Any], path: tuple[Hashable, ...], slots: Tensor, given: tuple[Any, Any]
+    ) -> Callable[[], None]:
+        value, batch = given
+        objects = own_values(kinds.as_objects(value, path, (*batch, *column.shape[1:])))
+        objects = objects.reshape((slots.shape[0], *column.shape[1:]))
+
+        def change() -> None:
+            self._about_to_change()
+            column[slots.cpu().numpy()] = objects
+
+        return change
 
     def _change_field(self, position: int | None, path: Path, slots: Tensor, value: Tensor) -> None:
         self._about_to_change()
@@ -447,6 +510,8 @@ class TensorStorage(Storage):
         self._rows = 0
         self._cursor = 0
         self._late.clear()
+        if self._objects is not None:
+            self._objects.clear()
         if isinstance(self._table, MirroredTable):
             self._table.clear()
 
@@ -493,6 +558,7 @@ class TensorStorage(Storage):
             "single_copy": list(map(list, self._table.pairs)) if isinstance(self._table, MirroredTable) else None,
             "columns": columns,
             "late": late,
+            **({} if self._objects is None else self._objects.state(self._rows, allow_pickle=self.allow_pickle)),
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -510,6 +576,7 @@ class TensorStorage(Storage):
             check_room(state, self.ndim, self._table.capacity)
             check_form(self._table.schema, self._lanes, schema, lanes)
         check_columns(schema, state)
+        check_objects(schema, state)
 
     def seam(self, state: dict[str, Any]) -> int:
         """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
@@ -521,11 +588,11 @@ class TensorStorage(Storage):
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:
         """Return what brings the rows of now back; see `Storage.hold`."""
-        kept = self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed
+        kept = self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed, self._objects
         state = None if replaced or not self._rows else copied_rows(self.state_dict())
 
         def restore() -> None:
-            self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed = kept
+            self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed, self._objects = kept
             if state is not None:
                 self.load_state_dict(state)
             elif not self._rows and self._table is not None:
@@ -551,7 +618,7 @@ class TensorStorage(Storage):
         if seam:
             state = turn_columns(state, seam)
         schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
-        mapped, before = bool(state.get("mapped")), (self._table, self._lanes)
+        mapped, before = bool(state.get("mapped")), (self._table, self._lanes, self._objects)
         if mapped:
             self._lay_mapped(schema, state, lanes)
         elif self._table is None:
@@ -562,8 +629,10 @@ class TensorStorage(Storage):
             late = fill_columns(table, state)
         except Exception:
             if mapped or before[0] is None:
-                self._table, self._lanes = before  # half-read rows of a damaged file must not stay
+                self._table, self._lanes, self._objects = before  # half-read rows of a damaged file must not stay
             raise
+        if self._objects is not None:
+            self._objects.load(state)
         if mapped:
             self.exposed = False  # views that were handed out are of other memory
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows

@@ -246,6 +246,12 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
     masks = {mask for _, mask in late.values()}
     leaves = storage["schema"]["leaves"] if storage["schema"] else ()
     paths = {column_name(leaf["path"], position): leaf["path"] for position, leaf in enumerate(leaves)}
+    for name in storage.get("objects", ()):
+        # the path stands behind the position, as in the names of columns
+        shown, ends = name.partition(".")[2], reader.record(f"{name}.ends")
+        text = reader.record(f"{name}.text")
+        nbytes = ends.nbytes + text.nbytes
+        yield _Column(FieldReport(shown, "object", (), int(storage["rows"]), nbytes), f"{name}.text")
     for name in storage["columns"]:
         if name in masks or name == "apart":
             continue

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from ostinato.core.kinds import is_non_tensor, is_tensor_collection
 from ostinato.errors import KeyMissingError, KindError, OptionError
 
 if TYPE_CHECKING:
@@ -28,17 +29,16 @@ def _map(batch: Any, change: Callable[[tuple[str, ...], Any], tuple[tuple[str, .
     if isinstance(batch, dict):
         return _nest(_leaves(batch), change, {})
     if hasattr(batch, "empty") and hasattr(batch, "batch_size"):
-        return _nest(
-            [(_path(k), v) for k, v in batch.items(include_nested=True, leaves_only=True)], change, batch.empty()
-        )
+        return _nest(_leaves(batch), change, batch.empty())
     msg = f"this transform takes a dict or a TensorDict, got {type(batch).__name__}: use a callable of your own"
     raise KindError(msg)
 
 
-def _leaves(batch: dict[Any, Any], path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+def _leaves(batch: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
     out = []
     for key, value in batch.items():
-        out += _leaves(value, (*path, key)) if isinstance(value, dict) else [((*path, key), value)]
+        nested = isinstance(value, dict) or (is_tensor_collection(value) and not is_non_tensor(value))
+        out += _leaves(value, (*path, key)) if nested else [((*path, key), value)]
     return out
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
+from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -99,8 +99,12 @@ def require_field(plan: Plan, path: Path, what: str) -> int:
 
     Raises:
         KeyMissingError: naming it, what it is for, and the fields there are.
+        KindError: if it holds Python objects.
     """
     position = plan.find(path)
+    if position is None and path in {leaf.path for leaf in plan.schema.objects}:
+        msg = f"{show_path(path)} ({what}) holds Python objects, such as text: name a field of tensors"
+        raise KindError(msg)
     if position is None:
         known = ", ".join(show_path(leaf.path) for leaf in plan.schema.leaves)
         msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name the right one"
@@ -114,8 +118,9 @@ def refuse_fields(plan: Plan, *names: str) -> None:
     Raises:
         SchemaError: naming it.
     """
+    objects = {leaf.path for leaf in plan.schema.objects}
     for name in names:
-        if plan.find((name,)) is not None:
+        if plan.find((name,)) is not None or (name,) in objects:
             msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
             raise SchemaError(msg)
 

@@ -133,7 +133,15 @@ class NStep(SampleUnit):
         columns = {position: Column(Request(position, last)) for position in after}
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), weights)
         fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": discounts}
-        return plan.with_columns(columns)._replace(fields=fields)
+        elsewhere = {**plan.elsewhere, **dict.fromkeys(self._object_paths(plan), last)} if plan.schema.objects else {}
+        return plan.with_columns(columns)._replace(fields=fields, elsewhere=elsewhere)
+
+    def _object_paths(self, plan: Plan) -> list[Path]:
+        """Return the fields of Python objects that belong to the end of the step."""
+        objects = [leaf.path for leaf in plan.schema.objects]
+        if self._next is not None:
+            return [path for path in objects if path in self._next]
+        return [path for path in objects if _follows(path, plan.schema.paths)]
 
     def _discount(
         self, rows: Tensor, valid: Tensor, powers: Tensor, records: Tensor
@@ -171,6 +179,7 @@ class NStep(SampleUnit):
         if schema is plan.schema:
             return reward, after
         paths = [leaf.path for leaf in plan.schema.leaves]
+        objects = [leaf.path for leaf in plan.schema.objects]
         path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
         reward = require_field(plan, path, "the reward of a step")
         dtype = plan.schema.leaves[reward].dtype
@@ -181,9 +190,10 @@ class NStep(SampleUnit):
             )
             raise SchemaError(msg)
         if self._next is None:
-            after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, paths))
+            after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, [*paths, *objects]))
         else:
-            after = tuple(require_field(plan, other, "a field after the step") for other in self._next)
+            named = [other for other in self._next if other not in objects]
+            after = tuple(require_field(plan, other, "a field after the step") for other in named)
         refuse_fields(plan, "steps_to_next_obs", "gamma")
         self._roles = (plan.schema, reward, after)
         return reward, after

@@ -86,7 +86,10 @@ class SavedBuffer:
         what = self.unit if len(self.ids) == 1 else plural(self.unit)
         self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
         self.history = _history(self.rows_drawn, self.rows_written)
-        self._words = (("not shown", f"{', '.join(self._late)} (only some rows have it)"),) if self._late else ()
+        hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
+        objects = [name.partition(".")[2] for name in storage.get("objects", ())]
+        hidden += [f"{', '.join(objects)} (Python objects)"] if objects else []
+        self._words = tuple(("not shown", text) for text in hidden)
         self._open: tuple[int, Reel] | None = None
 
     def _parts(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:

@@ -147,7 +147,7 @@ def test_a_single_row_is_refused_by_the_same_rules(case: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("case", ["text", "None", "a sparse tensor", "a nested tensor"])
+@pytest.mark.parametrize("case", ["objects of numpy", "None", "a sparse tensor", "a nested tensor"])
 @pytest.mark.parametrize("storage", list(TENSORS))
 def test_first_rows_that_are_refused_do_not_fix_the_form(case: str, storage: str) -> None:
     rb = buffer(storage, 8)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from ostinato import (
     LazyMemmapStorage,
@@ -429,3 +429,18 @@ def test_damaged_bytes_are_refused_or_harmless(name: str, tmp_path: Path) -> Non
             assert len(rb.sample(2) if rb.batch_size is None else rb.sample())
         path.write_bytes(whole)
     assert refused > 15
+
+
+def test_text_comes_along(tmp_path: Path) -> None:
+    data = pytest.importorskip("torchrl.data")
+    theirs = data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(4), batch_size=2)
+    rows = {"prompt": ["a", "\u00e4"], "meta": NonTensorData({"k": [1, None]}, batch_size=[2]), "x": torch.arange(2)}
+    theirs.extend(TensorDict(rows, [2]))
+    theirs.dumps(tmp_path / "there")
+    ours = load(tmp_path / "there")
+    assert ours["prompt"] == ["a", "\u00e4"]
+    assert ours["meta"] == [{"k": [1, None]}] * 2
+    ours.dumps(tmp_path / "here")
+    edit(tmp_path / "there" / "storage" / "prompt" / "meta.json", lambda meta: meta.update(data=["a"]))
+    with pytest.raises(DamagedFileError, match="one value for each"):
+        load(tmp_path / "there")

@@ -15,7 +15,7 @@ from ostinato.core.kinds import Node
 from ostinato.durable.dtypes import DTYPES, check_shape, shape_nbytes
 from ostinato.durable.files import open_file
 from ostinato.durable.manifest import parse_json
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 
 __all__ = ["Folder", "damaged"]
 
@@ -109,8 +109,25 @@ class Folder:
             raise CheckpointError(msg)
         if batch is None or depth > _MAX_DEPTH:
             damaged(path, "it must tell a batch size, and nest at most 64 deep")
+        tensors, values, stacks = self._fields(names, meta, batch, depth)
+        self._check_batch(path, batch, tensors)
+        made = kinds.make(
+            Node("tensordict", tuple(tensors), None, batch), list(tensors.values()), (), torch.device("cpu")
+        )
+        for key, value in values.items():
+            made.set_non_tensor(key, value)
+        for key, stack in stacks.items():
+            made.set(key, stack)
+        return made
+
+    def _fields(
+        self, names: tuple[str, ...], meta: dict[str, Any], batch: tuple[int, ...], depth: int
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Read the fields of a level: tensors and levels below, values, and values of each row."""
+        path = self.root.joinpath(*names) / "meta.json"
         tensors: dict[str, Any] = {}
         values: dict[str, Any] = {}
+        stacks: dict[str, Any] = {}
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 if key not in {"shape", "device", "_type"}:
@@ -119,17 +136,23 @@ class Folder:
                 tensors[key] = self.array(entry, *names, f"{key}.memmap")
             elif entry["type"] == "NonTensorData":
                 values[key] = self._value(*names, key)
+            elif entry["type"] == "NonTensorStack":
+                stacks[key] = self._stack(batch, *names, key)
             else:
                 tensors[key] = self._level((*names, key), depth + 1)
                 if not kinds.is_tensordict(tensors[key]) or entry["type"] != "TensorDict":
                     damaged(path, f"the entry of {key[:80]!r}")
-        self._check_batch(path, batch, tensors)
-        made = kinds.make(
-            Node("tensordict", tuple(tensors), None, batch), list(tensors.values()), (), torch.device("cpu")
-        )
-        for key, value in values.items():
-            made.set_non_tensor(key, value)
-        return made
+        return tensors, values, stacks
+
+    def _stack(self, batch: tuple[int, ...], *names: str) -> Any:
+        """Read one value for each row, if they were written as JSON."""
+        path = self.root.joinpath(*names) / "meta.json"
+        values, dim = self._value(*names), self.json(*names, "meta.json").get("stack_dim")
+        try:
+            found = kinds.as_objects(values if dim == 0 else None, names, batch)
+        except OstinatoError:
+            damaged(path, f"it must hold one value for each of {list(batch)} rows, stacked along dimension 0")
+        return kinds.make_objects(Node("tensordict", ()), found)
 
     def _check_batch(self, path: Path, batch: tuple[int, ...], tensors: dict[str, Any]) -> None:
         for key, value in tensors.items():

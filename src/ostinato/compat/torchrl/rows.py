@@ -9,11 +9,13 @@ import torch
 
 from ostinato.compat.torchrl.files import damaged
 from ostinato.core import kinds
+from ostinato.core.draw import Run
 from ostinato.core.rows import describe
 from ostinato.core.state import encode_schema
 from ostinato.durable.ted import Flat2TED
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.mirror_state import column_name
+from ostinato.storages.object_columns import ObjectColumns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +77,7 @@ def read_rows(folder: Folder, ndim: int | None) -> Stored:
     ring = _ring(folder, shape, rows, ndim)
     data, indexed = _without_index(data, ring, folder)
     schema = describe(data, ring.ndim)
-    leaves = schema.flatten(data, None, ring.ndim).leaves
+    leaves, batch, _, objects = schema.flatten(data, None, ring.ndim)
     flat = [x.flatten(0, 1) if ring.ndim > 1 else x for x in leaves]
     columns = {
         column_name(leaf.path, i): x[: ring.rows] for i, (leaf, x) in enumerate(zip(schema.leaves, flat, strict=True))
@@ -92,6 +94,11 @@ def read_rows(folder: Folder, ndim: int | None) -> Stored:
         "columns": columns,
         "late": [],
     }
+    if schema.objects:
+        total = math.prod(batch)
+        kept = ObjectColumns(schema.objects, total)
+        kept.set(Run(0, total, total), kept.owned(objects, total))
+        state |= kept.state(ring.rows, allow_pickle=False)
     return Stored(ring, state, indexed)
 
 
