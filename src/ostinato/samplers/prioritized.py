@@ -295,7 +295,8 @@ class PrioritizedSampler(PrioritySampler):
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
         self._ledger.hide(slots, view)
-        self._held = slots.unique() if self._held is None else torch.cat((self._held, slots)).unique()
+        more = slots if self._held is None else slots[~torch.isin(slots, self._held)]
+        self._held = more.clone() if self._held is None else torch.cat((self._held, more))
 
     def show(self, slots: Tensor, view: View) -> None:
         """Let rows be drawn again, by the priority that they have; see `hide`.

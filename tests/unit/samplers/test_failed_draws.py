@@ -123,7 +123,7 @@ def test_a_member_of_an_ensemble_that_cannot_be_drawn_from() -> None:
     for rb in both.members:
         rb.extend({"x": torch.arange(16)})
     second.update_priority(torch.arange(16), torch.zeros(16))
-    before = snapshot(both)["generator"]
+    before = both.state_dict()["generator"]
     with pytest.raises(OstinatoError):
         both.sample()
-    same_state(snapshot(both)["generator"], before)
+    same_state(both.state_dict()["generator"], before)

@@ -389,12 +389,12 @@ def test_goals_come_from_the_same_side_of_a_masked_row() -> None:
 @pytest.mark.parametrize("name", ["uniform", "pass", "priority"])
 def test_slices_lie_on_one_side_of_a_masked_row(name: str, strict: bool) -> None:
     options: dict[str, Any] = {"slice_len": 5, "strict_length": strict}
-    sampler = {
+    samplers: dict[str, Callable[[], Any]] = {
         "uniform": lambda: SliceSampler(**options),
         "pass": lambda: SliceSamplerWithoutReplacement(**options),
         "priority": lambda: PrioritizedSliceSampler(20, 1.0, 1.0, **options),
-    }[name]()
-    rb = cut(5, sampler=sampler)
+    }
+    rb = cut(5, sampler=samplers[name]())
     drawn = {tuple(rb.sample()["obs"].tolist()) for _ in range(60)}
     assert drawn == {(5, 6, 7, 8, 9)} | (set() if strict else {(0, 1, 2, 3)})
 
