@@ -171,9 +171,12 @@ def test_a_stopped_shard_slows_no_verdict(cluster: Any, remade: Any) -> None:
                 rb.sample(timeout_s=0.0)
             took.append(time.monotonic() - began)
         assert min(took) < 0.3
-        began = time.monotonic()
-        ask(cluster, rb, "begin")
-        assert time.monotonic() - began < 0.9
+        took = []
+        for _ in range(3):  # the quickest counts: the machine may be busy with other things
+            began = time.monotonic()
+            ask(cluster, rb, "begin")
+            took.append(time.monotonic() - began)
+        assert min(took) < 0.9
     assert rb.sample(timeout_s=30.0)["x"].shape == (16,)
 
 

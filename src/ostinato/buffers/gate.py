@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.limits import Flow, RateLimiter, Stock
+from ostinato.core.forks import next_place, whole_in_forks
 from ostinato.errors import KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -63,11 +64,18 @@ class Waiters:
     2. Whoever changes something of that (rows, counts, queued and loaded draws, sampler, storage, limiter) does it with
        the lock held, and calls `wake` before giving it back.
 
-    The lock is free while a call waits. A thread that dies while it waits leaves nothing behind.
+    The lock is free while a call waits, and in a forked process. A thread that dies while it waits leaves nothing
+    behind.
+
+    Args:
+        outer: whether the lock is taken before those of other buffers, as that of an ensemble is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, outer: bool = False) -> None:
         self.lock = threading.RLock()
+        self.place = -next_place() if outer else next_place()
+        """Who takes the locks of several buffers at once does it in the order of their places."""
+        whole_in_forks(self, self.lock, place=self.place)
         self.writers: list[int] = []
         """Rows of the writes that wait."""
         self.readers: list[int] = []

@@ -142,6 +142,6 @@ def _rows(ticket: Ticket) -> int:
 def locked(members: Sequence[Member]) -> ExitStack:
     """Take the locks of all members, in an order that is the same for every ensemble; the result gives them back."""
     stack = ExitStack()
-    for member in sorted(members, key=lambda member: id(member.engine)):
+    for member in sorted(members, key=lambda member: member.engine.waiters.place):
         stack.enter_context(member.engine.lock)
     return stack

@@ -64,10 +64,10 @@ class Mixer:
         self.collate = collate
         self.transform = transform
         self.generator = generator
-        waiters = Waiters()
-        self.lock = waiters.lock
+        self._waiters = Waiters(outer=True)
+        self.lock = self._waiters.lock
         self.pending: deque[Mix] = deque()
-        self.prefetch: Prefetcher[Mix] | None = Prefetcher(depth, waiters) if depth else None
+        self.prefetch: Prefetcher[Mix] | None = Prefetcher(depth, self._waiters) if depth else None
 
     @property
     def ranked(self) -> bool:

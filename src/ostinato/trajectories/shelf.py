@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ostinato.core.forks import whole_in_forks
 from ostinato.durable.files import make_directories
 from ostinato.durable.openfiles import OpenFiles
 from ostinato.durable.tensorfile import file_checksum, read_tree
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache
 from ostinato.trajectories.entries import Held
-from ostinato.trajectories.forks import whole_in_forks
 from ostinato.trajectories.gather import Blocks, Sources
 from ostinato.trajectories.saver import Promise, Saver
 from ostinato.trajectories.store import Store, highest_id

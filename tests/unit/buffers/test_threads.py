@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, SamplerWithoutReplacement
+from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, ReplayBufferEnsemble, SamplerWithoutReplacement
 from ostinato.errors import EmptyBufferError
 
 from ...tags import TENSORS, buffer, fill, read_ids, rows
@@ -261,3 +262,49 @@ def test_an_epoch_shared_by_threads_holds_each_row_once() -> None:
         for thread in threads:
             thread.join()
     assert sorted(seen) == list(range(1000))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_samples_whatever_locks_other_threads_hold_when_it_is_made() -> None:
+    """As the workers of a data loader do, while actors write."""
+    rb, other = (ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4) for _ in range(2))
+    both = ReplayBufferEnsemble(rb, other, batch_size=4, sample_from_all=True)
+    for one in (rb, other):
+        one.extend(torch.arange(8))
+    for lock in (rb._engine.lock, both._mixer.lock):
+        taken = threading.Event()
+
+        def hold(lock: Any = lock, taken: threading.Event = taken) -> None:
+            with lock:
+                taken.set()
+                time.sleep(0.2)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        taken.wait(10)
+        child = os.fork()
+        if child == 0:  # pragma: no cover (another process)
+            status = 1
+            try:
+                both.sample()
+                rb.sample()
+                rb.extend(torch.arange(2))
+                status = 0
+            finally:
+                os._exit(status)
+        thread.join()
+        assert ended_well(child)
+
+
+def ended_well(child: int) -> bool:
+    """Wait for a process for up to 20 s, then kill it; whether it ended by itself, and well."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False

@@ -7,33 +7,45 @@ after it, on both sides.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-__all__ = ["whole_in_forks"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["next_place", "whole_in_forks"]
 
 _Lock: TypeAlias = "threading.Lock | threading.RLock"
 
-_locks: weakref.WeakKeyDictionary[object, tuple[_Lock, ...]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[object, tuple[int, tuple[_Lock, ...]]] = weakref.WeakKeyDictionary()
 _forking = threading.Lock()
 _held: list[_Lock] = []
+_places: Iterator[int] = itertools.count(1)
 
 
-def whole_in_forks(owner: object, *locks: _Lock) -> None:
+def next_place() -> int:
+    """Return a number above all that were returned before: a place in the order in which locks are taken."""
+    return next(_places)
+
+
+def whole_in_forks(owner: object, *locks: _Lock, place: int = 0) -> None:
     """Let forks wait for the locks of an object as long as it lives.
 
     Args:
         owner: The object.
         *locks: Its locks, in the order in which they are taken. None is held for long.
+        place: Locks of objects at a lower place are taken first; who takes those of several objects at once must do
+            it in this order.
     """
-    _locks[owner] = locks
+    _known[owner] = place, locks
 
 
 def _before() -> None:
     _forking.acquire()
-    for locks in list(_locks.values()):
+    for _, locks in sorted(_known.values(), key=lambda known: known[0]):
         for lock in locks:
             lock.acquire()
             _held.append(lock)
