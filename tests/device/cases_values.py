@@ -459,8 +459,8 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
         index = []
         for action in actions:
             *results, info = env.step(action)
-            taken, obs, gain, *ends = [torch.from_numpy(each).to(device) for each in (action, *results)]
-            index.append(steps.add_step(taken, obs, gain, *ends, info=info))
+            taken, obs, gain, over, cut = [torch.from_numpy(each).to(device) for each in (action, *results)]
+            index.append(steps.add_step(taken, obs, gain, over, cut, info))
         return on_cpu([index, rb[:], rb.sample()])
 
     assert same(run(CPU), run(DEVICE))
