@@ -86,8 +86,8 @@ def _wait(name: str) -> None:
 class DeviceTensor(torch.Tensor):
     """A tensor on `fakegpu`."""
 
-    inner: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: type[Self], inner: torch.Tensor) -> Self:
@@ -99,26 +99,26 @@ class DeviceTensor(torch.Tensor):
             dtype=inner.dtype,
             device=DEVICE,
         )
-        made.inner = inner
+        made.held = inner
         return made
 
     def __init__(self, inner: torch.Tensor) -> None:
         del inner
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"DeviceTensor({self.inner})"
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"DeviceTensor({self.held})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return DeviceTensor, (self.cpu(),)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return DeviceTensor(self.inner.clone())
+        return DeviceTensor(self.held.clone())
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
     def data_ptr(self) -> int:
-        return self.inner.data_ptr() + _FAR if self.numel() else 0
+        return self.held.data_ptr() + _FAR if self.numel() else 0
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -216,7 +216,7 @@ def _copy(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _inner(x: Any) -> Any:
-    return x.inner if isinstance(x, DeviceTensor) else x
+    return x.held if isinstance(x, DeviceTensor) else x
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -232,7 +232,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(msg)
     device = kwargs.get("device")
     far = device is None or torch.device(device).type == DEVICE.type
-    given = {id(x.inner): x for x in tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)}
+    given = {id(x.held): x for x in tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)}
     if device is not None:
         kwargs = {**kwargs, "device": _CPU}
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))

@@ -246,7 +246,8 @@ def make_and_sample(rb: ReplayBuffer, device: torch.device) -> Any:
 def test_samples_moved_to_the_cpu_and_to_the_device() -> None:
     far = ReplayBuffer(storage=LazyTensorStorage(60, device=DEVICE), batch_size=16, transform=ostinato.ToDevice("cpu"))
     near = ReplayBuffer(storage=LazyTensorStorage(60), batch_size=16, transform=ostinato.ToDevice("fakegpu"))
-    one, other = make_and_sample(far, DEVICE), make_and_sample(near, CPU)
+    one = {key: value.clone() for key, value in make_and_sample(far, DEVICE).items()}  # before anything else waits
+    other = make_and_sample(near, CPU)
     assert places(one) == {"cpu"}
     assert places(other) == {"fakegpu"}
     assert same(one, on_cpu(other))
@@ -459,8 +460,8 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
         index = []
         for action in actions:
             *results, info = env.step(action)
-            taken, obs, gain, *ends = [torch.from_numpy(each).to(device) for each in (action, *results)]
-            index.append(steps.add_step(taken, obs, gain, *ends, info=info))
+            taken, obs, gain, over, cut = [torch.from_numpy(each).to(device) for each in (action, *results)]
+            index.append(steps.add_step(taken, obs, gain, over, cut, info))
         return on_cpu([index, rb[:], rb.sample()])
 
     assert same(run(CPU), run(DEVICE))
