@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = (1, 1)
+FORMAT_VERSION = (1, 2)
 MAX_MANIFEST_BYTES = 64 * 2**20
 _KEYS = {"format", "version", "checksum", "body"}
 _FORMAT_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BODY = {"rows": 3, "names": ["b", "a"], "text": "é", "nothing": None, "half": 0.5}
 GOLDEN = (
-    b'{"format":"example","version":[1,1],"checksum":"f17d1c9e8e9a7739",'
+    b'{"format":"example","version":[1,2],"checksum":"420ee19ed5fcd5b5",'
     b'"body":{"rows":3,"names":["b","a"],"text":"\\u00e9","nothing":null,"half":0.5}}\n'
 )
 
@@ -37,13 +37,13 @@ def signed(node: dict[str, Any]) -> str:
 def test_golden_bytes(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
     assert (tmp_path / "manifest.json").read_bytes() == GOLDEN
-    assert FORMAT_VERSION == (1, 1)
+    assert FORMAT_VERSION == (1, 2)
 
 
 def test_round_trip_keeps_the_order_of_keys(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
     found = read_manifest(tmp_path, format_name="example")
-    assert (found.format_name, found.version, found.body) == ("example", (1, 1), BODY)
+    assert (found.format_name, found.version, found.body) == ("example", (1, 2), BODY)
     assert list(found.body) == list(BODY)
 
 
