@@ -20,6 +20,7 @@ from ostinato import (
     SliceSampler,
 )
 from ostinato.durable import read_manifest
+from ostinato.durable.manifest import FORMAT_VERSION
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint, verify
 
