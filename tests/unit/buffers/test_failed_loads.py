@@ -28,6 +28,7 @@ from ostinato.durable.blocks import BlockReader
 from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError
 from ostinato.transforms import Compose
 
+from ...sharing import AVAILABLE
 from ...tags import rows as tagged
 from ...tags import same_state, snapshot
 
@@ -259,6 +260,7 @@ def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatc
     assert torch.equal(rb[:]["obs"], other[:]["obs"])
 
 
+@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
 def test_transforms_that_do_not_fit_a_shared_buffer() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, shared=True)
     rb.extend(tagged(range(5)))
