@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from ostinato.buffers.expansion import expand_again
 from ostinato.buffers.gate import retake
-from ostinato.buffers.loading import begin_load, end_load, hold
+from ostinato.buffers.loading import begin_load, end_load, hold, own_tensors
 from ostinato.buffers.records import Ticket
 from ostinato.buffers.soundness import check_counts, check_ticket, readable
 from ostinato.core.draw import Draw
@@ -135,11 +134,6 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
         state = {**state, "storage": None}
     copied: dict[str, Any] = own_tensors(state)
     return copied if items is None else {**copied, "storage": storage}
-
-
-def own_tensors(state: Any) -> Any:
-    """Copy all tensors of a state, densely."""
-    return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
 def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:

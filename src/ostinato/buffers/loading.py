@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import Engine
     from ostinato.transforms import Compose
 
-__all__ = ["begin_load", "end_load", "hold"]
+__all__ = ["begin_load", "end_load", "hold", "own_tensors"]
 
 
 _FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")
@@ -31,7 +32,7 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
     """
     storage = engine.storage
     rows, laid_out, stamps, pending = len(storage), storage.laid_out, engine.stamps, list(engine.pending)
-    parts = [(part, _copied(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
+    parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
     random = None if engine.generator is None else engine.generator.get_state()
     kept = [part.hold() for part in (engine.chronicle, engine.gate, engine.versions) if part is not None]
@@ -59,8 +60,9 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
     return restore
 
 
-def _copied(state: Any) -> Any:
-    return tree_map_only(torch.Tensor, torch.clone, state)
+def own_tensors(state: Any) -> Any:
+    """Copy all tensors of a state, densely."""
+    return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
 def begin_load(engine: Engine) -> None:

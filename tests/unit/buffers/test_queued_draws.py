@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import xxhash
 
 from ostinato import (
     Episodes,
@@ -23,6 +25,9 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from ostinato.durable import CheckpointReader
+from ostinato.durable.manifest import canonical
+from ostinato.durable.values import encode
 from ostinato.errors import CheckpointError
 
 from ...tags import same_state
@@ -140,6 +145,25 @@ def test_windows_of_which_rows_were_replaced_are_made_again_and_whole(tmp_path: 
         expected = (first + count - 1)[:, None] * 3 + torch.arange(2) + 0.5
         assert torch.equal(batch["next"]["obs"], expected)
         assert bool((first >= CAPACITY - 20).all())
+
+
+def test_draws_of_format_1_1_have_no_windows(tmp_path: Path) -> None:
+    rb, again = make("nstep"), make("nstep")
+    rb.extend(steps(0, 60))
+    rb.sample()
+    rb.dumps(tmp_path)
+    file = tmp_path / "manifest.json"
+    node = json.loads(file.read_text())
+    assert "steps_to_next_obs" in file.read_text()
+    state = CheckpointReader(tmp_path, format_name="ostinato-buffer").state()
+    for ticket in state["pending"]:
+        del ticket["plan"]
+    node["body"]["state"] = encode(state, inline_bytes=2**20)
+    node["version"] = [1, 1]
+    covered = canonical([node["format"], node["version"], node["body"]])
+    file.write_bytes(canonical({**node, "checksum": xxhash.xxh3_64_hexdigest(covered)}))
+    again.loads(tmp_path)
+    same_state(batches(again, 6), batches(rb, 6))
 
 
 def test_ensembles(tmp_path: Path) -> None:

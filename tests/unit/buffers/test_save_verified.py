@@ -24,6 +24,7 @@ from ostinato import (
 from ostinato.core.draw import Run
 from ostinato.errors import CheckpointError
 
+from ...sharing import AVAILABLE
 from ...tags import same_state, snapshot
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def test_members_of_ensembles_are_checked(tmp_path: Path) -> None:
     assert [len(rb) for rb in other.members] == [16, 16]
 
 
+@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
 def test_shared_buffers_are_checked(tmp_path: Path) -> None:
     rb = ReplayBuffer(
         storage=LazyTensorStorage(16), sampler=PrioritizedSampler(16, 0.6, 0.4), batch_size=4, shared=True
