@@ -13,7 +13,7 @@ from ostinato.core.draw import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
-from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_hook, check_ndim
 from ostinato.storages.columns import check_columns, check_form, check_room, fill_columns, name_columns
 from ostinato.storages.grid import as_grid, read_grid
@@ -79,7 +79,9 @@ class TensorStorage(Storage):
     ) -> None:
         self._start(check_ndim(ndim))
         schema = describe(storage, self.ndim)
-        leaves, batch, _ = schema.flatten(storage, None, self.ndim)
+        flat = schema.flatten(storage, None, self.ndim)
+        leaves, batch = flat.leaves, flat.batch
+        _require_memory(schema, flat, leaves[0].device)
         self._lanes = batch[1] if self.ndim > 1 else 1
         rows = batch[0] * self._lanes
         if max_size is not None and max_size != rows:
@@ -188,6 +190,8 @@ class TensorStorage(Storage):
             data, late = self._late.split(data, self._known(), None)
             self._late.refuse_unknown(late)
         flat = schema.flatten(data, None, lead)
+        if flat.addresses is not None and 0 in flat.addresses:
+            _require_memory(schema, flat, self.device)
         rows = _count(flat.batch)
         if self._table is None:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
@@ -522,3 +526,18 @@ def _count(batch: tuple[int, ...]) -> int:
         msg = f"the batch is empty (batch size {list(batch)}): expected at least one row"
         raise SchemaError(msg)
     return count
+
+
+def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:
+    """Refuse rows on the CPU that native code cannot read: fake tensors, and subclasses that wrap another tensor.
+
+    Raises:
+        KindError: naming the field.
+    """
+    for leaf, value, address in zip(schema.leaves, flat.leaves, flat.addresses or (), strict=False):
+        if not address and value.numel() and device.type == "cpu":
+            msg = (
+                f"{kinds.show_field(leaf.path)} holds a {type(value).__name__} without memory of its own: give a plain "
+                "torch.Tensor (of a fake tensor there are no values; subclasses that wrap a tensor have one to unwrap)"
+            )
+            raise KindError(msg)
