@@ -41,7 +41,7 @@ class Watching(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class Wrapping(Tensor):
@@ -49,17 +49,17 @@ class Wrapping(Tensor):
 
     @staticmethod
     def __new__(cls: type[Self], inner: Tensor) -> Self:
-        made: Self = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)  # type: ignore[attr-defined]
+        made: Self = Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
         return made
 
     def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
+        self.held = inner
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inner = tree_map(lambda x: x.inner if isinstance(x, Wrapping) else x, (args, kwargs or {}))
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        inner = tree_map(lambda x: x.held if isinstance(x, Wrapping) else x, (args, kwargs or {}))
         found = func(*inner[0], **inner[1])
-        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, found)  # type: ignore[arg-type]
+        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, found)
 
 
 class Kept:
@@ -88,7 +88,7 @@ MADE: dict[str, Callable[[], Tensor]] = {
     "parameter": lambda: nn.Parameter(base()),
     "result": lambda: nn.Parameter(base()) * 1,
     "subclass": lambda: base().as_subclass(Named),
-    "made as a subclass": lambda: Tensor._make_subclass(Named, base()),  # type: ignore[attr-defined]
+    "made as a subclass": lambda: Tensor._make_subclass(Named, base()),
     "subclass with a graph": lambda: (nn.Parameter(base()) * 1).as_subclass(Named),
     "function subclass": lambda: base().as_subclass(Watching),
 }
@@ -153,11 +153,11 @@ def test_no_graph_stays_alive(storage: Any) -> None:
 def test_tangents_are_not_stored() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8, packed=False), batch_size=2)
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(base(), torch.ones(4, 3))
+        dual = forward_ad.make_dual(base(), torch.ones(4, 3))  # type: ignore[no-untyped-call]
         rb.extend({"x": dual.t().contiguous().t()})
         rb.extend({"x": dual})
-        assert forward_ad.unpack_dual(rb[:]["x"]).tangent is None
-        assert forward_ad.unpack_dual(rb.sample()["x"]).tangent is None
+        for found in (rb[:]["x"], rb.sample()["x"]):
+            assert forward_ad.unpack_dual(found).tangent is None  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.skipif(native is None, reason="torch asks the subclass itself")
@@ -205,7 +205,7 @@ TRANSFORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "jvp": (r"torch.func \(jvp\)", lambda f: torch.func.jvp(f, (base(),), (base(),))),
     "jacrev": (r"torch.func \(grad\)", lambda f: torch.func.jacrev(f)(base())),
     "functionalize": (r"torch.func \(functionalize\)", lambda f: torch.func.functionalize(f)(base())),
-    "trace": ("torch.jit.trace", lambda f: torch.jit.trace(f, (base(),), check_trace=False)),
+    "trace": ("torch.jit.trace", lambda f: torch.jit.trace(f, (base(),), check_trace=False)),  # type: ignore[no-untyped-call]
 }
 
 
