@@ -83,9 +83,8 @@ LENGTH = 6
 def flat(value: Any, name: str = "") -> dict[str, Any]:
     """Return the leaves of a value by name: dtype, device, shape and bytes of tensors; other values as text."""
     if isinstance(value, Tensor):
-        array = value.detach().cpu().contiguous().view(torch.uint8) if value.numel() and value.ndim else value
-        raw = array.numpy().tobytes() if value.ndim and value.numel() else [] if value.ndim else value.item()
-        return {name: (type(value).__name__, str(value.dtype), str(value.device), tuple(value.shape), repr(raw))}
+        raw = value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return {name: (type(value).__name__, str(value.dtype), str(value.device), tuple(value.shape), raw)}
     if isinstance(value, np.ndarray):
         return {name: ("array", str(value.dtype), value.shape, value.tobytes())}
     if is_tensordict(value):
@@ -312,8 +311,8 @@ def datasets(directory: Path) -> Steps:
 
 def checkpoints(directory: Path) -> Steps:
     """Whole, incremental and mapped checkpoints, hooks, and the tools that read them."""
-    path, options = directory / "chain", {"sampler": PrioritizedSampler(CAPACITY, 0.7, 0.5)}
-    rb = filled(LazyTensorStorage(CAPACITY), **options)
+    path = directory / "chain"
+    rb = filled(LazyTensorStorage(CAPACITY), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5))
     rb.dumps(path, incremental=True)
     for start in (50, 60):
         rb.extend(rows(4, start))
@@ -427,7 +426,8 @@ def unseeded(directory: Path) -> Steps:
     three = filled(LazyTensorStorage(CAPACITY), generator=None, sampler=SamplerWithoutReplacement())
     mixed = ReplayBufferEnsemble(one, two, three, p=[0.1, 0.2, 0.7], num_buffer_sampled=2, batch_size=6)
     every = ReplayBufferEnsemble(one, two, three, batch_size=6)
-    for number, rb in enumerate([one, two, three, mixed, every]):
+    buffers: list[Any] = [one, two, three, mixed, every]
+    for number, rb in enumerate(buffers):
         yield f"batch {number}", rb.sample()
         yield f"info {number}", rb.sample(return_info=True)[1]
     reservoir = filled(LazyTensorStorage(CAPACITY), generator=None, writer=ReservoirWriter())

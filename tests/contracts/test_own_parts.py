@@ -8,11 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 
-from ostinato import ReplayBuffer, Sampler, Storage, Writer
+from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage, Writer
 from ostinato.core.draw import Draw, Picks, Run
-from ostinato.errors import CheckpointError, SchemaError
+from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.testing import SamplerContract, StorageContract, WriterContract
 
 if TYPE_CHECKING:
@@ -224,3 +225,71 @@ def test_the_suites_do_not_import_pytest() -> None:
     code = "import sys, ostinato.testing; print('pytest' in sys.modules, 'hypothesis' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert out.stdout.strip() == "False False", out.stderr
+
+
+class Chosen(Sampler):
+    """Draws the slots that a test gives it."""
+
+    def __init__(self, slots: Tensor) -> None:
+        self.slots = slots
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        return Draw(self.slots)
+
+
+def drawn(slots: Tensor) -> list[int]:
+    rb = ReplayBuffer(storage=LazyTensorStorage(6), sampler=Chosen(slots), batch_size=2)
+    rb.extend({"x": torch.arange(6)})
+    return rb.sample()["x"].tolist()  # type: ignore[no-any-return]
+
+
+def test_slots_of_own_samplers_may_have_any_form() -> None:
+    assert drawn(torch.tensor([3, 1], dtype=torch.int32)) == [3, 1]
+    assert drawn(torch.tensor([3, 0, 1, 0])[::2]) == [3, 1]
+    with pytest.raises(KindError, match="slots must have values, got a tensor on the device meta"):
+        drawn(torch.tensor([3, 1], device="meta"))
+    with pytest.raises(IndexError):
+        drawn(torch.tensor([3, 9]))
+
+
+class Placing(RoundRobinWriter):
+    """Places rows as a test says."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self.placement = placement
+
+    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Any:
+        return self.placement
+
+
+@pytest.mark.parametrize(
+    ("placement", "error", "words"),
+    [
+        (Run(0, 3, 6), SlotError, "must place the 2 rows given, got a run that skips 0 and writes 3"),
+        (Run(0, 2, 6, 1), SlotError, "must place the 2 rows given, got a run that skips 1 and writes 2"),
+        (Run(0, 3, 6, -1), SlotError, "must place the 2 rows given"),
+        (Picks(torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([0, 1])), SlotError, r"in \[0, 2\), for each"),
+        (Picks(torch.tensor([0, 1]), torch.tensor([0, -1]), torch.tensor([0, 1])), SlotError, r"in \[0, 2\), for each"),
+        (Picks(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([0, 1])), SlotError, "for each of its 2 slots"),
+        (
+            Picks(torch.tensor([0, 1]), torch.tensor([0, 1], device="meta"), torch.tensor([0, 1])),
+            KindError,
+            "slots must have values",
+        ),
+    ],
+)
+def test_placements_of_own_writers_are_checked_before_rows_are_read(
+    placement: Placement, error: type[Exception], words: str
+) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(6), writer=Placing(placement))
+    with pytest.raises(error, match=words):
+        rb.extend({"x": torch.arange(2)})
+    assert len(rb) == 0
+
+
+def test_picks_of_own_writers_may_have_any_form() -> None:
+    slots, rows = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 9, 1, 9])[::2]
+    rb = ReplayBuffer(storage=LazyTensorStorage(6), writer=Placing(Picks(slots, rows, torch.tensor([1, 0]))))
+    rb.extend({"x": torch.tensor([5, 6])})
+    assert rb[:]["x"].tolist() == [6, 5]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ostinato._backend import native
 from ostinato.core import kinds
+from ostinato.core.draw import require_values
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError
 from ostinato.samplers.base import check_rows
 
@@ -183,6 +184,7 @@ def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:
 def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
     """Return slots int64 `[n]` on the storage's device, and the shape of the index (without the coordinates)."""
     if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64 and storage.ndim == 1:
+        require_values(index, "an index")
         here = index if index.is_cpu and storage.device.type == "cpu" else index.to(storage.device)
         return here.contiguous(), (index.shape[0],)
     if isinstance(index, tuple) and len(index) == storage.ndim:
@@ -219,6 +221,7 @@ def _integers(index: Any, storage: Storage) -> Tensor:
     if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
         msg = f"an index must hold integers, got {found.dtype}: pass what extend() or sample() gave"
         raise KindError(msg)
+    require_values(found, "an index")
     return found.detach().to(storage.device, torch.int64)
 
 
@@ -245,6 +248,7 @@ def _values(priority: Any, batch: tuple[int, ...], n: int, storage: Storage, sam
         msg = f"priorities must be numbers, got {values.dtype}"
         raise KindError(msg)
     _require_real(values)
+    require_values(values, "priorities")
     values = values.detach().to(storage.device)
     shape = tuple(values.shape)
     if shape == batch:
@@ -277,6 +281,7 @@ def _stamps_given(given: Any, slots: Tensor) -> Tensor:
             f"got {stamps.dtype}{list(stamps.shape)}"
         )
         raise SchemaError(msg)
+    require_values(stamps, "generation")
     return stamps.reshape(-1).to(slots.device, torch.int64).contiguous()
 
 

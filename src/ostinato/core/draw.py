@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from ostinato.core.shared_ring import SharedRing
     from ostinato.core.stamps import Stamps
 
-__all__ = ["Draw", "Picks", "Placement", "Request", "Run", "View", "as_slots", "check_slots", "episodes_of"]
+__all__ = [
+    "Draw",
+    "Picks",
+    "Placement",
+    "Request",
+    "Run",
+    "View",
+    "as_slots",
+    "check_slots",
+    "episodes_of",
+    "require_values",
+]
 
 
 class Run(NamedTuple):
@@ -124,18 +135,27 @@ def ring_range(start: int, rows: int, capacity: int, device: torch.device | None
     return out if stop <= capacity else out.remainder_(capacity)
 
 
+def require_values(tensor: Tensor, what: str) -> None:
+    """Refuse tensors on the device meta, which have no values.
+
+    Raises:
+        KindError: naming what the tensor was to be.
+    """
+    if tensor.is_meta:
+        msg = (
+            f"{what} must have values, got a tensor on the device meta: name the device of new tensors, since "
+            "torch.set_default_device() and `with torch.device(...)` change what they get without"
+        )
+        raise KindError(msg)
+
+
 def as_slots(slots: Tensor, device: torch.device) -> Tensor:
     """Bring slots that a sampler or writer chose to the form that native code reads: int64, contiguous, on a device.
 
     Raises:
         KindError: if they are on the device meta, where tensors have no values.
     """
-    if slots.is_meta:
-        msg = (
-            "slots must have values, got a tensor on the device meta: name the device of new tensors, since "
-            "torch.set_default_device() and `with torch.device(...)` change what they get without"
-        )
-        raise KindError(msg)
+    require_values(slots, "slots")
     return slots.to(device, torch.int64).contiguous()
 
 

@@ -354,7 +354,7 @@ def require_eager(what: str) -> None:
     Raises:
         UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
     """
-    transform = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 (torch has no public name for it)
+    transform: Any = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 (torch has no public name for it)
     if transform is None and not torch._C._is_tracing():  # noqa: SLF001 (torch.jit.is_tracing takes four times as long)
         return
     name = "torch.jit.trace" if transform is None else f"torch.func ({transform.key().name.lower()})"
@@ -413,7 +413,7 @@ def as_tensor(value: Any, path: Sequence[Hashable]) -> Tensor:
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise KindError(_refuse(path, "a nested, sparse, quantized or meta tensor"))
-        followed = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
+        followed = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
         return (value.detach() if followed else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.core.draw import require_values
 from ostinato.errors import KindError, SlotError
 
 __all__ = ["Selection", "apply_index", "is_field", "plain_index", "select"]
@@ -92,6 +93,7 @@ def plain_index(index: Any) -> Any:
 def _plain(index: Any) -> Any:
     """Bring lists, ranges and arrays to tensors on the CPU; leave the rest."""
     if isinstance(index, Tensor):
+        require_values(index, "an index")
         return index.cpu()
     if isinstance(index, slice) and index.step is not None and index.step < 0:
         msg = f"slices of rows have a positive step, got {index!r}: index with a tensor to reverse"

@@ -13,7 +13,7 @@ from ostinato.core.draw import Picks, Request, Run
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
-from ostinato.errors import CapacityError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import (
     Storage,
     check_capacity,
@@ -107,7 +107,9 @@ class TensorStorage(Storage):
         self._start(check_ndim(ndim))
         schema = describe(storage, self.ndim)
         self.allow_pickle = allow_pickle
-        leaves, batch, _, objects = schema.flatten(storage, None, self.ndim)
+        flat = schema.flatten(storage, None, self.ndim)
+        leaves, batch, _, objects = flat
+        _require_memory(schema, flat, leaves[0].device)
         self._lanes = batch[1] if self.ndim > 1 else 1
         rows = batch[0] * self._lanes
         if max_size is not None and max_size != rows:
@@ -232,6 +234,8 @@ class TensorStorage(Storage):
                 msg = f"a step must have at least one lane (environment), got batch size {list(flat.batch)}"
                 raise SchemaError(msg)
             return _NO_ROWS, 0
+        if flat.addresses is not None and 0 in flat.addresses:
+            _require_memory(schema, flat, self.device)
         if self._table is None:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
         links = None
@@ -644,3 +648,18 @@ def _require_none(rows: int) -> None:
     if rows:
         msg = f"{rows} rows are chosen, an empty list was given: give one for each"
         raise SchemaError(msg)
+
+
+def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:
+    """Refuse rows on the CPU that native code cannot read: fake tensors, and subclasses that wrap another tensor.
+
+    Raises:
+        KindError: naming the field.
+    """
+    for leaf, value, address in zip(schema.leaves, flat.leaves, flat.addresses or (), strict=False):
+        if not address and value.numel() and device.type == "cpu":
+            msg = (
+                f"{kinds.show_field(leaf.path)} holds a {type(value).__name__} without memory of its own: give a plain "
+                "torch.Tensor (of a fake tensor there are no values; subclasses that wrap a tensor have one to unwrap)"
+            )
+            raise KindError(msg)

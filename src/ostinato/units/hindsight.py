@@ -167,7 +167,7 @@ class Hindsight(SampleUnit):
         path = self.reward_path or (("next", "reward") if ("next", "reward") in known else ("reward",))
         require_field(plan, path, "the reward of a step")
         old = kinds.find_field(data, path)
-        new = self.reward_fn(data)
+        new: Any = self.reward_fn(data)
         new = new.to(old.device) if isinstance(new, Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
         if new.numel() != old.numel():
             msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
