@@ -49,8 +49,9 @@ def test_values_are_cast_by_the_buffer() -> None:
 def test_no_rows_change_nothing(limited: bool) -> None:
     limiter = {"rate_limiter": RateLimiter(1.0, 1.0, timeout_s=0.01)} if limited else {}
     actor = host(**limiter)
+    nothing: list[Any] = [{"x": torch.zeros(0, 3)}, []]
     for _ in range(2):
-        for none in ({"x": torch.zeros(0, 3)}, []):
+        for none in nothing:
             index = call(actor, "extend", none)
             assert (index.dtype, index.shape) == (torch.int64, (0,))
         if limited:
@@ -60,7 +61,9 @@ def test_no_rows_change_nothing(limited: bool) -> None:
 
 
 def test_no_rows_count_as_none() -> None:
-    for none in ([], torch.zeros(0, 3), {"a": {"b": np.zeros((0, 2))}}, TensorDict({"x": torch.zeros(0)}, [0])):
+    nested = {"a": {"b": np.zeros((0, 2))}}
+    nothing: list[Any] = [[], torch.zeros(0, 3), nested, TensorDict({"x": torch.zeros(0)}, [0])]
+    for none in nothing:
         assert count_rows(none) == 0
 
 
@@ -77,7 +80,7 @@ def test_ragged_rows_travel_as_lazy_stacks_and_are_not_joined() -> None:
 
 
 def test_shards_of_different_dtypes_are_not_joined() -> None:
-    spots = torch.arange(4).split(2)
+    spots = (torch.tensor([0, 1]), torch.tensor([2, 3]))
     parts = [
         Part(shard, {"x": torch.zeros(2, dtype=dtype)}, {"index": torch.arange(2)}, spots[shard])
         for shard, dtype in enumerate((torch.float32, torch.float64))

@@ -137,7 +137,7 @@ def _fits_plainly(value: complex, stored: torch.dtype) -> bool:
     if not isinstance(value, int) or stored not in _KNOWN or stored.is_complex:
         return False
     if stored.is_floating_point:
-        return abs(value) <= 2 ** _digits(stored)
+        return bool(abs(value) <= 2 ** _digits(stored))
     low, high = _range(stored)
     return low <= value <= high
 

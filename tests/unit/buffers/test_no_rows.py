@@ -25,6 +25,7 @@ from ostinato import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from ostinato._backend import native
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.errors import KeyMissingError, OstinatoError, SchemaError, UsageError
 
@@ -46,7 +47,8 @@ def test_no_rows_change_nothing(storage: str, kind: str) -> None:
     rb = buffer(storage, 8)
     fill(rb, range(5), kind)
     before = snapshot(rb)
-    for none in (rows([], kind), []):
+    nothing: list[Any] = [rows([], kind), []]
+    for none in nothing:
         assert is_empty_index(rb.extend(none))
         same_state(snapshot(rb), before)
     assert rb.write_count == 5
@@ -102,7 +104,8 @@ def test_the_form_of_no_rows_is_checked(none: Any, error: type[Exception], messa
 
 def test_first_rows_that_agree_in_nothing_raise_though_there_are_none() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
-    for none in ({"x": torch.zeros(0, 4), "y": torch.zeros(1)}, {}, {"x": None}, {"x": []}):
+    wrong: list[Any] = [{"x": torch.zeros(0, 4), "y": torch.zeros(1)}, {}, {"x": None}, {"x": []}]
+    for none in wrong:
         with pytest.raises(OstinatoError):
             rb.extend(none)
     assert not rb.storage.laid_out
@@ -214,7 +217,8 @@ def test_single_copies() -> None:
 
 
 def test_shared_buffers() -> None:
-    pytest.importorskip("ostinato._native")
+    if native is None:
+        pytest.skip("shared buffers need the compiled extension")
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, shared=True)
     assert is_empty_index(rb.extend({"x": torch.zeros(0)}))
     assert not rb.storage.laid_out
@@ -230,7 +234,8 @@ def test_no_rows_in_place() -> None:
     rb = buffer("packed", 8)
     fill(rb, range(5))
     before = snapshot(rb)
-    for none in (rows([]), []):
+    nothing: list[Any] = [rows([]), []]
+    for none in nothing:
         rb[2:2] = none
         rb[torch.zeros(5, dtype=torch.bool)] = none
     same_state(snapshot(rb), before)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.core.casts import DTYPES, Rule, rule
+from ostinato import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorDictReplayBuffer
+from ostinato._backend import native
+from ostinato.core.casts import DTYPES, Rule, cast, rule
 from ostinato.errors import CastWarning, SchemaError
 
 if TYPE_CHECKING:
@@ -272,8 +273,8 @@ def test_fields_added_later_cast_by_the_table(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("option", ["ndim", "single copy", "shared"])
 def test_storages_of_other_layouts_cast_by_the_table(option: str, case: str) -> None:
-    if option == "shared" and LazyTensorStorage(2).why_private is None:
-        pytest.importorskip("ostinato._native")
+    if option == "shared" and native is None:
+        pytest.skip("shared buffers need the compiled extension")
     stored, value, wanted = CASES[case]
     options: Any = {"ndim": {"ndim": 2}, "single copy": {"single_copy": {"next": "x"}}, "shared": {}}[option]
     shared: Any = {"shared": True} if option == "shared" else {}
@@ -379,3 +380,41 @@ def test_errors_say_what_was_given_and_what_to_do() -> None:
         "keeps the dtypes of its first rows; convert the values before writing, or write first rows of a dtype that "
         "holds all of them"
     )
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_dtypes_alone_decide_where_values_are_not_read(pair: tuple[torch.dtype, torch.dtype]) -> None:
+    """Tensors without data: looking at a value would raise."""
+    source, stored = pair
+    warned: set[Any] = set()
+    value = torch.empty(3, dtype=source, device="meta")
+    results = {"exact": "silent", "usual": "silent", "rounds": "warns", "checked": "raises", "never": "raises"}
+    for number in range(2):
+        result = done(lambda: cast(value, stored, ("x",), warned))
+        wanted = results[rule(source, stored)]
+        assert result == ("silent" if number and wanted == "warns" else wanted)
+
+
+def test_an_array_is_converted_once_and_never_written_to() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    array.flags.writeable = False
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.extend({"x": torch.zeros(1, 3)})
+    rb.extend({"x": array})
+    rb.extend({"x": array[:, ::-1]})
+    rb.extend({"x": array.astype(">f8")})
+    wanted = torch.arange(6.0).view(2, 3)
+    assert torch.equal(rb[1:]["x"], torch.cat([wanted, wanted.flip(1), wanted]))
+
+
+def test_priorities_in_rows_of_any_real_dtype() -> None:
+    for dtype in DTYPES:
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=2)
+        rows = TensorDict({"x": torch.zeros(2), "td_error": torch.ones(2).to(dtype)}, [2])
+        if dtype.is_complex:
+            with pytest.raises(TypeError, match="must be real numbers"):
+                rb.extend(rows)
+            assert len(rb) == 0
+        else:
+            rb.extend(rows)
+            assert rb.sampler.state_dict()["priorities"][:2].tolist() == [1.0, 1.0]

@@ -119,7 +119,7 @@ def test_the_field_keeps_its_form() -> None:
     rb.write_all(with_late([0, 1, 2, 3, 4]))
     before = snapshot(rb)
     for wrong in (
-        torch.zeros(5),
+        torch.full((5,), 0.5),
         torch.zeros(5, 2, dtype=torch.int64),
         torch.zeros(4, dtype=torch.int64),
         torch.tensor(1),
