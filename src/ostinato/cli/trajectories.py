@@ -12,6 +12,8 @@ from ostinato.cli.arguments import ALLOW_PICKLE, JSON, one_path
 from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import typer
 
     from ostinato import TrajectoryReplayBuffer
@@ -42,7 +44,7 @@ class Sampled:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    commands = {
+    commands: dict[Callable[..., None], str] = {
         sample: "ostinato sample runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache",
         merge: "ostinato merge runs/replay_buffer runs/merged",
         split: "ostinato split runs/merged runs/first --split-count 30",

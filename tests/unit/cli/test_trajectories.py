@@ -236,7 +236,11 @@ def test_no_command_takes_anything_away_without_a_flag(command: str, saved: Path
     else:
         saved.rename(source)
     before = contents(source)
-    more = {"merge": [tmp_path / "new"], "convert": [tmp_path / "new"], "split": [tmp_path / "new", "--split-count", 2]}
+    more: dict[str, list[Any]] = {
+        "merge": [tmp_path / "new"],
+        "convert": [tmp_path / "new"],
+        "split": [tmp_path / "new", "--split-count", 2],
+    }
     done = ostinato(command, source, *more.get(command, []))
     assert done.returncode == 0, done.stderr
     assert contents(source) == before

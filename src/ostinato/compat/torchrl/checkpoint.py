@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
+    import os
+
     from ostinato.storages import Storage
 
 __all__ = ["ImportReport", "convert_checkpoint", "is_checkpoint", "load_checkpoint"]
@@ -190,11 +191,8 @@ def _find(root: Path, ndim: int | None, max_size: int | None, *, allow_pickle: b
             raise OptionError(msg)
         return _find_list(root, max_size, allow_pickle=allow_pickle)
     if not is_checkpoint(root):
-        if not os.path.lexists(root):
-            msg = f"no checkpoint at {root}: it does not exist"
-        else:
-            lacking = "storage/storage_metadata.json or buffer_metadata.json"
-            msg = f"{root} is no directory that TorchRL's rb.dumps wrote: it lacks {lacking}"
+        lacking = "it lacks storage/storage_metadata.json" if root.is_dir() else "it does not exist"
+        msg = f"{root} is no directory that TorchRL's rb.dumps wrote: {lacking}"
         raise CheckpointNotFoundError(msg)
     if max_size is not None or allow_pickle:
         msg = f"max_size and allow_pickle are for files of list storages, {root} is a directory: leave them out"

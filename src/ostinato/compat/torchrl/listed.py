@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generator_of", "read_listed", "ring_of"]
 
-_MAGIC = (b"PK", b"\x80\x02")  # an archive, or the pickle that torch wrote before 1.6
+_MAGIC = (b"PK", b"\x80")  # an archive, or the pickle that torch wrote before 1.6
 _ERRORS = (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
@@ -41,7 +41,7 @@ def read_listed(path: Path, *, allow_pickle: bool) -> dict[str, Any]:
         DamagedFileError: naming the file.
     """
     with path.open("rb") as file:
-        if file.read(2)[:2] not in _MAGIC:
+        if not file.read(2).startswith(_MAGIC):
             damaged(path, "not a file of torch.save: it begins otherwise")
     try:
         state = torch.load(path, map_location="cpu", weights_only=not allow_pickle)
