@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks, Request, Run
+from ostinato.core.draw import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
@@ -114,8 +114,7 @@ class TensorStorage(Storage):
         self._rows = rows
         self._late = LateFields(rows, self.device)
         if schema.objects:
-            self._objects = ObjectColumns(schema.objects, rows)
-            self._objects.set(Run(0, rows, rows), self._objects.owned(objects, rows))
+            self._objects = ObjectColumns.of(schema.objects, objects, rows)
 
     def _start(self, ndim: int) -> None:
         self.ndim = ndim
