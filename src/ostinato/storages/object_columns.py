@@ -49,6 +49,13 @@ class ObjectColumns:
         self.paths = {leaf.path: position for position, leaf in enumerate(leaves)}
         self._columns = [np.empty((capacity, *leaf.shape), dtype=object) for leaf in leaves]
 
+    @classmethod
+    def of(cls, leaves: Sequence[ObjectLeaf], objects: Sequence[np.ndarray[Any, Any]], rows: int) -> ObjectColumns:
+        """Make columns of the fields of `rows` rows, `[*batch, *leaf.shape]` each, which they hold. Copy."""
+        made = cls(leaves, rows)
+        made.set(Run(0, rows, rows), made.owned(objects, rows))
+        return made
+
     @property
     def nbytes(self) -> int:
         """Bytes of the references; the objects do not say."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks, Request, Run
+from ostinato.core.draw import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe
 from ostinato.core.select import is_field, select
 from ostinato.core.state import decode_schema, encode_schema
@@ -135,8 +135,7 @@ class TensorStorage(Storage):
         self._rows = rows
         self._late = LateFields(rows, self.device)
         if schema.objects:
-            self._objects = ObjectColumns(schema.objects, rows)
-            self._objects.set(Run(0, rows, rows), self._objects.owned(objects, rows))
+            self._objects = ObjectColumns.of(schema.objects, objects, rows)
 
     def _start(self, ndim: int) -> None:
         self.ndim = ndim
@@ -230,10 +229,7 @@ class TensorStorage(Storage):
         if self._table is not None and self.ndim > 1:
             self._check_lanes(flat.batch)
         if rows == 0:
-            if single:
-                msg = f"a step must have at least one lane (environment), got batch size {list(flat.batch)}"
-                raise SchemaError(msg)
-            return _NO_ROWS, 0
+            return _no_rows(flat, single=single), 0
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
         if self._table is None:
@@ -648,6 +644,14 @@ def _require_none(rows: int) -> None:
     if rows:
         msg = f"{rows} rows are chosen, an empty list was given: give one for each"
         raise SchemaError(msg)
+
+
+def _no_rows(flat: Flat, *, single: bool) -> _Payload:
+    """Return what is written of no rows; raise `SchemaError` for a step without lanes."""
+    if single:
+        msg = f"a step must have at least one lane (environment), got batch size {list(flat.batch)}"
+        raise SchemaError(msg)
+    return _NO_ROWS
 
 
 def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:

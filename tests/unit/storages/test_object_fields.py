@@ -153,7 +153,8 @@ def test_batch_dimensions_of_the_row_are_kept() -> None:
     words = [["a", "b", "c"], ["d", "e", "f"]]
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
     rb.extend(TensorDict({"x": torch.zeros(2, 3), "w": words}, [2, 3]))
-    rb.add(TensorDict({"x": torch.zeros(3), "w": ["g", "h", "i"]}, [3]))
+    with pytest.warns(UserWarning, match="stored as one row"):
+        rb.add(TensorDict({"x": torch.zeros(3), "w": ["g", "h", "i"]}, [3]))
     assert rb[:]["w"] == [*words, ["g", "h", "i"]]
     assert rb[2]["w"] == ["g", "h", "i"]
 

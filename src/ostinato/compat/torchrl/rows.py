@@ -9,7 +9,6 @@ import torch
 
 from ostinato.compat.torchrl.files import damaged
 from ostinato.core import kinds
-from ostinato.core.draw import Run
 from ostinato.core.rows import describe
 from ostinato.core.state import encode_schema
 from ostinato.durable.ted import Flat2TED
@@ -95,9 +94,7 @@ def read_rows(folder: Folder, ndim: int | None) -> Stored:
         "late": [],
     }
     if schema.objects:
-        total = math.prod(batch)
-        kept = ObjectColumns(schema.objects, total)
-        kept.set(Run(0, total, total), kept.owned(objects, total))
+        kept = ObjectColumns.of(schema.objects, objects, math.prod(batch))
         state |= kept.state(ring.rows, allow_pickle=False)
     return Stored(ring, state, indexed)
 
