@@ -447,7 +447,7 @@ def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor
         raise KindError(_refuse(path, f"a numpy array of dtype {array.dtype}")) from None
 
 
-def _number_dtype(value: complex) -> torch.dtype:
+def _number_dtype(value: object) -> torch.dtype:
     """Return what a bare Python number becomes: not torch's default dtype, which may change between two writes."""
     for kind, dtype in ((bool, torch.bool), (int, torch.int64), (float, torch.float32)):
         if isinstance(value, kind):
