@@ -546,6 +546,9 @@ def stack_parts(items: Sequence[Any]) -> Any:
         KindError: if they are of different kinds, or cannot be stacked.
         SchemaError: if their shapes differ.
     """
+    if any(isinstance(item, list) and not _holds_tensor(item) for item in items):
+        msg = "lists of objects have no fields to stack: give each batch as a dict or TensorDict"
+        raise KindError(msg)
     if not all(map(is_tensor_collection, items)):
         return stack(items, batches=True)
     lazy = sys.modules["tensordict"].LazyStackedTensorDict

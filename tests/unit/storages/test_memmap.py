@@ -130,8 +130,8 @@ def test_a_refused_edit_keeps_what_was_flushed(tmp_path: Path) -> None:
     for refused in (
         lambda: rb.extend(torch.zeros(2)),
         lambda: rb.__setitem__(0, torch.zeros(2)),
-        lambda: rb.set_("id", torch.zeros(5)),
-        lambda: rb.update_({"id": torch.arange(5), "obs": torch.zeros(5)}),
+        lambda: rb.set_("id", torch.full((5,), 0.5)),
+        lambda: rb.update_({"id": torch.arange(5), "obs": torch.full((5,), 0.5)}),
         lambda: rb.load_state_dict({}),
     ):
         with pytest.raises(ValueError):

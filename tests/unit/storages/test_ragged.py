@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from ostinato.storages.list import collate_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @tensorclass
@@ -135,7 +135,7 @@ OTHERS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tensors": (lambda n: torch.arange(n + 1), "equal size"),
     "arrays": (lambda n: np.arange(n + 1), "equal size"),
     "text": (lambda n: "a" * n, "the data itself holds str"),
-    "text in dicts": (lambda n: {"t": str(n)}, "field 't' holds str"),
+    "None in dicts": (lambda n: {"t": None}, "field 't' holds NoneType"),
     "other keys": (lambda n: {n: 1}, "the same keys"),
     "nothing": (lambda n: None, "holds NoneType"),
     "sparse": (lambda n: torch.zeros(2).to_sparse(), "sparse"),
@@ -177,11 +177,30 @@ def test_slices_say_which_storage_has_episodes() -> None:
         rb.extend([row(1)])
 
 
-def test_tensordicts_with_text_are_saved_only_as_pickles(tmp_path: Path) -> None:
-    rows = [TensorDict({"x": torch.arange(n + 1), "t": NonTensorData("abc"[:n])}) for n in range(3)]
+def test_text_of_dicts_is_sampled_as_a_list() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), batch_size=8)
+    rb.extend([{"t": str(n), "x": torch.tensor(n)} for n in range(3)])
+    batch = rb.sample()
+    assert batch["t"] == [str(n) for n in batch["x"].tolist()]
+
+
+def test_ragged_tensordicts_with_text_are_saved_without_pickles(tmp_path: Path) -> None:
+    rb, again = (ReplayBuffer(storage=ListStorage(10), batch_size=4) for _ in range(2))
+    rb.extend([TensorDict({"x": torch.arange(n + 1), "t": NonTensorData("abc"[:n])}) for n in range(3)])
+    rb.dumps(tmp_path / "plain")
+    again.loads(tmp_path / "plain")
+    assert [(one["x"].tolist(), one["t"]) for one in (again[n] for n in range(3))] == [
+        ([0], ""),
+        ([0, 1], "a"),
+        ([0, 1, 2], "ab"),
+    ]
+
+
+def test_tensordicts_with_other_objects_are_saved_only_as_pickles(tmp_path: Path) -> None:
+    rows = [TensorDict({"x": torch.arange(n + 1), "t": NonTensorData(Path("abc"[:n]))}) for n in range(3)]
     rb = ReplayBuffer(storage=ListStorage(10), batch_size=4)
     rb.extend(rows)
-    with pytest.raises(CheckpointError, match=r"field 't' .*allow_pickle=True") as caught:
+    with pytest.raises(CheckpointError, match=r"allow_pickle=True") as caught:
         rb.dumps(tmp_path / "plain")
     assert "use ListStorage, or pad" not in str(caught.value)
     trusted, again = (ReplayBuffer(storage=ListStorage(10, allow_pickle=True), batch_size=4) for _ in range(2))
@@ -189,7 +208,7 @@ def test_tensordicts_with_text_are_saved_only_as_pickles(tmp_path: Path) -> None
     trusted.dumps(tmp_path / "pickled")
     again.loads(tmp_path / "pickled")
     assert [(one["x"].tolist(), one["t"]) for one in (again[n] for n in range(3))] == [
-        ([0], ""),
-        ([0, 1], "a"),
-        ([0, 1, 2], "ab"),
+        ([0], Path()),
+        ([0, 1], Path("a")),
+        ([0, 1, 2], Path("ab")),
     ]

@@ -119,18 +119,19 @@ class Trial:
             self.rb.loads(directory)
 
     def larger(self) -> None:
-        """Load into a larger ring: it closes elsewhere, and goes on after the rows that are there."""
+        """Load into a larger ring: the rows of a full one come by age, and it goes on after them."""
         if not len(self.log):
             return
         state = self.rb.state_dict()
         self.capacity += self.lanes * self.rng.choice([0, 1, 4])
         self.rb = self.fresh(self.capacity)
         self.rb.load_state_dict(state)
+        if self.capacity == self.log.capacity:
+            return
         log = Log(self.capacity)
-        rows = self.log.rows(list(range(len(self.log))))
-        log.slots[: len(rows)] = rows
-        same = self.capacity == self.log.capacity
-        log.cursor = self.log.cursor if same else len(rows) % self.capacity
+        full = len(self.log) == self.log.capacity
+        first = self.log.cursor if full else 0
+        log.write(self.log.rows([(first + i) % self.log.capacity for i in range(len(self.log))]))
         self.log = log
 
     def pickle(self) -> None:
