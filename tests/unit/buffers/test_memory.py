@@ -306,7 +306,7 @@ def big_memory() -> set[int]:
     """Return the addresses of all memory of 100 kB or more that tensors hold."""
     found = set()
     for thing in gc.get_objects():
-        if type(thing) is torch.Tensor and thing.device.type == "cpu":
+        if type(thing) is torch.Tensor and thing.is_cpu and thing.layout is torch.strided and not thing.is_nested:
             memory = thing.untyped_storage()
             if memory.nbytes() >= 100_000:
                 found.add(memory.data_ptr())

@@ -229,7 +229,7 @@ def test_a_writer_names_a_row_of_the_batch_for_each_slot(chosen: list[int]) -> N
             return picks._replace(rows=torch.tensor(chosen))
 
     rb = ReplayBuffer(storage=LazyTensorStorage(10), writer=Names())
-    with pytest.raises(SlotError, match=r"must name one row in \[0, 3\)"):
+    with pytest.raises(SlotError, match=r"must choose one of the 3 rows given, in \[0, 3\)"):
         rb.extend(torch.arange(3))
     assert len(rb) == 0
 
