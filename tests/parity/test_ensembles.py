@@ -161,8 +161,8 @@ def test_refusals(both: Both) -> None:
         note.refusal("nothing", lambda: lib.ReplayBufferEnsemble())
         note.refusal("negative", lambda: _pair(lib, p=[1.0, -1.0]).sample(4))
         note.refusal("no mass", lambda: _pair(lib, p=[0.0, 0.0]).sample(4))
-        empty = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
-        note("empty", lambda: lib.ReplayBufferEnsemble(rb[0], empty, sample_from_all=True).sample(4))
+        empty = [lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10)) for _ in range(2)]
+        note("empty", lambda: lib.ReplayBufferEnsemble(*empty, sample_from_all=True).sample(4))
 
     both(script)
 
