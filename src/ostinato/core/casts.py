@@ -129,8 +129,8 @@ def read(value: Any, stored: torch.dtype, path: tuple[Hashable, ...]) -> Tensor:
             return torch.tensor(value, dtype=wide, device="cpu")
         if not -(2**63) <= value < 2**63:
             msg = (
-                f"{show_field(path)} must be {_name(stored)}, got a Python int of {value.bit_length()} bits, which int64 "
-                "cannot hold: give it as a float, or as a NumPy number or tensor of a wider dtype"
+                f"{show_field(path)} must be {_name(stored)}, got a Python int of {value.bit_length()} bits, which "
+                "int64 cannot hold: give it as a float, or as a NumPy number or tensor of a wider dtype"
             )
             raise SchemaError(msg)
     return as_tensor(value, path)
