@@ -223,7 +223,7 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
         if own[: len(shape)] != shape[: len(own)]:
             raise SchemaError(_wrong_number(path, shape, f"batch size {list(own)}"))
         out.fill(value.data)
-    elif isinstance(value, (Tensor, np.ndarray)) and tuple(value.shape) == shape and out.size == 0:
+    elif out.size == 0 and isinstance(value, (Tensor, np.ndarray)) and _has_shape(value, shape):
         return out  # TensorDict and NumPy make numbers of an empty list
     elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
         msg = (
@@ -240,6 +240,11 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
     else:
         out[()] = value
     return out
+
+
+def _has_shape(value: Tensor | np.ndarray[Any, Any], shape: tuple[int, ...]) -> bool:
+    nested = isinstance(value, Tensor) and value.is_nested  # which have no shape
+    return not nested and tuple(value.shape) == shape
 
 
 def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> None:
