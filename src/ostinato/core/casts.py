@@ -119,6 +119,7 @@ def read(value: Any, stored: torch.dtype, path: tuple[Hashable, ...]) -> Tensor:
 
     Raises:
         KindError: if it is no tensor, array or number.
+        SchemaError: if it is a Python int that neither `stored` nor int64 holds.
     """
     if isinstance(value, (int, float, complex)) and not isinstance(value, np.generic):
         if _fits_plainly(value, stored):
@@ -126,6 +127,12 @@ def read(value: Any, stored: torch.dtype, path: tuple[Hashable, ...]) -> Tensor:
         if not isinstance(value, int):
             wide = torch.float64 if isinstance(value, float) else torch.complex128
             return torch.tensor(value, dtype=wide, device="cpu")
+        if not -(2**63) <= value < 2**63:
+            msg = (
+                f"{show_field(path)} must be {_name(stored)}, got a Python int of {value.bit_length()} bits, which "
+                "int64 cannot hold: give it as a float, or as a NumPy number or tensor of a wider dtype"
+            )
+            raise SchemaError(msg)
     return as_tensor(value, path)
 
 

@@ -223,6 +223,8 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
         if own[: len(shape)] != shape[: len(own)]:
             raise SchemaError(_wrong_number(path, shape, f"batch size {list(own)}"))
         out.fill(value.data)
+    elif out.size == 0 and isinstance(value, (Tensor, np.ndarray)) and _has_shape(value, shape):
+        return out  # TensorDict and NumPy make numbers of an empty list
     elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
         msg = (
             f"{show_field(path)} holds Python objects, got a {type(value).__name__} of {value.dtype}: give one object "
@@ -238,6 +240,11 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
     else:
         out[()] = value
     return out
+
+
+def _has_shape(value: Tensor | np.ndarray[Any, Any], shape: tuple[int, ...]) -> bool:
+    nested = isinstance(value, Tensor) and value.is_nested  # which have no shape
+    return not nested and tuple(value.shape) == shape
 
 
 def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> None:
@@ -342,6 +349,10 @@ def is_mapping(data: object) -> bool:
     return isinstance(data, dict) or is_tensor_collection(data)
 
 
+_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 (torch has no public name for it)
+_is_tracing = torch._C._is_tracing  # noqa: SLF001 (torch.jit.is_tracing takes four times as long)
+
+
 def require_eager(what: str) -> None:
     """Refuse to read or write rows while torch records or transforms what is computed.
 
@@ -354,8 +365,8 @@ def require_eager(what: str) -> None:
     Raises:
         UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
     """
-    transform: Any = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 (torch has no public name for it)
-    if transform is None and not torch._C._is_tracing():  # noqa: SLF001 (torch.jit.is_tracing takes four times as long)
+    transform: Any = _transform()
+    if transform is None and not _is_tracing():
         return
     name = "torch.jit.trace" if transform is None else f"torch.func ({transform.key().name.lower()})"
     msg = f"{what} inside {name} is not possible: do it outside, and pass the batch or its tensors in or out"

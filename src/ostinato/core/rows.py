@@ -411,7 +411,9 @@ def _form(leaf: Leaf) -> str:
 def _wrong_kind(node: Node | None, data: Any, path: Path) -> str:
     expected = "one tensor" if node is None else f"a {node.kind} with the keys {list(node.keys)}"
     instead = (
-        ". For text and ragged sequences use ListStorage" if node is None and isinstance(data, (list, tuple)) else ""
+        ". Text must be there in the first rows; for ragged sequences use ListStorage"
+        if node is None and isinstance(data, (list, tuple))
+        else ""
     )
     return (
         f"{show_path(path)} must be {expected}, got {type(data).__name__}: the storage keeps the form of its first "

@@ -94,7 +94,7 @@ def _plain(index: Any) -> Any:
     """Bring lists, ranges and arrays to tensors on the CPU; leave the rest."""
     if isinstance(index, Tensor):
         require_values(index, "an index")
-        return index.cpu()
+        return (index if type(index) is Tensor else index.as_subclass(Tensor)).cpu()  # rows never take its class
     if isinstance(index, slice) and index.step is not None and index.step < 0:
         msg = f"slices of rows have a positive step, got {index!r}: index with a tensor to reverse"
         raise KindError(msg)

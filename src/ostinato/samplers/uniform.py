@@ -67,7 +67,7 @@ class RandomSampler(Sampler):
                 view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
             )
         if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device="cpu"))
+            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=_CPU))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 

@@ -115,6 +115,14 @@ def test_rows_are_stored_as_plain_numbers(make: Callable[[], Tensor]) -> None:
     assert rb[:]["x"][:5].tolist() == base()[[1, 0, 1, 2, 3]].tolist()
 
 
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_rows_never_take_the_class_of_an_index(ndim: int) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(16, ndim=ndim), batch_size=4)
+    rb.extend({"x": base() if ndim == 1 else base()[:, None]})
+    for index in (torch.tensor([0, 1]), torch.tensor(1), torch.arange(len(rb)) < 2):
+        assert type(rb[index.as_subclass(Named)]["x"]) is Tensor
+
+
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_rows_of_lists_and_tensordicts_have_no_graph(make: Callable[[], Tensor]) -> None:
     listed = ReplayBuffer(storage=ListStorage(8), batch_size=2)

@@ -261,3 +261,23 @@ def test_a_draw_of_no_rows_raises() -> None:
     fill(rb, range(5))
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         rb.sample(0)
+
+
+@pytest.mark.parametrize("storage", list(TENSORS))
+@pytest.mark.parametrize(
+    "none",
+    [
+        {"text": [], "x": torch.arange(0)},
+        {"text": np.array([]), "x": torch.arange(0)},
+        TensorDict({"text": [], "x": torch.arange(0)}, [0]),
+    ],
+    ids=["dict", "array", "tensordict"],
+)
+def test_no_rows_of_text_change_nothing(storage: str, none: Any) -> None:
+    """An empty list of text is a tensor of floats once a TensorDict or NumPy has it."""
+    rb = buffer(storage, 8)
+    some = TensorDict({"text": ["a", "b"], "x": torch.arange(2)}, [2])
+    rb.extend(some if not isinstance(none, dict) else {"text": ["a", "b"], "x": torch.arange(2)})
+    assert is_empty_index(rb.extend(none))
+    assert len(rb) == 2
+    assert rb[1]["text"] == "b"

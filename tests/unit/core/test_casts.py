@@ -322,6 +322,16 @@ def test_python_numbers_are_not_rounded_on_the_way() -> None:
     assert rb[3]["late"].item() == 0.1
 
 
+@pytest.mark.parametrize("stored", [np.int64(0), np.int8(0), np.bool_(0), np.float32(0)], ids=str)
+def test_a_python_int_beyond_int64_raises(stored: Any) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    rb.add({"x": stored})
+    for value in (2**63, -(2**63) - 1, 10**400):
+        with pytest.raises(SchemaError, match=rf"field 'x' must be {stored.dtype}, got a Python int of \d+ bits"):
+            rb.add({"x": value})
+    assert len(rb) == 1
+
+
 def test_a_first_python_float_beyond_float32_raises() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
     with pytest.raises(TypeError, match=r"field 'x' holds the number 1e\+300"):
