@@ -158,7 +158,7 @@ class Engine:
                 return self._no_rows()
             given, marks, chronicle, versions = None, Marks(), self.chronicle, self.versions
             try:
-                left_s = self.hold_write(rows, timeout_s)
+                left_s = None if self.gate is None else self.hold_write(rows, timeout_s)
                 if left_s is not None:  # anything may have changed meanwhile: check the rows anew
                     return self.write(data, lead, ranked=ranked, timeout_s=left_s)
                 given = priorities.from_rows(self, data, rows) if prioritized and ranked else None
@@ -202,7 +202,7 @@ class Engine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
         if isinstance(placement, Run):
-            return checked_run(placement, rows)
+            return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
             refuse_picks(writer)
         return checked_picks(placement, len(storage), storage.capacity, rows)

@@ -288,7 +288,7 @@ class EpisodeTable:
     def track_firsts(self) -> None:
         """Keep, from now on, what `moved_firsts` returns; each note then costs O(rows written) more."""
         if self._moved is None:
-            self._moved = torch.empty(0, dtype=torch.int64)
+            self._moved = torch.empty(0, dtype=torch.int64, device="cpu")
 
     def moved_firsts(self, like: Tensor) -> Tensor:
         """Return the rows that the last note made the first ones of their episodes, by overwriting those before them.

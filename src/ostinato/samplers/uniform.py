@@ -67,7 +67,7 @@ class RandomSampler(Sampler):
                 view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
             )
         if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device="cpu"))
+            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=_CPU))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
@@ -312,7 +312,7 @@ class SamplerWithoutReplacement(RandomSampler):
     def _next(self, count: int, generator: torch.Generator | None) -> Tensor:
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
-        randoms = torch.randint(0, _TOP, (count,), generator=generator, device="cpu")
+        randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
         if native is None or is_dynamo_compiling():
             return _shuffle_draw(self._order, self._at, self._rows, randoms)
         out = torch.empty_like(randoms)
