@@ -299,7 +299,7 @@ class EpisodeTable:
         Returns:
             Slots, int64 `[n]`, one for each such episode; none before `track_firsts` was called.
         """
-        return _back(torch.empty(0, dtype=torch.int64) if self._moved is None else self._moved, like)
+        return _back(torch.empty(0, dtype=torch.int64, device="cpu") if self._moved is None else self._moved, like)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
