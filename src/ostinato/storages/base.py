@@ -352,7 +352,7 @@ def check_device(device: torch.device | str | int) -> torch.device:
     """
     wanted = torch.device(device)
     try:
-        return torch.empty(0, device=wanted).device
+        return torch.empty(0, dtype=torch.uint8, device=wanted).device
     except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
         reason = str(error).partition(". ")[0]
         msg = (
