@@ -653,10 +653,10 @@ def test_every_kind_of_leaf_is_kept_bit_for_bit_or_named(one: str, two: str, sto
         assert len(rb) == first + 2
         reads = [(rb.storage[first + i], rows[i]) for i in range(2)]
         reads += [(rb[first : first + 2], rows)] if storage != "list" else []
-        for found, given in reads:
-            if show(found) != show(given):  # cast, as docs/casts.md says
+        for found, wanted in reads:
+            if show(found) != show(wanted):  # cast, as docs/casts.md says
                 assert kind == two
-                assert torch.equal(found["leaf"], given["leaf"].to(found["leaf"].dtype))
+                assert torch.equal(found["leaf"], wanted["leaf"].to(found["leaf"].dtype))
 
 
 @pytest.mark.parametrize("kind", [name for name in LEAVES if "object" not in name])
