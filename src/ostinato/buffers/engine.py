@@ -202,7 +202,7 @@ class Engine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         placement = writer.place(rows, storage.capacity, scores)
         if isinstance(placement, Run):
-            return checked_run(placement, rows)
+            return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
             refuse_picks(writer)
         return checked_picks(placement, len(storage), storage.capacity, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from ostinato.errors import KindError, OptionError, SlotError
@@ -131,7 +132,10 @@ class Request(NamedTuple):
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
     """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
     stop = start + rows
-    out = torch.arange(start, stop, device="cpu") if device is None else torch.arange(start, stop, device=device)
+    if device is None:  # NumPy's range is the cheaper one, and knows no default device
+        out = torch.from_numpy(np.arange(start, stop, dtype=np.int64))
+    else:
+        out = torch.arange(start, stop, device=device)
     return out if stop <= capacity else out.remainder_(capacity)
 
 

@@ -128,6 +128,8 @@ def fields_of(data: TensorDictBase) -> dict[str, Any]:
     Raises:
         SchemaError: if the parts of a lazy stack have other fields, or cannot be stacked; names the field.
     """
+    if type(data).__name__ == "TensorDict":  # by far the commonest; to ask for an attribute that it lacks takes long
+        return dict(data.items())
     parts = getattr(data, "tensordicts", None)
     if parts is None:
         return dict(data.items())
@@ -349,8 +351,9 @@ def is_mapping(data: object) -> bool:
     return isinstance(data, dict) or is_tensor_collection(data)
 
 
-_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 (torch has no public name for it)
-_is_tracing = torch._C._is_tracing  # noqa: SLF001 (torch.jit.is_tracing takes four times as long)
+# torch has no public name for the first, and torch.jit.is_tracing takes four times as long as the second
+_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
+_is_tracing: Callable[[], bool] = torch._C._is_tracing  # noqa: SLF001
 
 
 def require_eager(what: str) -> None:
@@ -365,7 +368,7 @@ def require_eager(what: str) -> None:
     Raises:
         UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
     """
-    transform: Any = _transform()
+    transform = _transform()
     if transform is None and not _is_tracing():
         return
     name = "torch.jit.trace" if transform is None else f"torch.func ({transform.key().name.lower()})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +15,6 @@ from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    import numpy as np
 
 __all__ = ["OBJECT", "Flat", "Leaf", "ObjectLeaf", "Path", "Schema", "describe", "map_leaves"]
 
@@ -192,10 +191,12 @@ class Schema:
         out: list[Tensor] = []
         plain = native is not None
         for leaf, value, shape in zip(self.leaves, values, shapes, strict=True):
-            tensor = casts.read(value, leaf.dtype, leaf.path)
-            if tensor.shape != shape or (exact and tensor.dtype is not leaf.dtype):
+            plain_array = type(value) is np.ndarray
+            tensor = as_tensor(value, leaf.path) if plain_array else casts.read(value, leaf.dtype, leaf.path)
+            same = tensor.dtype is leaf.dtype
+            if tensor.shape != shape or (exact and not same):
                 raise SchemaError(_mismatch(leaf, tensor, batch))
-            tensor = casts.cast(tensor, leaf.dtype, leaf.path, self._warned)
+            tensor = tensor if same else casts.cast(tensor, leaf.dtype, leaf.path, self._warned)
             if plain and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() and not tensor.data_ptr():
                 tensor = tensor.clone()  # torch's symbolic zeros have no memory until somebody writes to them
             plain = plain and tensor.is_cpu and tensor.is_contiguous()

@@ -312,7 +312,7 @@ class SamplerWithoutReplacement(RandomSampler):
     def _next(self, count: int, generator: torch.Generator | None) -> Tensor:
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
-        randoms = torch.randint(0, _TOP, (count,), generator=generator, device="cpu")
+        randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
         if native is None or is_dynamo_compiling():
             return _shuffle_draw(self._order, self._at, self._rows, randoms)
         out = torch.empty_like(randoms)
