@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("resume")
+pytestmark = [
+    pytest.mark.xdist_group("resume"),  # one worker: the processes that save and load are shared
+    pytest.mark.timeout(1200),  # two processes of four minutes, where others use the cores too
+]
 
 
 def both_sides(

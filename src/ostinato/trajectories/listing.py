@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import stat
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -73,7 +74,8 @@ JOURNAL = "ostinato_journal.jsonl"
 _OLD_INDEX = "trajector_index.json"  # as an older RLinf spelt it
 _FORMAT = "ostinato-trajectories"
 _VERSION = [1, 0]
-_MOST_READINGS = 20
+_READING_S = 30.0
+"""How long a reader tries while the lists are replaced under it: on a busy machine any number of tries may fail."""
 
 
 class Head(NamedTuple):
@@ -139,7 +141,8 @@ def read_listing(directory: Path, *, strict: bool = True) -> Listing:
         CheckpointError: The path is a file, or the lists never stay the same while they are read.
         DamagedFileError: naming the damaged file.
     """
-    for _ in range(_MOST_READINGS):
+    until = time.monotonic() + _READING_S
+    while time.monotonic() < until:
         before = _versions(directory)
         try:
             listing = _read_once(directory, strict=strict)
