@@ -127,9 +127,8 @@ def handle_of(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
 
 def _set_limiter(buffer: Any, limiter: RateLimiter | None) -> None:
     with buffer._engine.lock:
-        old, buffer._engine.gate = buffer._engine.gate, make_gate(limiter, buffer._engine)
-        if old is not None:
-            old.wake()
+        buffer._engine.gate = make_gate(limiter, buffer._engine)
+        buffer._engine.waiters.wake()
 
 
 def balance(rb: RayReplayBuffer) -> float:
