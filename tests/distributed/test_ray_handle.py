@@ -48,6 +48,7 @@ def handle(made: RayReplayBuffer) -> Callable[..., RayReplayBuffer]:
     """Empty the actor's buffer, give it a sampler and a limiter; return a handle with prefetch."""
 
     def make(sampler: Any = RandomSampler, prefetch: int = 3, timeout_s: float = LONG) -> RayReplayBuffer:
+        until(lambda: not made.apply(_waiting))  # calls that an earlier handle made ahead would take the first rows
         made.set_sampler(sampler())
         made.empty()
         made.apply(_set_timeout, timeout_s)
@@ -60,6 +61,11 @@ def another(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
     one = object.__new__(RayReplayBuffer)
     one.__setstate__({**rb.__getstate__(), "depth": prefetch})
     return one
+
+
+def _waiting(buffer: Any) -> int:
+    with buffer._engine.lock:
+        return len(buffer._engine.waiters.readers)
 
 
 def _set_timeout(buffer: Any, timeout_s: float) -> None:
