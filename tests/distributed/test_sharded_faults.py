@@ -86,6 +86,8 @@ def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluste
             rb.pinned(shard).extend(rows(1000 * shard, count))
         for _ in range(4):
             rb.sample()
+        for coming in rb._batches._queue:
+            coming.future.exception(60)  # a batch that is under way would see the shard die
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             kill(rb, cluster, 1)
