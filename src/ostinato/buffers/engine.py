@@ -293,8 +293,6 @@ class Engine:
             OptionError: if they could never be written.
             WaitTimeoutError: naming who waits for what.
         """
-        if self.gate is None:
-            return None
 
         def held_by() -> Gate | None:
             gate = self.gate
