@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import (
@@ -27,6 +27,7 @@ from ostinato import (
 )
 from ostinato.errors import CheckpointError, EmptyBufferError, OstinatoError
 
+from ...effort import examples
 from ...episodes import Log
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ DEEDS = st.one_of(
 def test_every_row_in_an_episode_can_be_drawn_and_no_masked_one(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
 
-    @settings(max_examples=12, deadline=None)
+    @examples(0.25)
     @given(
         st.sampled_from(["line", "lanes", "mixed"]), st.integers(4, 9), st.integers(0, 99), st.lists(DEEDS, max_size=9)
     )

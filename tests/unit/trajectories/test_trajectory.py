@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 from tests.unit.trajectories._rollouts import check_batch, rollout, serials
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
@@ -25,7 +26,7 @@ def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
     return buffer
 
 
-@settings(max_examples=25, deadline=None)
+@examples(0.5)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
 def test_every_row_is_paired_with_its_own(epochs: int, length: int, envs: int, extra: bool, cached: bool) -> None:
     """T + E rows of flags and values, one epoch or several, from memory and from files alike."""

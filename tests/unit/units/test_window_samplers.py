@@ -22,8 +22,9 @@ from ostinato import (
 )
 from ostinato.errors import EmptyBufferError, OptionError
 
+from ...effort import examples
 from ...episodes import Log, batch_of
-from ...histories import Case, buffer_for, few, histories, replay
+from ...histories import Case, buffer_for, histories, replay
 from ...windows import check_rows, check_sequence, check_slices
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ PLAIN = Case(lambda: None, check_rows)
 def test_only_rows_that_may_be_drawn_are_drawn(case: Case, sampler: str, tmp_path: Path) -> None:
     need = 1 if case is PLAIN else 3
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         def make(log: Log) -> ReplayBuffer:
@@ -94,7 +95,7 @@ def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> 
 
     case = Case(lambda: None, check)
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         def make(log: Log) -> ReplayBuffer:

@@ -19,7 +19,8 @@ from ostinato import (
     SliceSamplerWithoutReplacement,
 )
 
-from ...histories import Case, buffer_for, few, histories, replay
+from ...effort import examples
+from ...histories import Case, buffer_for, histories, replay
 from ...windows import check_frames, check_hindsight, check_nstep, check_rows, check_sequence, check_slices, reward_of
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
 def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Path) -> None:
     case = UNITS[name]
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(
@@ -127,7 +128,7 @@ def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Pa
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_windows_over_resets_stay_in_their_lane(sampler: str, tmp_path: Path) -> None:
-    @few()
+    @examples(0.25)
     @given(histories().filter(lambda history: history["layout"] != "mixed" and not history["masked"]))
     def run(history: dict[str, Any]) -> None:
         replay(
@@ -146,7 +147,7 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     options = case.make()._slicing
     need = options.need(options.split(case.size)[1])
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(history, case, lambda log: buffer_for(log, case, sampler=case.make()), tmp_path, need)
