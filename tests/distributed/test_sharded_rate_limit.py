@@ -28,7 +28,7 @@ from ostinato.distributed.rate_limit_actor import Turnstile
 from ostinato.distributed.routing import split_index
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
-from ..stats.chi import p_value
+from ..stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

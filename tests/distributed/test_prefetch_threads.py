@@ -16,7 +16,7 @@ from ostinato.distributed import batch_stream as ahead
 from ostinato.distributed.batch_stream import Ahead
 from ostinato.errors import UsageError, WaitTimeoutError
 
-from ...schedules import Schedule, explore
+from ..schedules import Schedule, explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
