@@ -23,7 +23,7 @@ from ostinato import (
 
 from ..episodes import Log
 from ..windows import check_slices, reward_of
-from .chi import p_value
+from .chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

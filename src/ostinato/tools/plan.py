@@ -13,8 +13,19 @@ from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OstinatoError
 from ostinato.tools.check import check_content
-from ostinato.trajectories.entries import Entry, Facts, file_name, id_of_name
-from ostinato.trajectories.listing import INDEX, METADATA, STORE, Head, Listing, fold, read_listing
+from ostinato.trajectories.index import (
+    INDEX,
+    METADATA,
+    STORE,
+    Entry,
+    Facts,
+    Head,
+    Listing,
+    file_name,
+    fold,
+    id_of_name,
+    read_listing,
+)
 from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ostinato.durable.extents import read_pieces, read_strided
 from ostinato.durable.headers import Placed
 from ostinato.durable.trees import nest
 from ostinato.errors import DamagedFileError
-from ostinato.trajectories.form import rows_of
+from ostinato.trajectories.layout import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ostinato.durable.openfiles import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.entries import Entry, Held, Place
-    from ostinato.trajectories.form import Form, Layout, Signature
+    from ostinato.trajectories.index import Entry, Held, Place
+    from ostinato.trajectories.layout import Form, Layout, Signature
     from ostinato.trajectories.members import Picked
 
 __all__ = ["Blocks", "Sources", "gather"]

@@ -16,8 +16,7 @@ from ostinato.durable.headers import Placed
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.trajectories.entries import file_name, form_of
-from ostinato.trajectories.listing import read_listing
+from ostinato.trajectories.index import file_name, form_of, read_listing
 from ostinato.viz.reel import Reel, Roles, array_of, name_of
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Header
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.form import Form
+    from ostinato.trajectories.layout import Form
 
 __all__ = ["CACHE_SIZE", "TrajectoryFolder"]
 

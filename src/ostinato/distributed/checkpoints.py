@@ -10,9 +10,9 @@ from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import LostBufferError, OptionError
 
 if TYPE_CHECKING:
-    from ostinato.distributed.fleet import Fleet
+    from ostinato.distributed.shard_client import Fleet
 
-__all__ = ["ShardReport", "check", "folders", "load", "report", "save"]
+__all__ = ["ShardReport", "check_checkpoints", "checkpoint_folders", "load_shards", "report_shards", "save_shards"]
 
 
 class ShardReport(NamedTuple):
@@ -37,12 +37,12 @@ def _folder(directory: Path, shard: int, shards: int) -> Path:
     return directory / f"shard-{shard:04d}-of-{shards:04d}"
 
 
-def folders(directory: Path | None, shards: int) -> list[str | None]:
+def checkpoint_folders(directory: Path | None, shards: int) -> list[str | None]:
     """Return where each shard is saved; None where none is."""
     return [None if directory is None else str(_folder(directory, i, shards)) for i in range(shards)]
 
 
-def check(directory: Path | None, shards: int, *, resume: bool) -> None:
+def check_checkpoints(directory: Path | None, shards: int, *, resume: bool) -> None:
     """Look what a directory holds before shards begin there.
 
     Raises:
@@ -50,7 +50,7 @@ def check(directory: Path | None, shards: int, *, resume: bool) -> None:
     """
     if directory is None:
         return
-    mine = {Path(name).name for name in folders(directory, shards) if name is not None}
+    mine = {Path(name).name for name in checkpoint_folders(directory, shards) if name is not None}
     held = {path.parent.name for path in directory.glob(f"shard-*-of-*/{MANIFEST_NAME}")}
     if held - mine:
         msg = (
@@ -69,13 +69,13 @@ def check(directory: Path | None, shards: int, *, resume: bool) -> None:
         )
 
 
-def save(fleet: Fleet, directory: Path) -> dict[int, Any]:
+def save_shards(fleet: Fleet, directory: Path) -> dict[int, Any]:
     """Save the shards that are there, all at once; return what each saved."""
     calls = {i: (str(_folder(directory, i, len(fleet))),) for i in fleet.present()}
     return fleet.ask("save", calls, timeout_s=None)
 
 
-def load(fleet: Fleet, directory: Path) -> None:
+def load_shards(fleet: Fleet, directory: Path) -> None:
     """Load all shards, all at once.
 
     Raises:
@@ -89,7 +89,7 @@ def load(fleet: Fleet, directory: Path) -> None:
         raise LostBufferError(msg)
 
 
-def report(fleet: Fleet) -> list[ShardReport]:
+def report_shards(fleet: Fleet) -> list[ShardReport]:
     """Ask each shard how it is."""
     found = fleet.ask("about", dict.fromkeys(fleet.present(), ()))
     fields = ("rows", "write_count", "saved_write_count", "save_error")

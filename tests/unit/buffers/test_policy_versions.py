@@ -27,7 +27,7 @@ from ostinato import (
 from ostinato.buffers.versions import Runs
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
-from ...stats.chi import p_value
+from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,8 +29,7 @@ from ostinato import (
     SamplerWithoutReplacement,
 )
 from ostinato.buffers.gate import make_gate
-from ostinato.distributed.cluster import GROUPS
-from ostinato.distributed.turns import AGAIN, TURN_S, take_turn
+from ostinato.distributed.ray_client import AGAIN, GROUPS, TURN_S, take_turn
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ostinato.samplers.uniform import _shuffle_draw
 from ostinato.testing import make_view
 
 from ..tags import STORAGES, buffer, fill, read_ids
-from .chi import p_value
+from .chi_square import p_value
 
 LOW, HIGH = 1e-4, 1 - 1e-4
 

@@ -24,11 +24,11 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
+from ostinato.distributed.rate_limit_actor import Turnstile
 from ostinato.distributed.routing import split_index
-from ostinato.distributed.turnstile import Turnstile
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
-from ..stats.chi import p_value
+from ..stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from ostinato.core.draw import Draw, Picks, Run, View
 from ostinato.core.stamps import Stamps
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
-from ...stats.chi import p_value
+from ...stats.chi_square import p_value
 
 CAPACITY = 7
 

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.portion import Offer
-from ostinato.distributed.cluster import answer, brief, lost, ray
+from ostinato.distributed.ray_client import answer, brief, lost, ray
 from ostinato.errors import LostBufferError
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
 from ostinato.buffers import cut, engine, feed, gate, prefetch
-from ostinato.distributed import ahead
-from ostinato.distributed.ahead import Ahead
+from ostinato.distributed import batch_stream as ahead
+from ostinato.distributed.batch_stream import Ahead
 from ostinato.errors import UsageError, WaitTimeoutError
 
-from ...schedules import Schedule, explore
+from ..schedules import Schedule, explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
