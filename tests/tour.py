@@ -60,7 +60,8 @@ from ostinato import (
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.compat.torchrl import load_checkpoint
 from ostinato.core.kinds import is_tensordict
-from ostinato.distributed import packet, routing
+from ostinato.distributed import routing
+from ostinato.distributed import serialization as packet
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
 from tests.sharing import AVAILABLE as SHARING
 

@@ -13,10 +13,10 @@ from tensordict import TensorDict
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 from ostinato import LazyTensorStorage, ListStorage, RateLimiter, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.distributed.host import Host, Recipe
-from ostinato.distributed.joining import Part, join
-from ostinato.distributed.parcel import seal, unseal
-from ostinato.distributed.turnstile import count_rows
+from ostinato.distributed.actors import Host, Recipe
+from ostinato.distributed.rate_limit_actor import count_rows
+from ostinato.distributed.sampling import Part, join
+from ostinato.distributed.serialization import seal, unseal
 from ostinato.errors import CastWarning, KindError, SchemaError
 
 

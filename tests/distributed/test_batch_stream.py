@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import LazyTensorStorage, QueueSampler, RateLimiter, ReplayBuffer, SamplerWithoutReplacement
-from ostinato.distributed.line import END, IDLE_S, MANY_LINES, Line, Lines, maker
-from ostinato.distributed.turns import AGAIN, GONE
+from ostinato.distributed.actors import END, IDLE_S, MANY_LINES, Line, Lines, maker
+from ostinato.distributed.ray_client import AGAIN, GONE
 from ostinato.errors import UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def test_a_pass_is_one_epoch_though_it_waits_in_turns() -> None:
 
 def test_idle_lines_are_closed_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("ostinato.distributed.line.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ostinato.distributed.actors.time.monotonic", lambda: now[0])
     lines = Lines()
     for i in range(MANY_LINES + 10):
         lines.begin(str(i), Line(counting(["batch"] * 9)))

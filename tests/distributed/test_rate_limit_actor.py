@@ -23,8 +23,7 @@ from ostinato import (
     RateLimiter,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.tally import Tally
-from ostinato.distributed.turnstile import GRACE_S, Turnstile
+from ostinato.distributed.rate_limit_actor import GRACE_S, Tally, Turnstile
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:

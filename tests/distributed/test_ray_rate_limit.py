@@ -28,9 +28,8 @@ from ostinato import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers.gate import make_gate
-from ostinato.distributed.cluster import GROUPS
-from ostinato.distributed.turns import AGAIN, TURN_S, take_turn
+from ostinato.buffers.rate_limit import make_gate
+from ostinato.distributed.ray_client import AGAIN, GROUPS, TURN_S, take_turn
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:

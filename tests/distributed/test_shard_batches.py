@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato.distributed.joining import Part, join, split
 from ostinato.distributed.routing import join_index
-from ostinato.distributed.updates import About, one_shard, route, unpack, unpack_batch
+from ostinato.distributed.sampling import Part, join, split
+from ostinato.distributed.writing import About, one_shard, route, unpack_batch, unpack_shares
 from ostinato.errors import KeyMissingError, KindError, PriorityError, SchemaError, SlotError, UsageError
 
 ABOUT = About(None, True, "td_error", "max", capacity=100, counting=False, waits=False)
@@ -74,7 +74,7 @@ def test_parts_of_other_forms_are_refused() -> None:
 
 
 def test_priorities_go_to_their_shards() -> None:
-    change = unpack(ABOUT, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
+    change = unpack_shares(ABOUT, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
     assert change is not None
     parts = route(change, 3, 100)
     assert sorted(parts) == [0, 2]
@@ -86,8 +86,8 @@ def test_priorities_go_to_their_shards() -> None:
 
 
 def test_one_priority_is_for_all_and_more_dimensions_are_left_to_the_shard() -> None:
-    one = unpack(ABOUT, INDEX, 0.5, None)
-    wide = unpack(ABOUT, {"index": INDEX, "index_generation": INDEX}, torch.rand(4, 6), None)
+    one = unpack_shares(ABOUT, INDEX, 0.5, None)
+    wide = unpack_shares(ABOUT, {"index": INDEX, "index_generation": INDEX}, torch.rand(4, 6), None)
     assert one is not None
     assert wide is not None
     assert float(route(one, 3, 100)[2][1]) == 0.5
@@ -107,26 +107,26 @@ def test_a_batch_brings_its_priorities() -> None:
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_bad_priorities_are_named_before_anything_is_sent(bad: float) -> None:
     with pytest.raises(PriorityError, match=r"at the positions \[2\] of 4"):
-        unpack(ABOUT, INDEX, torch.tensor([1.0, 1.0, bad, 1.0]), None)
+        unpack_shares(ABOUT, INDEX, torch.tensor([1.0, 1.0, bad, 1.0]), None)
 
 
 def test_what_cannot_be_routed_is_refused() -> None:
     with pytest.raises(SlotError, match="of no shard"):
-        route(unpack(ABOUT, INDEX, 1.0, None), 2, 100)  # type: ignore[arg-type]
+        route(unpack_shares(ABOUT, INDEX, 1.0, None), 2, 100)  # type: ignore[arg-type]
     with pytest.raises(SlotError, match="of no shard"):
         one_shard(-7, 2)
     with pytest.raises(SlotError, match="one shard"):
         one_shard(INDEX[:3], 3)
     with pytest.raises(UsageError, match="needs the new priorities"):
-        unpack(ABOUT, INDEX, None, None)
+        unpack_shares(ABOUT, INDEX, None, None)
     with pytest.raises(SchemaError, match="priorities must be one number"):
-        unpack(ABOUT, INDEX, torch.rand(3), None)
+        unpack_shares(ABOUT, INDEX, torch.rand(3), None)
     with pytest.raises(SchemaError, match="one integer for each"):
-        unpack(ABOUT, INDEX, 1.0, [1, 2])
+        unpack_shares(ABOUT, INDEX, 1.0, [1, 2])
     with pytest.raises(KindError, match="index must hold integers"):
-        unpack(ABOUT, torch.rand(3), 1.0, None)
+        unpack_shares(ABOUT, torch.rand(3), 1.0, None)
     with pytest.warns(UserWarning, match="has no priorities"):
-        assert unpack(ABOUT._replace(prioritized=False), INDEX, 1.0, None) is None
+        assert unpack_shares(ABOUT._replace(prioritized=False), INDEX, 1.0, None) is None
 
 
 def test_an_index_reads_one_shard() -> None:

@@ -24,8 +24,8 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
+from ostinato.distributed.rate_limit_actor import Turnstile
 from ostinato.distributed.routing import split_index
-from ostinato.distributed.turnstile import Turnstile
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
 from ..stats.chi_square import p_value

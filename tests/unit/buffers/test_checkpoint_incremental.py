@@ -19,7 +19,7 @@ from ostinato import (
     SamplerWithoutReplacement,
 )
 from ostinato.durable import CheckpointReader
-from ostinato.durable.patching import MOST_PATCHES
+from ostinato.durable.patched_arrays import MOST_PATCHES
 from ostinato.errors import DamagedFileError
 
 from ...effort import examples

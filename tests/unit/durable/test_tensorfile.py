@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
 
-from ostinato.durable import extents
+from ostinato.durable import positioned_reads as extents
 from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.extents import read_pieces
 from ostinato.durable.journal import Journal, read_lines, write_lines
+from ostinato.durable.positioned_reads import read_pieces
 from ostinato.durable.tensorfile import read_header, read_tree, write_tree
 from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError
