@@ -10,7 +10,7 @@ from ostinato.buffers import (
     TensorDictReplayBuffer,
 )
 from ostinato.collect import VectorSteps
-from ostinato.core.boundaries import Episodes
+from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat

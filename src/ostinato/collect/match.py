@@ -11,7 +11,7 @@ from ostinato.storages import ListStorage
 
 if TYPE_CHECKING:
     from ostinato.collect.layout import Layout
-    from ostinato.core.boundaries import Episodes
+    from ostinato.core.episodes.keys import Episodes
 
 __all__ = ["Match", "check_arguments", "match"]
 

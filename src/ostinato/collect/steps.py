@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
+    from ostinato.core.episodes.keys import Key
     from ostinato.core.rows import Path
 
 __all__ = ["VectorSteps"]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import Placement, Request
+    from ostinato.core.records import Placement, Request
     from ostinato.core.rows import Path, Schema
-    from ostinato.storages.rowarrays import RowArray
+    from ostinato.storages.table import RowArray
 
 __all__ = ["Storage", "check_capacity", "check_hook", "check_ndim"]
 

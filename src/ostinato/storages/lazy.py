@@ -10,14 +10,12 @@ from ostinato._backend import native
 from ostinato.core.kinds import show_path
 from ostinato.errors import KindError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.columns import map_blocks
-from ostinato.storages.late import LateFields
+from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
-from ostinato.storages.mirror import MirroredTable
 from ostinato.storages.object_columns import ObjectColumns
-from ostinato.storages.pairs import check_option, find_pairs
+from ostinato.storages.single_copy import MirroredTable, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
-from ostinato.storages.tensor import TensorStorage
+from ostinato.storages.tensor import TensorStorage, map_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

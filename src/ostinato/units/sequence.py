@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import episodes_of
-from ostinato.core.plan import Plan
+from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.records import Plan, episodes_of
 from ostinato.errors import OptionError
 from ostinato.units.base import SampleUnit, check_count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
-    from ostinato.core.draw import View
+    from ostinato.core.episodes.keys import Key
+    from ostinato.core.records import View
 
 __all__ = ["Sequence", "Transition"]
 

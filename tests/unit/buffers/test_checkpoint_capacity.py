@@ -29,8 +29,8 @@ from ostinato import (
     SliceSamplerWithoutReplacement,
     Storage,
 )
-from ostinato.core.bits import turn_rows
-from ostinato.core.draw import Draw, View
+from ostinato.core.records import Draw, View
+from ostinato.core.rows import turn_rows
 from ostinato.errors import CheckpointError, OptionError
 
 from ...sharing import AVAILABLE

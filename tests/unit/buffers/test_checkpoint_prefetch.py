@@ -26,8 +26,8 @@ from ostinato import (
     SliceSamplerWithoutReplacement,
 )
 from ostinato.durable import CheckpointReader
+from ostinato.durable.json_codec import encode
 from ostinato.durable.manifest import canonical
-from ostinato.durable.values import encode
 from ostinato.errors import CheckpointError
 
 from ...tags import same_state

@@ -24,7 +24,7 @@ from ostinato import (
     Sequence,
     TensorDictReplayBuffer,
 )
-from ostinato.buffers.versions import Runs
+from ostinato.buffers.policy_versions import Runs
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
 from ...stats.chi_square import p_value

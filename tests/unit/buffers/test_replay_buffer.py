@@ -28,7 +28,7 @@ from ostinato import (
     Writer,
 )
 from ostinato.buffers.stats import combine
-from ostinato.core.draw import Draw, Picks
+from ostinato.core.records import Draw, Picks
 from ostinato.errors import OptionError, SlotError, UsageError
 
 from ...tags import buffer, fill, read_ids, rows
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import View
+    from ostinato.core.records import View
 
 
 def test_default_parts() -> None:

@@ -38,10 +38,10 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato.buffers.saving import save_state
+from ostinato.buffers.checkpoint.save import save_state
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OstinatoError, SchemaError
-from ostinato.storages.objects import unpack_column
+from ostinato.storages.object_columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Exclude, Rename, Select, ToDevice
 

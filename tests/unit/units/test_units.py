@@ -38,8 +38,7 @@ from ...windows import reward_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
 
 
 def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, **options: Any) -> ReplayBuffer:
