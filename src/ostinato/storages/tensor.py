@@ -767,8 +767,8 @@ class TensorStorage(Storage):
         Args:
             hook: called as `hook(rows, path=None)`, with the rows present (views `[rows]`, with `ndim=2`
                 `[steps, num_envs]`, of the kind in which they came); returns a TensorDict or a dict of tensors and
-                plain values. If it has an attribute `shift`, that is set before to the step after the newest, and `is_full`
-                to True: no row is unwritten.
+                plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
+                `is_full` to True: no row is unwritten.
 
         Raises:
             KindError: if it cannot be called.
