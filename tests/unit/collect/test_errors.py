@@ -119,10 +119,10 @@ def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fit
         VectorSteps(buffer(fits - 1, **options), 4, "SAME_STEP")
 
 
-def test_another_number_of_lanes_is_refused() -> None:
+def test_another_number_of_environments_raises() -> None:
     rb = buffer(ndim=2)
     step(begun(rb))
-    with pytest.raises(OptionError, match=r"the storage has 2 lane\(s\), one for each environment, got num_envs=3"):
+    with pytest.raises(OptionError, match=r"the storage has 2 environment\(s\), got num_envs=3"):
         VectorSteps(rb, 3, "SAME_STEP")
 
 
