@@ -116,7 +116,7 @@ def test_the_dimension_to_extend_follows_the_storage(given: int | None) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), dim_extend=given)
     rb.set_storage(LazyTensorStorage(20, ndim=2))
     rb.extend(torch.arange(6).view(2, 3))
-    assert rb.storage.lanes == (2 if given is None else 3)
+    assert rb.storage.num_envs == (2 if given is None else 3)
     rb.set_storage(LazyTensorStorage(20))
     rb.extend(torch.arange(6).view(2, 3))
     assert len(rb) == 2

@@ -16,7 +16,7 @@ from ostinato import (
     NStep,
     PrioritizedSampler,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -39,14 +39,14 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "nstep": lambda: {"sample_unit": NStep(3, 0.9)},
     "nstep-prioritized": lambda: {"sample_unit": NStep(3, 0.9), "sampler": PrioritizedSampler(40, 0.7, 0.5)},
     "frames": lambda: {"sample_unit": FrameStack(3, ["obs"])},
-    "sequence": lambda: {"sample_unit": Sequence(2, burn_in=1)},
-    "stop": lambda: {"sample_unit": Sequence(3, "stop")},
-    "reset": lambda: {"sample_unit": Sequence(3, "include_reset")},
-    "strict": lambda: {"sample_unit": Sequence(3, "strict")},
+    "sequence": lambda: {"sample_unit": SequenceUnit(2, burn_in=1)},
+    "stop": lambda: {"sample_unit": SequenceUnit(3, "stop")},
+    "reset": lambda: {"sample_unit": SequenceUnit(3, "include_reset")},
+    "strict": lambda: {"sample_unit": SequenceUnit(3, "strict")},
     "hindsight": lambda: {"sample_unit": Hindsight(reward_of, her_ratio=0.5)},
     "hindsight-random": lambda: {"sample_unit": Hindsight(reward_of, strategy="random")},
     "chain": lambda: {"sample_unit": [FrameStack(2, ["obs"]), NStep(2, 0.9)]},
-    "windows-of-goals": lambda: {"sample_unit": [Sequence(2), Hindsight(reward_of)]},
+    "windows-of-goals": lambda: {"sample_unit": [SequenceUnit(2), Hindsight(reward_of)]},
     "slices": lambda: {"sampler": SliceSampler(slice_len=3, end_keys=ENDS)},
     "slices-short": lambda: {"sampler": SliceSampler(slice_len=3, end_keys=ENDS, strict_length=False)},
     "slices-padded": lambda: {
@@ -174,7 +174,7 @@ def test_a_queued_draw_with_slices_longer_than_their_padding_is_refused() -> Non
 
 @pytest.mark.parametrize(
     "saver",
-    [{"sample_unit": Sequence(4, done_key=None)}, {"sample_unit": NStep(4, 1.0, done_key="lap")}],
+    [{"sample_unit": SequenceUnit(4, done_key=None)}, {"sample_unit": NStep(4, 1.0, done_key="lap")}],
     ids=["endless", "laps"],
 )
 def test_episodes_saved_by_other_keys_are_read_anew(saver: dict[str, Any], tmp_path: Path) -> None:

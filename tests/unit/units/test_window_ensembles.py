@@ -14,7 +14,7 @@ from ostinato import (
     PrioritizedSliceSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    Sequence,
+    SequenceUnit,
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -35,7 +35,7 @@ def prioritized(sampler: Any = None, unit: Any = None) -> TensorDictReplayBuffer
 
 
 def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() -> None:
-    members = [prioritized(unit=Sequence(4)) for _ in range(2)]
+    members = [prioritized(unit=SequenceUnit(4)) for _ in range(2)]
     ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=seeded())
     sample = ensemble.sample()
     assert sample["validity_mask"].shape == sample["index", "index"].shape
@@ -57,7 +57,7 @@ def test_slices_of_an_ensemble_carry_the_stamps_of_all_their_rows() -> None:
 def test_the_info_of_an_ensemble_says_what_its_members_say() -> None:
     members = []
     for _ in range(2):
-        members.append(ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=Sequence(4, burn_in=1)))
+        members.append(ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4, burn_in=1)))
         members[-1].extend(steps())
     ensemble = ReplayBufferEnsemble(*members, batch_size=8, generator=seeded())
     batch, info = ensemble.sample(return_info=True)

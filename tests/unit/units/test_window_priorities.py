@@ -14,7 +14,7 @@ from ostinato import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -26,7 +26,7 @@ from .rings import steps
 @pytest.mark.parametrize("shape", [(32,), (8, 4)])
 def test_padded_rows_never_give_priorities_to_anchors(shape: tuple[int, ...]) -> None:
     buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(100), sample_unit=Sequence(4), batch_size=8
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
     )
     buffer.extend(TensorDict(steps(), [40]))
     sample = buffer.sample().reshape(*shape)
@@ -38,7 +38,7 @@ def test_padded_rows_never_give_priorities_to_anchors(shape: tuple[int, ...]) ->
 
 def test_records_of_windows_carry_their_own_stamps() -> None:
     buffer = PrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), sample_unit=Sequence(4), batch_size=8
+        alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
     )
     buffer.extend(steps())
     _, info = buffer.sample(return_info=True)
@@ -54,7 +54,7 @@ def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, layout: str) ->
     rb = ReplayBuffer(
         storage=LazyTensorStorage(20 * envs, ndim=2 if layout == "lanes" else 1),
         sampler=PrioritizedSampler(20 * envs, 1.0, 1.0),
-        sample_unit=Sequence(3),
+        sample_unit=SequenceUnit(3),
         batch_size=4,
     )
     log.extend(rb, 20)
@@ -84,7 +84,7 @@ def tensordicts(log: Log) -> Any:
 
 def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None:
     for sampler, unit in (
-        (PrioritizedSampler(20, 1.0, 1.0), Sequence(3)),
+        (PrioritizedSampler(20, 1.0, 1.0), SequenceUnit(3)),
         (PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3), None),
     ):
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, sample_unit=unit, batch_size=6)
@@ -101,7 +101,7 @@ def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None
 def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
     log = Log(12, longest=1000)
     sampler = PrioritizedSampler(12, 1.0, 1.0)
-    rb = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, sample_unit=Sequence(3), batch_size=8)
+    rb = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(3), batch_size=8)
     log.extend(rb, 12)
     _, info = rb.sample(return_info=True)
     log.extend(rb, 12)

@@ -17,7 +17,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
 )
 from ostinato.errors import EmptyBufferError, OptionError
 
@@ -46,13 +46,13 @@ SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
 
 
 STRICT = Case(
-    lambda: Sequence(2, "strict", burn_in=1, bootstrap=1),
+    lambda: SequenceUnit(2, "strict", burn_in=1, bootstrap=1),
     partial(check_sequence, length=2, boundary="strict", burn_in=1, bootstrap=1),
 )
 
 
 DILATED = Case(
-    lambda: Sequence(2, "strict", dilation=2), partial(check_sequence, length=2, boundary="strict", dilation=2)
+    lambda: SequenceUnit(2, "strict", dilation=2), partial(check_sequence, length=2, boundary="strict", dilation=2)
 )
 
 
@@ -121,7 +121,7 @@ def test_a_pass_has_every_strict_window_once(shuffle: bool, prefetch: int) -> No
     rb = ReplayBuffer(
         storage=LazyTensorStorage(50),
         sampler=SamplerWithoutReplacement(shuffle=shuffle),
-        sample_unit=Sequence(3, "strict"),
+        sample_unit=SequenceUnit(3, "strict"),
         episodes=Episodes(ENDS, mask_key="mask"),
         batch_size=4,
         prefetch=prefetch,
@@ -137,7 +137,9 @@ def test_a_pass_has_every_strict_window_once(shuffle: bool, prefetch: int) -> No
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"endless": True}])
 def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(options: dict[str, bool]) -> None:
     sampler = SamplerWithoutReplacement(**options)
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), sampler=sampler, sample_unit=Sequence(3, "strict"), batch_size=2)
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=sampler, sample_unit=SequenceUnit(3, "strict"), batch_size=2
+    )
     Log(50, longest=8).extend(rb, 50)
     with pytest.raises(OptionError, match="not available where only some rows may be drawn"):
         rb.sample()
@@ -147,7 +149,10 @@ def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(opt
 def test_without_a_whole_window_there_is_an_error_and_later_there_is_one(sampler: str) -> None:
     log = Log(30, longest=3, seed=1)
     rb = ReplayBuffer(
-        storage=LazyTensorStorage(30), sampler=SAMPLERS[sampler](log), sample_unit=Sequence(6, "strict"), batch_size=2
+        storage=LazyTensorStorage(30),
+        sampler=SAMPLERS[sampler](log),
+        sample_unit=SequenceUnit(6, "strict"),
+        batch_size=2,
     )
     log.extend(rb, 25)
     with pytest.raises(EmptyBufferError, match="6 rows"):
@@ -162,7 +167,7 @@ def test_rows_come_into_reach_when_their_window_is_complete() -> None:
     rb = ReplayBuffer(
         storage=LazyTensorStorage(12),
         sampler=PrioritizedSampler(12, 1.0, 1.0, eps=0.0),
-        sample_unit=Sequence(3, "strict"),
+        sample_unit=SequenceUnit(3, "strict"),
         batch_size=256,
         generator=torch.Generator().manual_seed(0),
     )
@@ -183,7 +188,7 @@ def test_rows_come_into_reach_when_their_window_is_complete() -> None:
 def test_an_edit_of_an_end_flag_opens_and_closes_starts() -> None:
     for sampler in (RandomSampler(), PrioritizedSampler(12, 1.0, 1.0)):
         rb = ReplayBuffer(
-            storage=LazyTensorStorage(12), sampler=sampler, sample_unit=Sequence(4, "strict"), batch_size=64
+            storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(4, "strict"), batch_size=64
         )
         log = Log(12, longest=1000)
         log.extend(rb, 12)

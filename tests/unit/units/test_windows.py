@@ -19,7 +19,7 @@ from ostinato import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -57,16 +57,18 @@ UNITS = {
     "frames-zeros": Case(lambda: FrameStack(4, ["obs"], padding="zeros"), partial(check_frames, k=4, padding="zeros")),
     "frames-merged": Case(lambda: FrameStack(3, ["obs"], merge=True), partial(check_frames, k=3, merge=True)),
     "steps-frames": Case(lambda: [FrameStack(2, ["obs"]), NStep(3, 0.5)], _frames_and_steps),
-    "pad": Case(lambda: Sequence(4), partial(check_sequence, length=4)),
+    "pad": Case(lambda: SequenceUnit(4), partial(check_sequence, length=4)),
     "pad-burn-in": Case(
-        lambda: Sequence(2, burn_in=2, bootstrap=1), partial(check_sequence, length=2, burn_in=2, bootstrap=1)
+        lambda: SequenceUnit(2, burn_in=2, bootstrap=1), partial(check_sequence, length=2, burn_in=2, bootstrap=1)
     ),
     "pad-dilated": Case(
-        lambda: Sequence(2, burn_in=1, dilation=2), partial(check_sequence, length=2, burn_in=1, dilation=2)
+        lambda: SequenceUnit(2, burn_in=1, dilation=2), partial(check_sequence, length=2, burn_in=1, dilation=2)
     ),
-    "stop": Case(lambda: Sequence(3, "stop", burn_in=1), partial(check_sequence, length=3, boundary="stop", burn_in=1)),
+    "stop": Case(
+        lambda: SequenceUnit(3, "stop", burn_in=1), partial(check_sequence, length=3, boundary="stop", burn_in=1)
+    ),
     "stop-dilated": Case(
-        lambda: Sequence(2, "stop", bootstrap=1, dilation=2),
+        lambda: SequenceUnit(2, "stop", bootstrap=1, dilation=2),
         partial(check_sequence, length=2, boundary="stop", bootstrap=1, dilation=2),
     ),
     **{
@@ -82,7 +84,7 @@ UNITS = {
 
 
 RESET = Case(
-    lambda: Sequence(3, "include_reset", burn_in=2),
+    lambda: SequenceUnit(3, "include_reset", burn_in=2),
     partial(check_sequence, length=3, boundary="include_reset", burn_in=2),
 )
 
@@ -166,7 +168,7 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fill", [[9], [10], [11], [10, 10, 5], [3] * 11])
-@pytest.mark.parametrize("unit", [None, NStep(3, 0.9), Sequence(3, burn_in=1), FrameStack(2, ["obs"])], ids=str)
+@pytest.mark.parametrize("unit", [None, NStep(3, 0.9), SequenceUnit(3, burn_in=1), FrameStack(2, ["obs"])], ids=str)
 def test_indices_lie_in_the_rows_present(fill: list[int], unit: Any) -> None:
     log = Log(10, longest=5)
     rb = written(log, buffer(10, 30, sample_unit=unit, sampler=None if unit else slices(2, strict_length=False)), *fill)
@@ -190,7 +192,7 @@ def test_sampling_goes_on_when_the_buffer_gets_full_and_after(by: str) -> None:
 def test_no_window_holds_the_write_cursor(cursor: int) -> None:
     log = Log(10, longest=1000)  # an episode that never ends
     rb = written(log, buffer(10, 12, sampler=slices(4)), 10 + cursor)
-    other = buffer(10, 4, sample_unit=Sequence(3, burn_in=1, bootstrap=1))
+    other = buffer(10, 4, sample_unit=SequenceUnit(3, burn_in=1, bootstrap=1))
     other.extend(batch_of(log.rows))
     for _ in range(5):
         assert (rb.sample()["id"].view(-1, 4).diff() == 1).all()
@@ -204,7 +206,7 @@ def test_overwritten_episodes_are_never_taken_for_whole(
 ) -> None:
     log = Log(11, longest=longest, seed=size)
     sampler = PrioritizedSampler(11, 0.7, 0.5) if prioritized else None
-    rb = buffer(11, 5, sample_unit=Sequence(period, burn_in=1), sampler=sampler)
+    rb = buffer(11, 5, sample_unit=SequenceUnit(period, burn_in=1), sampler=sampler)
     for _ in range(8):
         log.extend(rb, size)
         batch, info = rb.sample(return_info=True)
@@ -216,7 +218,7 @@ def test_overwritten_episodes_are_never_taken_for_whole(
 @pytest.mark.parametrize("seed", range(4))
 def test_terminations_and_truncations_both_end_windows(seed: int) -> None:
     log = Log(30, longest=4, seed=seed)
-    rb = written(log, buffer(30, 30, sample_unit=Sequence(5)), 45)
+    rb = written(log, buffer(30, 30, sample_unit=SequenceUnit(5)), 45)
     batch, info = rb.sample(return_info=True)
     check_sequence(log, batch, info, length=5)
     ends = batch["next"]["done"].view(-1, 5)[:, :-1] & info["validity_mask"].view(-1, 5)[:, 1:]
@@ -269,7 +271,7 @@ def test_many_episodes_in_a_call_come_and_go(count: int) -> None:
         assert chronicle.table(rb.storage).count == len(log.episodes())
 
 
-@pytest.mark.parametrize("unit", [NStep(3, 0.5), Sequence(3), [NStep(2, 0.5), FrameStack(2, ["obs"])]], ids=str)
+@pytest.mark.parametrize("unit", [NStep(3, 0.5), SequenceUnit(3), [NStep(2, 0.5), FrameStack(2, ["obs"])]], ids=str)
 @pytest.mark.parametrize("layout", ["line", "lanes"])
 def test_add_and_extend_make_the_same_buffer(unit: Any, layout: str) -> None:
     envs = 2 if layout == "lanes" else 1
@@ -290,7 +292,7 @@ def test_add_and_extend_make_the_same_buffer(unit: Any, layout: str) -> None:
     ("options", "window"),
     [
         ({"sample_unit": NStep(9, 0.9)}, 9),
-        ({"sample_unit": Sequence(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
+        ({"sample_unit": SequenceUnit(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
         ({"sample_unit": FrameStack(9, ["obs"])}, 9),
         ({"sample_unit": [NStep(5, 0.9), FrameStack(5, ["obs"])]}, 9),
         ({"sampler": SliceSampler(slice_len=9, end_keys=ENDS)}, 9),
@@ -309,7 +311,7 @@ def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options
 
 def test_rows_of_no_episode_are_in_no_window() -> None:
     log = Log(40, masked=0.3, seed=1)
-    rb = buffer(40, 30, sample_unit=Sequence(3, "include_reset"), episodes=Episodes(ENDS, mask_key="mask"))
+    rb = buffer(40, 30, sample_unit=SequenceUnit(3, "include_reset"), episodes=Episodes(ENDS, mask_key="mask"))
     written(log, rb, 60)
     batch, info = rb.sample(return_info=True)
     assert batch["mask"].all()
