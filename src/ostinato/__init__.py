@@ -28,7 +28,12 @@ from ostinato.samplers import (
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
-from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
+from ostinato.transforms import Cast as CastFields
+from ostinato.transforms import Compose as ComposeTransforms
+from ostinato.transforms import Exclude as ExcludeFields
+from ostinato.transforms import Rename as RenameFields
+from ostinato.transforms import RewardScale, ToDevice
+from ostinato.transforms import Select as SelectFields
 from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
 from ostinato.writers import (
     ImmutableDatasetWriter,
@@ -44,10 +49,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BufferStats",
-    "Cast",
-    "Compose",
+    "CastFields",
+    "ComposeTransforms",
     "Episodes",
-    "Exclude",
+    "ExcludeFields",
     "Flat2TED",
     "FrameStack",
     "Hindsight",
@@ -64,7 +69,7 @@ __all__ = [
     "RandomSampler",
     "RateLimiter",
     "RayReplayBuffer",
-    "Rename",
+    "RenameFields",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "ReservoirWriter",
@@ -74,7 +79,7 @@ __all__ = [
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
-    "Select",
+    "SelectFields",
     "Sequence",
     "ShardedReplayBuffer",
     "SliceSampler",
