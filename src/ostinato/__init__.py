@@ -34,7 +34,8 @@ from ostinato.transforms import Exclude as ExcludeFields
 from ostinato.transforms import Rename as RenameFields
 from ostinato.transforms import RewardScale, ToDevice
 from ostinato.transforms import Select as SelectFields
-from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
+from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
+from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
 from ostinato.writers import (
     ImmutableDatasetWriter,
     ReservoirWriter,
@@ -80,7 +81,7 @@ __all__ = [
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "SelectFields",
-    "Sequence",
+    "SequenceUnit",
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
