@@ -29,7 +29,7 @@ from ostinato import (
     ReservoirWriter,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
@@ -69,8 +69,8 @@ UNITS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "Transition": Transition,
     "NStep": lambda: NStep(3, 0.5),
-    "Sequence": lambda: Sequence(3, burn_in=1),
-    "Sequence, strict": lambda: Sequence(3, "strict"),
+    "SequenceUnit": lambda: SequenceUnit(3, burn_in=1),
+    "SequenceUnit, strict": lambda: SequenceUnit(3, "strict"),
     "FrameStack": lambda: FrameStack(2, ["obs"]),
     "Hindsight": lambda: Hindsight(_reward),
     "NStep + FrameStack": lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])],
@@ -134,7 +134,7 @@ class Cell:
             return "counts"
         if ranked and self.sampler == "QueueSampler":
             return "order"
-        if "Slice" in self.sampler and self.unit.startswith("Sequence"):
+        if "Slice" in self.sampler and self.unit.startswith("SequenceUnit"):
             return "slices"
         if ranked and self.windows:
             return "order"
@@ -151,7 +151,7 @@ class Cell:
     @property
     def law(self) -> str:
         """The law by which it draws."""
-        among = ", among whole windows" if self.unit == "Sequence, strict" else ""
+        among = ", among whole windows" if self.unit == "SequenceUnit, strict" else ""
         return f"{_LAWS[self.sampler]}{among}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sampler, Sequence, SliceSampler
+from ostinato import FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sampler, SequenceUnit, SliceSampler
 from ostinato.core.records import Draw
 
 if TYPE_CHECKING:
@@ -138,12 +138,12 @@ def sequence() -> Scene:
     for boundary, word in words.items():
         anchors, lines = [10, 7, 3], []
         sampler = Chosen([10])
-        make_ring(sampler, Sequence(4, boundary, burn_in=2)).sample(1)
+        make_ring(sampler, SequenceUnit(4, boundary, burn_in=2)).sample(1)
         for anchor in anchors:
             if anchor not in sampler.allowed:
                 lines.append(Line(anchor, note="never drawn"))
                 continue
-            rb = make_ring(Chosen([anchor]), Sequence(4, boundary, burn_in=2))
+            rb = make_ring(Chosen([anchor]), SequenceUnit(4, boundary, burn_in=2))
             _, info = rb.sample(1, return_info=True)
             held = [
                 Read(int(slot), "masked" if not valid else "learn" if learning else "burn", str(int(slot)))
@@ -156,7 +156,7 @@ def sequence() -> Scene:
         blocks.append(Block(f"{boundary}: {word}", tuple(lines)))
     legend = (("burn", "burn-in"), ("learn", "trained on"), ("masked", "repeated, masked"))
     return Scene(
-        "sequence", "Sequence(4, boundary, burn_in=2): windows at the ends of episodes", tuple(blocks), legend
+        "sequence", "SequenceUnit(4, boundary, burn_in=2): windows at the ends of episodes", tuple(blocks), legend
     )
 
 
@@ -172,9 +172,7 @@ def frame_stack() -> Scene:
             lines.append(Line(anchor, tuple(Read(slot, "learn") for slot in sorted(seen)), stacks))
         blocks.append(Block(f'padding="{padding}": {word}', tuple(lines)))
     legend = (("learn", "frame"), ("next", "next observation of the row"), ("masked", "before the episode"))
-    return Scene(
-        "framestack", 'FrameStack(3, ["obs"]): the frames of each stack, oldest first', tuple(blocks), legend
-    )
+    return Scene("framestack", 'FrameStack(3, ["obs"]): the frames of each stack, oldest first', tuple(blocks), legend)
 
 
 def _frames(stack: Tensor) -> tuple[Read, ...]:
@@ -223,9 +221,7 @@ def slices() -> Scene:
             lines.append(Line(5, tuple(Read(read.slot, "learn") for read in short), (("", short),)))
         blocks.append(Block(title, tuple(lines)))
     legend = (("start", "first row, with its probability"), ("learn", "rows of one slice"))
-    return Scene(
-        "slices", "SliceSampler: a uniform episode, then a uniform start within it", tuple(blocks), legend
-    )
+    return Scene("slices", "SliceSampler: a uniform episode, then a uniform start within it", tuple(blocks), legend)
 
 
 SCENES = (n_step, sequence, frame_stack, slices)

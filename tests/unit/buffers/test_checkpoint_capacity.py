@@ -24,7 +24,7 @@ from ostinato import (
     ReservoirWriter,
     Sampler,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     Storage,
@@ -66,7 +66,7 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(
 ) -> None:
     units: dict[str, Any] = {
         "nstep": NStep(3, 1.0),
-        "sequence": Sequence(3, "strict", "done"),
+        "sequence": SequenceUnit(3, "strict", "done"),
         "frames": FrameStack(3, ["obs"]),
         "slices": None,
     }

@@ -32,7 +32,7 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     TED2Flat,
     TensorDictReplayBuffer,
@@ -225,7 +225,7 @@ def test_windows_hold_the_text_of_their_rows(prefetch: int) -> None:
         rb.extend(data)
         return rb
 
-    check(make(sample_unit=Sequence(3, burn_in=1)).sample())
+    check(make(sample_unit=SequenceUnit(3, burn_in=1)).sample())
     check(make(sampler=SliceSampler(slice_len=4)).sample())
     steps = make(sample_unit=NStep(3, 0.9)).sample()
     check(steps)
