@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato import FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sampler, SequenceUnit, SliceSampler
-from ostinato.core.records import Draw
+from ostinato.protocols import Draw
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato import SampleUnit
-    from ostinato.core.records import View
+    from ostinato.protocols import View
 
 HERE = Path(__file__).parent
 SLOTS, WRITTEN = 16, 21
