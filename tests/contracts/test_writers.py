@@ -13,7 +13,7 @@ from ostinato import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from ostinato.core.records import Run
+from ostinato.protocols import Run
 from ostinato.testing import WriterContract
 
 

@@ -224,11 +224,15 @@ def test_prefetch_and_collate() -> None:
 
 
 def test_transforms() -> None:
-    chain = (ostinato.Rename({"id": "number"}), ostinato.Exclude("version"), ostinato.RewardScale(2.0, loc=0.5))
+    chain = (
+        ostinato.RenameFields({"id": "number"}),
+        ostinato.ExcludeFields("version"),
+        ostinato.RewardScale(2.0, loc=0.5),
+    )
 
     def make(device: torch.device) -> ReplayBuffer:
         rb = ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16)
-        for transform in (*chain, ostinato.ToDevice(device), ostinato.Cast(torch.float64, "obs")):
+        for transform in (*chain, ostinato.ToDevice(device), ostinato.CastFields(torch.float64, "obs")):
             rb.append_transform(transform)
         return rb
 

@@ -96,8 +96,8 @@ class ReplayBuffer:
             as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
-        sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
-            change it one after the other; None leaves it a row.
+        sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
+            that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
         rate_limiter: when readers and writers wait for each other; None lets nobody wait (a `QueueSampler` brings
             `RateLimiter()` along).
