@@ -161,7 +161,7 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     has = storage._late.has[("late",)]
 
     def begin_write() -> None:
-        engine.stamps.touch(torch.arange(count))
+        engine.ring.record_edit(torch.arange(count))
         has[:count] = False
         storage.before = end_write  # the engine reads again, under the lock, when the writer is done
 
