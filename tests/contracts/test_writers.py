@@ -15,11 +15,11 @@ from ostinato import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from ostinato.core.records import Run
+from ostinato.protocols import Run
 from ostinato.testing import WriterContract
 
 if TYPE_CHECKING:
-    from ostinato.core.ring import Ring
+    from ostinato.protocols import Ring
 
 
 class TestRoundRobin(WriterContract):

@@ -171,13 +171,13 @@ class Chronicle:
             return
         if int(state["capacity"]) != storage.capacity or state["read"] != self._read_from(storage):
             return
-        table = EpisodeTable(storage.capacity, storage.lanes)
+        table = EpisodeTable(storage.capacity, storage.num_envs)
         table.load_state_dict({key: value for key, value in state.items() if key != "read"})
         self._table, self._stale = table, False
 
     def _fitting(self, storage: Storage) -> EpisodeTable | None:
         table = self._table
-        if self._stale or table is None or (table.capacity, table.lanes) != (storage.capacity, storage.lanes):
+        if self._stale or table is None or (table.capacity, table.lanes) != (storage.capacity, storage.num_envs):
             return None
         return table
 
@@ -200,18 +200,18 @@ class Chronicle:
         Raises:
             CapacityError: naming the numbers.
         """
-        steps = storage.capacity // storage.lanes
+        steps = storage.capacity // storage.num_envs
         if steps < self.span:
             msg = (
-                f"max_size={storage.max_size} keeps {steps} steps of each of {storage.lanes} environment(s), a window "
-                f"takes {self.span}: use max_size >= {self.span * storage.lanes}, or a shorter window"
+                f"max_size={storage.max_size} keeps {steps} steps of each of {storage.num_envs} environment(s), a "
+                f"window takes {self.span}: use max_size >= {self.span * storage.num_envs}, or a shorter window"
             )
             raise CapacityError(msg)
 
     def _rebuild(self, storage: Storage) -> EpisodeTable:
         """Read the episodes of all rows off the storage, in the order in which they were written."""
         self.check_span(storage)
-        table = EpisodeTable(storage.capacity, storage.lanes)
+        table = EpisodeTable(storage.capacity, storage.num_envs)
         rows = len(storage)
         if rows:
             run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)

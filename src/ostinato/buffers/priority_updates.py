@@ -205,8 +205,8 @@ def _slots(index: Any, storage: Storage) -> tuple[Tensor, tuple[int, ...]]:
         else:
             parts = tuple(whole.unbind(-1))
     if storage.ndim > 1:
-        _check_lanes(parts[1], storage.lanes)
-        parts = (torch.where(parts[0] < 0, parts[0], parts[0] * storage.lanes + parts[1]),)
+        _check_lanes(parts[1], storage.num_envs)
+        parts = (torch.where(parts[0] < 0, parts[0], parts[0] * storage.num_envs + parts[1]),)
     return parts[0].reshape(-1).contiguous(), tuple(parts[0].shape)
 
 

@@ -96,8 +96,8 @@ class ReplayBuffer:
             as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
-        sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
-            change it one after the other; None leaves it a row.
+        sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
+            that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
         rate_limiter: when readers and writers wait for each other; None lets nobody wait (a `QueueSampler` brings
             `RateLimiter()` along).
@@ -340,7 +340,7 @@ class ReplayBuffer:
     def _positions(self, placement: Placement) -> Tensor:
         storage = self._engine.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return index if storage.ndim == 1 else torch.stack((index // storage.lanes, index % storage.lanes), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -459,7 +459,7 @@ class ReplayBuffer:
 
     def _index(self, slots: Tensor) -> Any:
         storage = self.storage
-        return slots if storage.ndim == 1 else (slots // storage.lanes, slots % storage.lanes)
+        return slots if storage.ndim == 1 else (slots // storage.num_envs, slots % storage.num_envs)
 
     def _info(self, batch: Batch) -> dict[str, Any]:
         ticket = batch.ticket

@@ -30,9 +30,9 @@ def select(index: Any, shape: tuple[int, ...], device: torch.device, *, swap: bo
 
     Args:
         index: int, slice, list, range, int or bool tensor or array of any device, `...`, None, or a tuple of these.
-        shape: `(rows,)`, or `(steps, lanes)`; only rows that are present can be chosen.
+        shape: `(rows,)`, or `(steps, num_envs)`; only rows that are present can be chosen.
         device: device of the slots.
-        swap: let the first two dimensions of the index be lanes and steps, in this order.
+        swap: let the first two dimensions of the index be environments and steps, in this order.
 
     Raises:
         SlotError: naming the index and the length, if it is out of range.

@@ -97,7 +97,7 @@ class Line(NamedTuple):
         return cls(shape, shift, full, (steps + shift) % shape[0] if full else steps)
 
     @property
-    def lanes(self) -> int:
+    def num_envs(self) -> int:
         """Environments."""
         return torch.Size(self.shape[1:]).numel()
 
@@ -106,7 +106,7 @@ class Line(NamedTuple):
         dims = len(self.shape)
         feature = value.shape[dims:]
         ordered = as_bits(value).index_select(0, self.steps).view(value.dtype)
-        return ordered.reshape(self.shape[0], self.lanes, *feature).transpose(0, 1).reshape(-1, *feature)
+        return ordered.reshape(self.shape[0], self.num_envs, *feature).transpose(0, 1).reshape(-1, *feature)
 
     def spread(self, value: Tensor, places: Tensor | None, written: Tensor | None = None) -> Tensor:
         """Return values from their places in the flat layout as `[steps, *environments, *F]`; None: one for each cell.
@@ -115,7 +115,7 @@ class Line(NamedTuple):
         """
         cells = torch.empty_like(self.steps)
         cells[self.steps] = torch.arange(self.shape[0], device=cells.device)  # the place in its line of each step
-        own = (cells.unsqueeze(1) + torch.arange(self.lanes, device=cells.device) * self.shape[0]).flatten()
+        own = (cells.unsqueeze(1) + torch.arange(self.num_envs, device=cells.device) * self.shape[0]).flatten()
         places = own if places is None else places[own].clamp_(max=value.shape[0] - 1)
         out = as_bits(value)[places]
         if written is not None and not self.full:
@@ -125,7 +125,7 @@ class Line(NamedTuple):
     def written(self) -> Tensor:
         """Return bool `[cells]`, in the order of the data: which were written."""
         steps = torch.arange(self.shape[0], device=self.steps.device)
-        return (steps < (self.shape[0] if self.full else self.shift)).repeat_interleave(self.lanes)
+        return (steps < (self.shape[0] if self.full else self.shift)).repeat_interleave(self.num_envs)
 
     def check(self, rows: Rows, ends: Tensor, keys: Keys) -> None:
         """Refuse rows that the flat layout would not give back.
@@ -133,7 +133,7 @@ class Line(NamedTuple):
         Raises:
             CheckpointError: naming the field and the number of rows.
         """
-        present = torch.arange(self.shape[0], device=ends.device).repeat(self.lanes)
+        present = torch.arange(self.shape[0], device=ends.device).repeat(self.num_envs)
         present = present < (self.shape[0] if self.full else self.shift)
         inner = (~ends & present).nonzero().flatten()
         for key in rows.twice:
@@ -368,7 +368,7 @@ class TED2Flat:
             msg = f"shift must be in [{0 if full else 1}, {steps}] (steps of the data), got {shift}"
             raise OptionError(msg)
         line = Line.of(rows.shape, shift, full=full, device=rows.done.device)
-        ends = line.lay(rows.done).view(line.lanes, steps)
+        ends = line.lay(rows.done).view(line.num_envs, steps)
         ends[:, -1 if full else shift - 1] = True
         ends = ends.flatten()
         line.check(rows, ends, self._keys)
@@ -435,13 +435,13 @@ class Flat2TED:
         line = Line.of(
             shape, shift, full=full, device=next(iter(fields.values())).device if fields else torch.device("cpu")
         )
-        cells = line.lanes * shape[0]
+        cells = line.num_envs * shape[0]
         ends = fields.get(self._keys.done)
         if ends is None or ends.numel() != cells:
             got = "nothing" if ends is None else f"shape {list(ends.shape)}"
             msg = f"the flat layout must hold {cells} flags {show_path(self._keys.done)}, got {got}: {NOT_FLAT}"
             raise CheckpointError(msg)
-        ends = ends.detach().bool().reshape(line.lanes, shape[0]).clone()
+        ends = ends.detach().bool().reshape(line.num_envs, shape[0]).clone()
         ends[:, -1 if full else shift - 1] = True
         ends = ends.flatten()
         first = torch.arange(cells, device=ends.device) + ends.cumsum(0) - ends.long()

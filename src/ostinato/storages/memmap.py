@@ -138,7 +138,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             {
                 "rows": self._rows,
                 "cursor": self._cursor,
-                "lanes": self._lanes,
+                "lanes": self._num_envs,
                 "max_size": self._max_size,
                 "capacity": self._table.capacity,
                 "ndim": self.ndim,
@@ -215,23 +215,23 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._table = self._reopen_single(schema, layout, body)
         else:
             self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
-        self._rows, self._cursor, self._lanes = body["rows"], body["cursor"], body["lanes"]
+        self._rows, self._cursor, self._num_envs = body["rows"], body["cursor"], body["lanes"]
         self._read_objects(directory, body)
         self._late = LateFields(self._table.capacity, self.device)
         self._flushed = True
 
     def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> MirroredTable:
-        rows, lanes, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])
+        rows, num_envs, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])
         mapped, naming = self._mapped, None if isinstance(self._single_copy, bool) else self._single_copy
         pairs = find_pairs(schema, naming)
         records = [ArrayRecord.from_json(node) for node in body["single_copy"]]
         apart, *nexts = [read_array(mapped.directory, record) for record in records]  # type: ignore[union-attr]
-        apart = checked_apart(apart, rows, lanes, capacity)
+        apart = checked_apart(apart, rows, num_envs, capacity)
         wanted = [(schema.leaves[i].dtype, (int(apart.sum()), *schema.leaves[i].shape)) for i, _ in pairs]
-        if [(value.dtype, tuple(value.shape)) for value in nexts] != wanted or lanes < 1:
+        if [(value.dtype, tuple(value.shape)) for value in nexts] != wanted or num_envs < 1:
             msg = f"the directory {self._directory} was made with another single_copy, or is damaged"
             raise CheckpointError(msg)
-        table = MirroredTable(schema, capacity, lanes, pairs, mapped, packed=self._packed, layout=layout)  # type: ignore[arg-type]
+        table = MirroredTable(schema, capacity, num_envs, pairs, mapped, packed=self._packed, layout=layout)  # type: ignore[arg-type]
         table.begin(apart, nexts)
         return table
 

@@ -166,7 +166,7 @@ class Links(NamedTuple):
 
     flags: Tensor
     """uint8 on the CPU. `[rows]`: a next observation is the observation of the row that follows in the batch; then
-    `[min(lanes, rows)]`: an observation is what lies in the side row of the row before."""
+    `[min(num_envs, rows)]`: an observation is what lies in the side row of the row before."""
     rows: int
     """Rows of the batch."""
     need: int
@@ -234,21 +234,21 @@ class NativeSides:
     Args:
         table: where the rows are; the observations are its first fields, in the order of `pairs`.
         pairs: positions in the full schema.
-        lanes: slots from a row to the one that follows it.
+        num_envs: distance in slots from a row to the next row of its environment.
         memory: where chunks come from.
     """
 
-    def __init__(self, table: Table, pairs: Pairs, lanes: int, memory: Memory) -> None:
+    def __init__(self, table: Table, pairs: Pairs, num_envs: int, memory: Memory) -> None:
         with torch.inference_mode(mode=False):
             self.apart = torch.empty(table.capacity, dtype=torch.int32, device="cpu")
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
         self._mirror: Any = native.Mirror(  # type: ignore[union-attr]  # who makes one has looked
-            table.capacity, lanes, self._chunk_rows, self.apart.data_ptr()
+            table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
-        self._lanes = lanes
+        self._num_envs = num_envs
         self._table = table  # the compiled part reads its memory
         self._sizes: list[int] = []
         self._chunks: list[list[Tensor]] = []
@@ -292,7 +292,7 @@ class NativeSides:
     def compare(self, flat: Flat, rows: int, cursor: int) -> Links | None:
         """Compare a batch in one pass over its memory."""
         addresses = flat.addresses or []
-        flags = torch.empty(rows + min(self._lanes, rows), dtype=torch.uint8, device="cpu")
+        flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         at = flags.data_ptr()
         obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
         need = self._mirror.compare(cursor, rows, obs, nexts, at, at + rows)
@@ -360,14 +360,14 @@ class PlainSides:
     Args:
         table: where the rows are; the observations are its first fields, in the order of `pairs`.
         pairs: positions in the full schema.
-        lanes: slots from a row to the one that follows it.
+        num_envs: distance in slots from a row to the next row of its environment.
     """
 
-    def __init__(self, table: Table, pairs: Pairs, lanes: int) -> None:
+    def __init__(self, table: Table, pairs: Pairs, num_envs: int) -> None:
         self._obs = [as_bits(column) for column in table.columns[: len(pairs)]]
         self._dtypes = [column.dtype for column in table.columns[: len(pairs)]]
         self._pairs = pairs
-        self._lanes = lanes
+        self._num_envs = num_envs
         self._capacity = table.capacity
         self._device = table.device
         self._lock = threading.Lock()
@@ -392,12 +392,12 @@ class PlainSides:
         """Compare a batch on the device; its outcome comes to the host in one piece."""
         obs, nexts = self._sources(flat, rows, 1), self._sources(flat, rows, 0)
         agree = torch.zeros(rows, dtype=torch.bool, device=self._device)
-        if rows > self._lanes:
-            agree[: rows - self._lanes] = same_rows(
-                [x[: rows - self._lanes] for x in nexts], [x[self._lanes :] for x in obs]
+        if rows > self._num_envs:
+            agree[: rows - self._num_envs] = same_rows(
+                [x[: rows - self._num_envs] for x in nexts], [x[self._num_envs :] for x in obs]
             )
-        count = min(self._lanes, rows)
-        before = self.apart[ring_range((cursor - self._lanes) % self._capacity, count, self._capacity)]
+        count = min(self._num_envs, rows)
+        before = self.apart[ring_range((cursor - self._num_envs) % self._capacity, count, self._capacity)]
         if self._rows[0].shape[0]:
             at = before.clamp_min(0).to(self._device, torch.int64)
             relink = same_rows([x.index_select(0, at) for x in self._rows], [x[:count] for x in obs])
@@ -437,13 +437,13 @@ class PlainSides:
         before = before[outside & (self.apart[before] == FOLLOWS)]
         if before.numel():
             self.reserve(before.shape[0] + links.need)
-            after = ((before + self._lanes) % self._capacity).to(self._device)
+            after = ((before + self._num_envs) % self._capacity).to(self._device)
             self.put(before, [x.index_select(0, after) for x in self._obs])
 
     def _before(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Return the rows before a run, int64 `[min(lanes, rows)]` on the CPU, and which of them are not in it."""
-        count = min(self._lanes, run.rows)
-        before = ring_range((run.start - self._lanes) % self._capacity, count, self._capacity)
+        """Return the rows before a run, int64 `[min(num_envs, rows)]` on the CPU, and which of them are not in it."""
+        count = min(self._num_envs, run.rows)
+        before = ring_range((run.start - self._num_envs) % self._capacity, count, self._capacity)
         return before, (before - run.start) % self._capacity >= run.rows
 
     def link_run(self, run: Run, flat: Flat, links: Links) -> None:
@@ -499,7 +499,7 @@ class PlainSides:
             if self._device.type == "cpu" and bool((rows == NOTHING).any()):
                 msg = "a slot holds no row"
                 raise IndexError(msg)
-            after = slots + self._lanes
+            after = slots + self._num_envs
             after = torch.where(after >= self._capacity, after - self._capacity, after)
             at = after if pick is None else torch.where(pick, after, slots)
             out = [self._obs[i].index_select(0, at) for i in pairs]
@@ -542,7 +542,7 @@ class MirroredTable:
     Args:
         schema: form of a row.
         capacity: rows.
-        lanes: slots from a row to the one that follows it.
+        num_envs: distance in slots from a row to the next row of its environment.
         pairs: which fields; see `find_pairs`.
         memory: where to take memory from.
         packed: see `plan_layout`.
@@ -553,7 +553,7 @@ class MirroredTable:
         self,
         schema: Schema,
         capacity: int,
-        lanes: int,
+        num_envs: int,
         pairs: Pairs,
         memory: Memory,
         *,
@@ -562,7 +562,7 @@ class MirroredTable:
     ) -> None:
         self.schema = schema
         self.capacity = capacity
-        self.lanes = lanes
+        self.num_envs = num_envs
         self.pairs = pairs
         self.kept = _kept_leaves(schema, pairs)
         inner = Schema(None, [schema.leaves[i] for i in self.kept])
@@ -572,7 +572,9 @@ class MirroredTable:
         self.device = self.inner.device
         self._native = native is not None and self.device.type == "cpu"
         self.sides: Sides = (
-            NativeSides(self.inner, pairs, lanes, memory) if self._native else PlainSides(self.inner, pairs, lanes)
+            NativeSides(self.inner, pairs, num_envs, memory)
+            if self._native
+            else PlainSides(self.inner, pairs, num_envs)
         )
         self._all = tuple(range(len(pairs)))
         places = {position: k for k, position in enumerate([*self.kept, *(pair[0] for pair in pairs)])}
@@ -685,13 +687,13 @@ class MirroredTable:
         self.sides.reserve(links.need)  # type: ignore[union-attr]  # copies lie elsewhere
         return flat, links  # type: ignore[return-value]
 
-    def write_run(self, run: Run, flat: Flat, lanes: int, links: Links) -> None:
+    def write_run(self, run: Run, flat: Flat, num_envs: int, links: Links) -> None:
         """Write rows in ring order, as `prepare` returned them."""
         if is_dynamo_compiling():
-            torch.compiler.disable(MirroredTable.write_run)(self, run, flat, lanes, links)  # type: ignore[no-untyped-call]
+            torch.compiler.disable(MirroredTable.write_run)(self, run, flat, num_envs, links)  # type: ignore[no-untyped-call]
             return
         self.sides.detach_run(run, links)
-        self.inner.write(run, self._kept(flat), lanes)
+        self.inner.write(run, self._kept(flat), num_envs)
         self.sides.link_run(run, flat, links)
         self._rows = min(max(self._rows, run.start + run.rows), self.capacity)
         if not self._warned:
@@ -703,7 +705,7 @@ class MirroredTable:
 
     def _look_at_size(self) -> None:
         used = self.sides.used
-        if used - self.lanes <= max(self._rows // 2, _FEW):
+        if used - self.num_envs <= max(self._rows // 2, _FEW):
             return
         self._warned = True
         msg = (
@@ -765,7 +767,7 @@ class MirroredTable:
 
     def _followed_by(self, slots: Tensor) -> Tensor:
         """Return the rows whose next observation is the observation in one of the slots, int64 on the CPU."""
-        before = (slots - self.lanes) % self.capacity
+        before = (slots - self.num_envs) % self.capacity
         return before[self.sides.apart[before] == FOLLOWS]
 
     def _detach(self, slots: Tensor) -> None:
@@ -781,7 +783,7 @@ class MirroredTable:
             nexts: `[n, *shape]` for each pair.
             obs: observations that will be written to the slots; None leaves those that are there.
         """
-        after = (slots + self.lanes) % self.capacity
+        after = (slots + self.num_envs) % self.capacity
         agree = self.sides.apart[after] != NOTHING
         for part in self._blocks(slots.shape[0]):
             at = after[part].to(self.device)
@@ -891,11 +893,11 @@ def check_apart(state: dict[str, Any]) -> Tensor:
     if "apart" not in state["columns"]:
         msg = "the checkpoint's column 'apart' is missing: it is damaged"
         raise CheckpointError(msg)
-    lanes = max(1, int(state["lanes"]))
-    return checked_apart(dense(state["columns"]["apart"]), int(state["rows"]), lanes, int(state["capacity"]))
+    num_envs = max(1, int(state["lanes"]))
+    return checked_apart(dense(state["columns"]["apart"]), int(state["rows"]), num_envs, int(state["capacity"]))
 
 
-def checked_apart(apart: Tensor, rows: int, lanes: int, capacity: int) -> Tensor:
+def checked_apart(apart: Tensor, rows: int, num_envs: int, capacity: int) -> Tensor:
     """Return the notes of a state, bool `[rows]` on the CPU, having checked that they lead to no row that is not there.
 
     Raises:
@@ -904,7 +906,7 @@ def checked_apart(apart: Tensor, rows: int, lanes: int, capacity: int) -> Tensor
     full = rows == capacity
     apart = apart.cpu()
     good = apart.dtype is torch.bool and apart.shape == (rows,) and rows <= capacity
-    if not good or not (full or bool(apart[max(0, rows - lanes) :].all())) or (full and lanes > rows):
+    if not good or not (full or bool(apart[max(0, rows - num_envs) :].all())) or (full and num_envs > rows):
         msg = (
             f"the checkpoint's notes on single copies ({apart.dtype}{list(apart.shape)} for {rows} rows) lead to rows "
             "that it does not hold: it is damaged"
@@ -932,20 +934,20 @@ def fill_mirrored(table: Table | MirroredTable, state: dict[str, Any], saved: Pa
 
 
 def _fill_from_single(table: Table | MirroredTable, state: dict[str, Any], saved: Pairs) -> None:
-    rows, lanes, capacity = int(state["rows"]), max(1, int(state["lanes"])), int(state["capacity"])
+    rows, num_envs, capacity = int(state["rows"]), max(1, int(state["lanes"])), int(state["capacity"])
     columns = state["columns"]
     apart = check_apart(state)
     names = [f"{column_name(table.schema.leaves[i].path, i)}.apart" for i, _ in saved]
     nexts = [dense(columns[name]) for name in names]
-    after = torch.arange(rows, device="cpu") + lanes
+    after = torch.arange(rows, device="cpu") + num_envs
     after = torch.where(after >= capacity, after - capacity, after).clamp_max(max(0, rows - 1))
     if isinstance(table, MirroredTable):
         nexts = [nexts[saved.index(pair)] for pair in table.pairs]
-        table.sides.reserve(int(apart.sum()) + lanes)
+        table.sides.reserve(int(apart.sum()) + num_envs)
         _copy_kept(table, columns, rows)
         table.begin(apart, nexts)
         if capacity != table.capacity and rows == capacity:  # the ring closes elsewhere now: its seam lies apart
-            seam = torch.arange(rows - lanes, rows, device="cpu")
+            seam = torch.arange(rows - num_envs, rows, device="cpu")
             table.put_apart(seam[~apart[seam]], after[seam[~apart[seam]]])
         return
     for (position, mate), aside in zip(saved, nexts, strict=True):

@@ -429,13 +429,13 @@ class Table:
         """
         return self._fetcher.fetch(requests, pin=pin)
 
-    def write(self, placement: Placement, flat: Flat, lanes: int = 1) -> None:
+    def write(self, placement: Placement, flat: Flat, num_envs: int = 1) -> None:
         """Copy rows to the slots of a placement: one copy, from wherever the source lies.
 
         Args:
             placement: where the rows go.
             flat: the rows, numbered in order by their leading dimensions (none is one row).
-            lanes: cells in one step of the first dimension, if there are two.
+            num_envs: size of the second batch dimension, if there are two.
         """
         if self._fields is not None and flat.addresses is not None:
             if self._write_native(placement, flat.addresses):
@@ -447,7 +447,7 @@ class Table:
         for column, bits, leaf, source in zip(self.columns, self._bits, self.schema.leaves, sources, strict=True):
             if isinstance(placement, Run):
                 lead = source if flat.batch else source[None]
-                _copy_run(column, lead, placement, lanes if len(flat.batch) > 1 else 1, len(leaf.shape))
+                _copy_run(column, lead, placement, num_envs if len(flat.batch) > 1 else 1, len(leaf.shape))
             else:
                 picked = as_bits(source).reshape((-1, *leaf.shape) if leaf.nbytes else (placement.total, *leaf.shape))
                 bits[slots] = picked[rows.to(picked.device)].to(bits.device)
@@ -504,7 +504,7 @@ def _column(raw: Tensor, leaf: Leaf, capacity: int, stride: int, offset: int) ->
     return raw.view(leaf.dtype).as_strided((capacity, *leaf.shape), (stride // item, *inner), offset // item)
 
 
-def _copy_run(column: Tensor, source: Tensor, run: Run, lanes: int, row_dims: int) -> None:
+def _copy_run(column: Tensor, source: Tensor, run: Run, num_envs: int, row_dims: int) -> None:
     lead = source.ndim - row_dims
     first = min(run.rows, run.capacity - run.start)
     for slot, row, count in ((run.start, run.skip, first), (0, run.skip + first, run.rows - first)):
@@ -512,8 +512,8 @@ def _copy_run(column: Tensor, source: Tensor, run: Run, lanes: int, row_dims: in
             continue
         target = column[slot : slot + count]
         if lead > 1:
-            target = target.view(count // lanes, lanes, *target.shape[1:])
-        target.copy_(source[row // lanes : (row + count) // lanes])
+            target = target.view(count // num_envs, num_envs, *target.shape[1:])
+        target.copy_(source[row // num_envs : (row + count) // num_envs])
 
 
 def last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -532,7 +532,7 @@ def last_of_each(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_grid(column: Tensor, shape: tuple[int, ...], *, swap: bool) -> Tensor:
-    """Return a column of present rows as `[steps, lanes, *shape]`, or with `swap` `[lanes, steps, *shape]`. View."""
+    """Return a column of rows as `[steps, num_envs, *shape]`, with `swap` as `[num_envs, steps, *shape]`. View."""
     grid = column.view(*shape, *column.shape[1:])
     return grid.transpose(0, 1) if swap else grid
 
@@ -546,15 +546,15 @@ def read_grid(
     *,
     swap: bool,
 ) -> Any:
-    """Return the rows at an index into `[steps, lanes]`: a view for ints and slices, else a copy.
+    """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy.
 
     Args:
         table: where rows are.
         late: fields added later.
         objects: fields of Python objects, if there are any.
-        shape: `(steps, lanes)` present.
+        shape: `(steps, num_envs)` present.
         index: see `select`.
-        swap: the index addresses `[lanes, steps]`.
+        swap: the index addresses `[num_envs, steps]`.
     """
     index = plain_index(index)
     rows = shape[0] * shape[1]

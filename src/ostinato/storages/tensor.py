@@ -239,7 +239,7 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
         msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
         raise CheckpointError(msg)
     if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
-        msg = f"the checkpoint holds {state['rows']} rows in {state['lanes']} lanes: it is damaged"
+        msg = f"the checkpoint holds {state['rows']} rows of {state['lanes']} environments: it is damaged"
         raise CheckpointError(msg)
     if int(state["rows"]) > capacity:
         msg = (
@@ -249,16 +249,16 @@ def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
         raise CheckpointError(msg)
 
 
-def check_form(mine: Schema, my_lanes: int, saved: Schema, lanes: int) -> None:
+def check_form(mine: Schema, my_num_envs: int, saved: Schema, num_envs: int) -> None:
     """Refuse rows of another form.
 
     Raises:
         CheckpointError: naming both forms.
     """
-    if mine != saved or my_lanes != lanes:
+    if mine != saved or my_num_envs != num_envs:
         msg = (
-            f"the checkpoint holds {saved} in {lanes} lane(s), the storage {mine} in {my_lanes}: load into a "
-            "buffer of that form"
+            f"the checkpoint holds {saved} in {num_envs} environment(s), the storage {mine} in {my_num_envs}: "
+            "load into a buffer of that form"
         )
         raise CheckpointError(msg)
 
@@ -355,8 +355,8 @@ class TensorStorage(Storage):
         flat = schema.flatten(storage, None, self.ndim)
         leaves, batch, _, objects = flat
         _require_memory(schema, flat, leaves[0].device)
-        self._lanes = batch[1] if self.ndim > 1 else 1
-        rows = batch[0] * self._lanes
+        self._num_envs = batch[1] if self.ndim > 1 else 1
+        rows = batch[0] * self._num_envs
         if max_size is not None and max_size != rows:
             msg = (
                 f"max_size must be the {rows} rows of the data given (or None), got {max_size}: use "
@@ -387,11 +387,11 @@ class TensorStorage(Storage):
         self._table = None
         self._rows = 0
         self._cursor = 0
-        self._lanes = 1
+        self._num_envs = 1
 
     @property
     def capacity(self) -> int:
-        """Most rows that fit; with `ndim=2` cells, rounded up to whole lanes once the lanes are known."""
+        """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
         return self._max_size if self._table is None else self._table.capacity
 
     @property
@@ -400,14 +400,14 @@ class TensorStorage(Storage):
         return self._max_size
 
     @property
-    def lanes(self) -> int:
-        """Cells in one step of the first dimension."""
-        return self._lanes
+    def num_envs(self) -> int:
+        """Number of environments: the second batch dimension with `ndim=2`, else 1."""
+        return self._num_envs
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the rows present: `(rows,)`, or `(steps, lanes)` with `ndim=2`."""
-        return (self._rows,) if self.ndim == 1 else (self._rows // self._lanes, self._lanes)
+        """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
+        return (self._rows,) if self.ndim == 1 else (self._rows // self._num_envs, self._num_envs)
 
     @property
     def schema(self) -> Schema | None:
@@ -447,9 +447,9 @@ class TensorStorage(Storage):
         """Class, fill, bytes and fields."""
         schema = self.schema
         fields = "not laid out yet" if schema is None else "; ".join(map(str, (*schema.leaves, *schema.objects)))
-        lanes = f", lanes={self._lanes}" if self.ndim > 1 else ""
+        num_envs = f", num_envs={self._num_envs}" if self.ndim > 1 else ""
         return (
-            f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{lanes}, ndim={self.ndim}, "
+            f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{num_envs}, ndim={self.ndim}, "
             f"device={self.device}, bytes={show_bytes(self.nbytes)}, fields=[{fields}])"
         )
 
@@ -472,7 +472,7 @@ class TensorStorage(Storage):
         rows = math.prod(flat.batch)
         late = self._late.rows(late, flat.batch) if late else late
         if self._table is not None and self.ndim > 1:
-            self._check_lanes(flat.batch)
+            self._check_num_envs(flat.batch)
         if rows == 0:
             return _no_rows(flat, single=single), 0
         if flat.addresses is not None and 0 in flat.addresses:
@@ -503,24 +503,22 @@ class TensorStorage(Storage):
         """Drop the form taken from rows that were refused after all, so that the next rows may show another."""
         self._table = None
         self._objects = None
-        self._lanes = 1
+        self._num_envs = 1
 
     def _known(self) -> set[Path]:
         return set(self._require().schema.paths)
 
-    def _check_lanes(self, batch: tuple[int, ...]) -> None:
-        if batch[-1] != self._lanes:
-            msg = f"rows must have {self._lanes} lanes (environments), got batch size {list(batch)}"
+    def _check_num_envs(self, batch: tuple[int, ...]) -> None:
+        if batch[-1] != self._num_envs:
+            msg = f"rows must have {self._num_envs} environments, got batch size {list(batch)}"
             raise SchemaError(msg)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
         raise UsageError(msg)
 
-    def _lay_mapped(self, schema: Schema, state: dict[str, Any], lanes: int) -> None:
-        msg = (
-            f"{type(self).__name__} cannot take mapped files as its rows, got {len(state)} entries of {schema}, {lanes}"
-        )
+    def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
+        msg = f"{type(self).__name__} cannot map {len(state)} entries of {schema} in {num_envs} environment(s)"
         raise UsageError(msg)
 
     def _require(self) -> Table | MirroredTable:
@@ -549,9 +547,9 @@ class TensorStorage(Storage):
             as_run(placement)
         self._about_to_change()
         if payload.links is not None and isinstance(table, MirroredTable):
-            table.write_run(as_run(placement), payload.flat, self._lanes, payload.links)
+            table.write_run(as_run(placement), payload.flat, self._num_envs, payload.links)
         elif isinstance(table, Table):
-            table.write(placement, payload.flat, self._lanes)
+            table.write(placement, payload.flat, self._num_envs)
         if self._objects is not None:
             self._objects.set(placement, payload.flat.objects)
         if isinstance(placement, Picks):
@@ -626,7 +624,7 @@ class TensorStorage(Storage):
 
         Args:
             index: see `select`; a str or tuple of str is the path of a field.
-            swap: with `ndim=2`, address `[lanes, steps]` instead of `[steps, lanes]`.
+            swap: with `ndim=2`, address `[num_envs, steps]` instead of `[steps, num_envs]`.
 
         Raises:
             SlotError: if the index is out of range of the rows present.
@@ -768,9 +766,9 @@ class TensorStorage(Storage):
 
         Args:
             hook: called as `hook(rows, path=None)`, with the rows present (views `[rows]`, with `ndim=2`
-                `[steps, lanes]`, of the kind in which they came); returns a TensorDict or a dict of tensors and plain
-                values. If it has an attribute `shift`, that is set before to the step after the newest, and `is_full`
-                to True: no row is unwritten.
+                `[steps, num_envs]`, of the kind in which they came); returns a TensorDict or a dict of tensors and
+                plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
+                `is_full` to True: no row is unwritten.
 
         Raises:
             KindError: if it cannot be called.
@@ -796,7 +794,7 @@ class TensorStorage(Storage):
             "form": self.form,
             "rows": self._rows,
             "cursor": self._cursor,
-            "lanes": self._lanes,
+            "lanes": self._num_envs,
             "ndim": self.ndim,
             "capacity": self.capacity,
             "schema": None if self._table is None else encode_schema(self._table.schema),
@@ -814,12 +812,12 @@ class TensorStorage(Storage):
         """
         if state["schema"] is None:
             return
-        lanes, schema = max(1, int(state["lanes"])), decode_schema(state["schema"])
+        num_envs, schema = max(1, int(state["lanes"])), decode_schema(state["schema"])
         if self._table is None:
-            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
+            check_room(state, self.ndim, -(-self._max_size // num_envs) * num_envs)
         else:
             check_room(state, self.ndim, self._table.capacity)
-            check_form(self._table.schema, self._lanes, schema, lanes)
+            check_form(self._table.schema, self._num_envs, schema, num_envs)
         check_columns(schema, state)
         check_objects(schema, state)
 
@@ -827,17 +825,17 @@ class TensorStorage(Storage):
         """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
         if state.get("schema") is None:
             return 0
-        lanes = max(1, int(state["lanes"]))
-        capacity = -(-self._max_size // lanes) * lanes if self._table is None else self._table.capacity
+        num_envs = max(1, int(state["lanes"]))
+        capacity = -(-self._max_size // num_envs) * num_envs if self._table is None else self._table.capacity
         return find_seam(state, int(state["rows"]), capacity)
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:
         """Return what brings the rows of now back; see `Storage.hold`."""
-        kept = self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed, self._objects
+        kept = self._table, self._num_envs, self._rows, self._cursor, self._late, self.exposed, self._objects
         state = None if replaced or not self._rows else copied_rows(self.state_dict())
 
         def restore() -> None:
-            self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed, self._objects = kept
+            self._table, self._num_envs, self._rows, self._cursor, self._late, self.exposed, self._objects = kept
             if state is not None:
                 self.load_state_dict(state)
             elif not self._rows and self._table is not None:
@@ -862,19 +860,19 @@ class TensorStorage(Storage):
             refuse_mapped_ring(state, seam, self.capacity)
         if seam:
             state = turn_columns(state, seam)
-        schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
-        mapped, before = bool(state.get("mapped")), (self._table, self._lanes, self._objects)
+        schema, rows, num_envs = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
+        mapped, before = bool(state.get("mapped")), (self._table, self._num_envs, self._objects)
         if mapped:
-            self._lay_mapped(schema, state, lanes)
+            self._lay_mapped(schema, state, num_envs)
         elif self._table is None:
-            self._lay_out(schema, (rows // lanes, lanes) if self.ndim > 1 else (rows,), self.device)
+            self._lay_out(schema, (rows // num_envs, num_envs) if self.ndim > 1 else (rows,), self.device)
         table = self._require()
         self._about_to_change()
         try:
             late = fill_columns(table, state)
         except Exception:
             if mapped or before[0] is None:
-                self._table, self._lanes, self._objects = before  # half-read rows of a damaged file must not stay
+                self._table, self._num_envs, self._objects = before  # half-read rows of a damaged file must not stay
             raise
         if self._objects is not None:
             self._objects.load(state)
@@ -892,9 +890,9 @@ def _require_none(rows: int) -> None:
 
 
 def _no_rows(flat: Flat, *, single: bool) -> _Payload:
-    """Return what is written of no rows; raise `SchemaError` for a step without lanes."""
+    """Return what is written of no rows; raise `SchemaError` for a step of no environments."""
     if single:
-        msg = f"a step must have at least one lane (environment), got batch size {list(flat.batch)}"
+        msg = f"a step must have at least one environment, got batch size {list(flat.batch)}"
         raise SchemaError(msg)
     return _NO_ROWS
 

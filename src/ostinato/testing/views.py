@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.records import Run, View
 from ostinato.core.ring import Ring
+from ostinato.protocols import Run, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.records import Picks, Run
-from ostinato.core.ring import Ring
 from ostinato.errors import UsageError
+from ostinato.protocols import Picks, Ring, Run
 from ostinato.testing.views import raises
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.records import Placement
+    from ostinato.protocols import Placement
     from ostinato.writers import Writer
 
 __all__ = ["WriterContract"]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import LimitedSampler, QueueSampler
@@ -14,6 +14,7 @@ from ostinato.core.records import Draw, Picks, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
+from ...effort import examples
 from ...stats.chi_square import p_value
 
 CAPACITY = 7
@@ -59,7 +60,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(1)
 @given(CALLS)
 def test_a_queue_gives_every_row_once_and_in_order(calls: list[tuple[str, int]]) -> None:
     ring = Held(QueueSampler())
@@ -102,7 +103,7 @@ def test_a_queue_gives_every_row_once_and_in_order(calls: list[tuple[str, int]])
     assert sorted(delivered + waiting + [row for _, rows in under_way for row in rows]) == list(range(ring.count))
 
 
-@settings(max_examples=150)
+@examples(1)
 @given(CALLS, st.integers(1, 4))
 def test_a_row_retires_after_exactly_so_many_draws(calls: list[tuple[str, int]], most: int) -> None:
     ring, generator = Held(LimitedSampler(most)), torch.Generator().manual_seed(1)

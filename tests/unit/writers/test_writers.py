@@ -21,8 +21,8 @@ from ostinato import (
     TensorDictRoundRobinWriter,
 )
 from ostinato.core.records import Run
-from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.protocols import Ring
 
 from ...tags import STORAGES, buffer, read_ids, rows
 

@@ -295,7 +295,7 @@ def _convert(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
         fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
         msg = f"saving hooks convert tensors, and the rows have Python objects ({fields}): save without hooks"
         raise CheckpointError(msg)
-    steps, newest = storage.shape[0], storage.cursor // storage.lanes
+    steps, newest = storage.shape[0], storage.cursor // storage.num_envs
     rows = storage.read(slice(None))
     form = encode_schema(describe(rows, storage.ndim))
     for hook in storage.save_hooks:
