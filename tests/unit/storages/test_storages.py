@@ -21,6 +21,8 @@ from ...tags import buffer, fill, read_ids, rows, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 needs_native = pytest.mark.usefixtures("needs_native")  # rows are packed for the compiled gather only
 
 
