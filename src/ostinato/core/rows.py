@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core import casts, kinds
 from ostinato.core.kinds import Node, as_tensor, open_node, show_field, show_path
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
@@ -50,7 +50,6 @@ _MAX_SAVED_DEPTH = 32
 _MAX_BATCH = 2**31
 _PIECE_BYTES = 2 * 2**20
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_check_leaves = getattr(native, "check_leaves", None)
 
 
 class Leaf(NamedTuple):
@@ -251,8 +250,9 @@ class Schema:
             batch, shapes = seen.batch, seen.shapes
         else:
             batch, shapes = self._expected(first, batch, lead)
-        if _check_leaves is not None and not self._complex:
-            addresses = _check_leaves(values, self._dtypes, shapes, Tensor)
+        native = backend.native
+        if native is not None and not self._complex:
+            addresses = native.check_leaves(values, self._dtypes, shapes, Tensor)
             if addresses is not None:
                 return Flat(values, batch, addresses)
         out: list[Tensor] = []
