@@ -175,7 +175,7 @@ def test_rows_that_stay_as_they_are_cannot_be_written() -> None:
     assert {tuple(s) for s in rb.sample(40)["id"].view(-1, 4).tolist()} <= {
         tuple(range(first, first + 4)) for first in [*range(7), *range(10, 17)]
     }
-    with pytest.raises(UsageError, match="rows that stay as they are"):
+    with pytest.raises(UsageError, match="fixed rows"):
         rb.extend(batch_of(Log(40).play(1)))
     assert len(rb) == 20
     rb.set_sampler(SliceSampler(slice_len=4, ends=ends[:5], cache_values=True))
