@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
-__all__ = ["Chronicle"]
+__all__ = ["EpisodeTracker"]
 
 
 @final
-class Chronicle:
+class EpisodeTracker:
     """Records episodes as rows are written. After edits and loads it reads them from the storage again.
 
     The engine calls every method under its lock.
@@ -67,7 +67,7 @@ class Chronicle:
         resolved = self._resolve(storage)
         return _marks(resolved, {path: storage.scores(payload, path) for path in resolved.paths}, rows)
 
-    def note(self, storage: Storage, placement: Placement, marks: Marks) -> None:
+    def record(self, storage: Storage, placement: Placement, marks: Marks) -> None:
         """Record rows that were just written."""
         table = self._table
         if table is None:
@@ -89,7 +89,7 @@ class Chronicle:
         """Return the episodes of the rows present. Cost: O(1); O(rows) after a load, or an edit of an end."""
         return self._rebuild(storage) if self._table is None else self._table
 
-    def look(self, storage: Storage) -> tuple[EpisodeTable, Starts | None]:
+    def view(self, storage: Storage) -> tuple[EpisodeTable, Starts | None]:
         """Return the episodes, and the rows that can be drawn; None means all rows. Cost: see `table`."""
         table = self._rebuild(storage) if self._table is None else self._table
         return table, table.starts(self.need) if self.need > 1 or table.masked else None
@@ -101,7 +101,7 @@ class Chronicle:
         rows = len(storage)
         if rows:
             run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)
-            marks = self._fixed(run) if self.wanted.fixed else self.at(storage, run.slots(storage.device))
+            marks = self._fixed(run) if self.wanted.fixed else self.marks_at(storage, run.slots(storage.device))
             table.record(run, marks.ends, marks.trajectories, marks.mask)
         self._table = table
         return table
@@ -155,7 +155,7 @@ class Chronicle:
         """Discard the table: the episodes are read from the storage again before the next draw."""
         self._table = self._resolved = None
 
-    def at(self, storage: Storage, slots: Tensor) -> Marks:
+    def marks_at(self, storage: Storage, slots: Tensor) -> Marks:
         """Return the marks of the rows at `slots`: to compare them before and after an edit."""
         resolved = self._resolve(storage)
         if resolved.fixed or not slots.numel():
@@ -164,7 +164,7 @@ class Chronicle:
         found: dict[Any, Tensor | None] = dict(zip(resolved.paths, storage.fetch(requests), strict=True))
         return _marks(resolved, found, slots.shape[0])
 
-    def moved(self, before: Marks, after: Marks) -> bool:
+    def compare(self, before: Marks, after: Marks) -> bool:
         """Return whether an edit has changed the marks of rows; the episodes are then read from the storage again."""
         pairs = zip(before, after, strict=True)
         same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
