@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.episodes.numpy import CUT, OPEN, NumpyEpisodes
 from ostinato.core.records import check_slots
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError
@@ -94,6 +94,7 @@ class EpisodeTable:
         self._moved: Tensor | None = None  # see `moved_firsts`; None until `track_firsts` is called
         self._templates: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self._rows: Episodes | NumpyEpisodes
+        native = backend.native
         self._rows = NumpyEpisodes(capacity, num_envs) if native is None else native.Episodes(capacity, num_envs)
 
     def __getstate__(self) -> dict[str, Any]:
