@@ -9,7 +9,7 @@ import torch
 from ostinato.core.episodes.keys import Marks, as_flags, as_ids
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Request, Run, ring_range
-from ostinato.core.rows import decode_schema
+from ostinato.core.rows import Schema
 from ostinato.errors import CapacityError, CheckpointError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Schema
     from ostinato.storages import Storage
 
 __all__ = ["EpisodeTracker"]
@@ -219,7 +218,7 @@ class EpisodeTracker:
             msg = f"the checkpoint's rows have no fields that tell where episodes end, which {self.wanted!r} needs"
             raise CheckpointError(msg)
         try:
-            leaves = decode_schema(state["schema"]).leaves
+            leaves = Schema.from_json(state["schema"]).leaves
             paths = self.wanted.resolve({leaf.path for leaf in leaves}).paths
             wide = [leaf for leaf in leaves if leaf.path in paths and leaf.nbytes != leaf.dtype.itemsize]
             if wide:

@@ -13,9 +13,9 @@ from ostinato.core.episodes.keys import Episodes, as_flags
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.core.ring import Ring
+from ostinato.core.rows import column_name
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
-from ostinato.storages.single_copy import column_name
 from ostinato.viz.reel import Reel, Roles, array_of, name_of, plural
 from ostinato.viz.scene import number
 

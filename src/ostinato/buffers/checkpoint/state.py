@@ -23,12 +23,12 @@ from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Draw, Run, read_plan, show_plan, turn_plan
 from ostinato.core.ring import Ring
-from ostinato.core.rows import decode_schema, describe, encode_schema
+from ostinato.core.rows import Schema, column_name, describe
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
-from ostinato.storages.single_copy import column_name, dense
+from ostinato.storages.single_copy import dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -297,7 +297,7 @@ def _convert(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
         raise CheckpointError(msg)
     steps, newest = storage.shape[0], storage.cursor // storage.num_envs
     rows = storage.read(slice(None))
-    form = encode_schema(describe(rows, storage.ndim))
+    form = describe(rows, storage.ndim).to_json()
     for hook in storage.save_hooks:
         for name, value in (("is_full", True), ("shift", newest or steps)):
             if hasattr(hook, name):
@@ -344,7 +344,7 @@ def _columns(
     rows: Any, note: dict[str, Any], shape: tuple[int, ...], saved: dict[str, Any], hooks: list[str]
 ) -> dict[str, Tensor]:
     """Return the columns that a plain state has, having checked that the rows have the fields that were saved."""
-    form = decode_schema(note["form"])
+    form = Schema.from_json(note["form"])
     try:
         got = {leaf.path for leaf in describe(rows, len(shape)).leaves}
     except OstinatoError as error:
@@ -366,7 +366,7 @@ def _columns(
             f"given {list(shape)} rows of {form}: register the hooks that convert back, with the same options"
         )
         raise CheckpointError(msg)
-    schema = decode_schema(saved["schema"])
+    schema = Schema.from_json(saved["schema"])
     columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
     for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
         columns[name], columns[has] = (
@@ -937,5 +937,5 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema
     draw = Draw(slots, weights, None, stamps, lengths, pad, length)
     plan = None
     if "plan" in state:
-        plan = read_plan(state["plan"], decode_schema(schema), slots, rows)
+        plan = read_plan(state["plan"], Schema.from_json(schema), slots, rows)
     return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
