@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ostinato.buffers.engine import Engine
-    from ostinato.buffers.episode_tracker import Chronicle
+    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.core.records import Placement
     from ostinato.durable.checkpoint_writer import Piece, RowFile
     from ostinato.durable.patched_arrays import Print
@@ -540,7 +540,7 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
     parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
     random = None if engine.generator is None else engine.generator.get_state()
-    kept = [part.hold() for part in (engine.chronicle, engine.gate, engine.versions) if part is not None]
+    kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
     bring_rows = storage.hold(replaced=replaced)
 
     def restore() -> None:
@@ -586,8 +586,8 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
     engine.settled = storage.laid_out
     if engine.versions is not None:
         engine.versions.begin(rows)
-    if engine.chronicle is not None:
-        engine.chronicle.load_state_dict(storage, episodes)
+    if engine.tracker is not None:
+        engine.tracker.load_state_dict(storage, episodes)
     if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
@@ -617,7 +617,7 @@ def engine_state(
         "unit": unit_name(engine),
         "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
         **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
-        **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
+        **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
 
 
@@ -627,14 +627,14 @@ class Parts(NamedTuple):
     storage: Storage
     sampler: Sampler
     writer: Writer
-    chronicle: Chronicle | None
+    tracker: EpisodeTracker | None
     unit: SampleUnit | None
     ring: Ring
 
 
 def parts_of(engine: Engine) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
-    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.ring)
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring)
 
 
 def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
@@ -750,8 +750,8 @@ def _check_state(
         if saved != mine:
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
-    if engine.chronicle is not None:
-        engine.chronicle.check_state(state["storage"]["state"], state.get("episodes"))
+    if engine.tracker is not None:
+        engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (
             f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
@@ -796,8 +796,8 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if not seam:
         return state
     _check_state(engine, state, target.batch_size)
-    if engine.chronicle is not None and engine.chronicle.wanted.fixed:
-        msg = f"{engine.chronicle.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+    if engine.tracker is not None and engine.tracker.wanted.fixed:
+        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
         raise CheckpointError(msg)
     rows, stamps = saved_rows(state), state["stamps"]
     array = stamps["array"]
@@ -915,7 +915,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema
     Raises:
         CheckpointError: if it does not fit.
     """
-    check_ticket(state, episodes=engine.chronicle is not None)
+    check_ticket(state, episodes=engine.tracker is not None)
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
