@@ -240,11 +240,11 @@ def used(storage: str = "packed", parts: str = "uniform", *, first: int = 0, cou
 
 def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseException]) -> None:
     """Let a load fail, and compare everything before and after it."""
-    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._feed.tickets]
+    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._pipeline.tickets]
     with pytest.raises(error):
         load()
     same_state(snapshot(rb), before)
-    now = [ticket.draw.slots for ticket in rb._feed.tickets]
+    now = [ticket.draw.slots for ticket in rb._pipeline.tickets]
     assert all(torch.equal(one, other) for one, other in zip(now, held, strict=True))
 
 
