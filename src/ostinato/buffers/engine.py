@@ -27,7 +27,7 @@ from ostinato.buffers.checks import (
     checked_slots,
     refuse_picks,
 )
-from ostinato.buffers.episode_tracker import Chronicle
+from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
@@ -117,7 +117,7 @@ class LocalEngine:
         """Batches copied again because a writer replaced some of their rows."""
         self.restores = 0
         """Loads that failed after they had changed rows, which were brought back."""
-        self.chronicle = self._begin_chronicle(sampler)
+        self.tracker = self._make_tracker(sampler)
         check_pair(storage, writer)
         check_sampler(storage, sampler)
         if len(storage):
@@ -149,9 +149,9 @@ class LocalEngine:
     def view(self) -> View:
         """Return what samplers may see, now."""
         ring = self.ring
-        if self.chronicle is None or ring.rows == 0:
+        if self.tracker is None or ring.rows == 0:
             return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device)
-        episodes, starts = self.chronicle.look(self.source.storage)
+        episodes, starts = self.tracker.view(self.source.storage)
         return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts)
 
     def stock(self) -> Stock:
@@ -176,7 +176,7 @@ class LocalEngine:
             gate.begin(self.ring)
             self.gate = gate
 
-    def _begin_chronicle(self, sampler: Sampler) -> Chronicle | None:
+    def _make_tracker(self, sampler: Sampler) -> EpisodeTracker | None:
         """Track episodes if unit, sampler or the user ask for them."""
         unit = self.unit
         check_single(unit, sampler)
@@ -186,9 +186,9 @@ class LocalEngine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        chronicle = Chronicle(wanted, need, max(span, sampler.span))
-        chronicle.check_span(self.storage)
-        return chronicle
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker.check_span(self.storage)
+        return tracker
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class LocalEngine:
             payload, rows = storage.admit(data, lead)
             if rows == 0:
                 return self._no_rows()
-            given, marks, chronicle, versions = None, None, self.chronicle, self.versions
+            given, marks, tracker, versions = None, None, self.tracker, self.versions
             try:
                 if self.gate is not None:
                     left_s = self.hold_write(rows, timeout_s)
@@ -216,8 +216,8 @@ class LocalEngine:
                         return self.write(data, lead, ranked=ranked, timeout_s=left_s)
                 if sampler.prioritized and ranked:
                     given = priorities_of_rows(self, data, rows)
-                if chronicle is not None:
-                    marks = chronicle.read(storage, payload, rows)
+                if tracker is not None:
+                    marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
                 placement = self._place(payload, rows)
             except Exception:
@@ -226,8 +226,8 @@ class LocalEngine:
                     self.settled = False
                 raise
             self._store(placement, payload)
-            if chronicle is not None:
-                chronicle.note(storage, placement, marks or Marks())
+            if tracker is not None:
+                tracker.record(storage, placement, marks or Marks())
             if versions is not None and found is not None:
                 versions.note(placement, found)
             self._count_written(rows, placement, given)
@@ -318,8 +318,8 @@ class LocalEngine:
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
-            if self.chronicle is not None:
-                self.chronicle.clear()
+            if self.tracker is not None:
+                self.tracker.clear()
             self.sampler.clear()
             self.pending.clear()
             self._begin_counts()
@@ -368,8 +368,8 @@ class LocalEngine:
 
     def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
         """Make edits that were checked. After an edit of an episode's end the episodes are read again."""
-        chronicle, storage, path = self.chronicle, self.storage, self.writer.rank_path
-        before = None if chronicle is None else chronicle.at(storage, slots)
+        tracker, storage, path = self.tracker, self.storage, self.writer.rank_path
+        before = None if tracker is None else tracker.marks_at(storage, slots)
         if self.saves.snapshot is not None:
             self.saves.before(self.ring, slots)
         self.ring.record_edit(slots)
@@ -377,7 +377,7 @@ class LocalEngine:
             change()
         if path is not None and slots.numel():
             self.writer.rerank(slots, storage.scores_at(slots, path))
-        if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(storage, slots)):
+        if tracker is not None and before is not None and tracker.compare(before, tracker.marks_at(storage, slots)):
             self.begin_sampler()  # other rows may be drawn now
 
     def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
@@ -545,7 +545,7 @@ class LocalEngine:
         """
         draw, each = ticket.draw, ticket.draw.rows_each
         if self.unit is None and each is None:
-            return ticket if self.chronicle is None else self._unmasked(ticket)
+            return ticket if self.tracker is None else self._unmasked(ticket)
         if ticket.sampler is not self.sampler:
             return None  # the sampler was exchanged
         view = self.view()
@@ -691,7 +691,7 @@ class LocalEngine:
         """Exchange the sampler; queued draws of the old one are dropped."""
         check_sampler(self.storage, sampler)
         with self.lock:
-            self.chronicle = self._begin_chronicle(sampler)
+            self.tracker = self._make_tracker(sampler)
             sampler.clear()  # what it keeps is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
@@ -704,7 +704,7 @@ class LocalEngine:
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
         check_pair(self.storage, writer)
-        if self.chronicle is not None:
+        if self.tracker is not None:
             check_order(writer)
         check_counting(self.sampler, writer, None, None)
         check_versions(writer, self.versions)
@@ -720,8 +720,8 @@ class LocalEngine:
         storage = source.storage
         check_pair(storage, self.writer)
         check_sampler(storage, self.sampler)
-        if self.chronicle is not None:
-            self.chronicle.check_span(storage)
+        if self.tracker is not None:
+            self.tracker.check_span(storage)
         with self.lock:
             if len(storage):
                 self.writer.begin(len(storage))  # first: it may raise
@@ -732,8 +732,8 @@ class LocalEngine:
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
-            if self.chronicle is not None:
-                self.chronicle.forget()
+            if self.tracker is not None:
+                self.tracker.forget()
             self.settled = False
             if len(storage):
                 self.ring.take_over(len(storage), storage.cursor)

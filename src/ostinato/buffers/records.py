@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.checkpoint.state import Saves
-    from ostinato.buffers.episode_tracker import Chronicle
+    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
     from ostinato.core.records import Draw, Placement, Plan, View
@@ -97,7 +97,7 @@ class Engine(Protocol):
     pending: deque[Ticket]
     """Draws to be delivered first: those of a checkpoint, and those whose batches were dropped."""
     unit: SampleUnit | None
-    chronicle: Chronicle | None
+    tracker: EpisodeTracker | None
     gate: Gate | None
     versions: Versions | None
     era: int

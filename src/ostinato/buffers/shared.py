@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.episode_tracker import Chronicle
+    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.core.episodes.keys import Episodes
@@ -76,7 +76,7 @@ class SharedEngine:
     """
 
     unit: SampleUnit | None = None
-    chronicle: Chronicle | None = None
+    tracker: EpisodeTracker | None = None
     gate: Gate | None = None
     versions: Versions | None = None
     era = 0
