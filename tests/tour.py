@@ -43,7 +43,7 @@ from ostinato import (
     RoundRobinWriter,
     SamplerWithoutReplacement,
     Select,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TED2Flat,
@@ -60,7 +60,8 @@ from ostinato import (
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.compat.torchrl import load_checkpoint
 from ostinato.core.kinds import is_tensordict
-from ostinato.distributed import packet, routing
+from ostinato.distributed import routing
+from ostinato.distributed import serialization as packet
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
 from tests.sharing import AVAILABLE as SHARING
 
@@ -705,8 +706,8 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "queue": samplers(QueueSampler),
     "n-step": units(lambda: NStep(3, 0.5)),
     "n-step, lanes": units(lambda: NStep(3, 0.5), ndim=2),
-    "sequence": units(lambda: Sequence(3, burn_in=1)),
-    "sequence, strict": units(lambda: Sequence(3, "strict")),
+    "sequence": units(lambda: SequenceUnit(3, burn_in=1)),
+    "sequence, strict": units(lambda: SequenceUnit(3, "strict")),
     "frames": units(lambda: FrameStack(2, ["obs"])),
     "hindsight": units(lambda: Hindsight(reached)),
     "n-step and frames": units(lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])]),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, ReplayBufferEnsemble, SamplerEnsemble
 
-from .chi import p_value
+from .chi_square import p_value
 
 LOW, HIGH = 1e-4, 1 - 1e-4
 

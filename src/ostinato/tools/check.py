@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import DamagedFileError
-from ostinato.trajectories.entries import file_name
-from ostinato.trajectories.listing import look
+from ostinato.trajectories.index import file_name, look
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.durable.headers import Header
-    from ostinato.trajectories.entries import Entry
-    from ostinato.trajectories.listing import Listing
+    from ostinato.trajectories.index import Entry, Listing
 
 __all__ = ["check_content", "check_whole"]
 

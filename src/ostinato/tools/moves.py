@@ -32,8 +32,7 @@ from ostinato.tools.plan import (
     split_plan,
 )
 from ostinato.trajectories.checkpoint import check_new, new_directory
-from ostinato.trajectories.entries import file_name
-from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, fold, read_listing
+from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, file_name, fold, read_listing
 from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:

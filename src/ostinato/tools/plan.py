@@ -8,13 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ostinato.durable.extents import pread
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.positioned_reads import pread
 from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OstinatoError
 from ostinato.tools.check import check_content
-from ostinato.trajectories.entries import Entry, Facts, file_name, id_of_name
-from ostinato.trajectories.listing import INDEX, METADATA, STORE, Head, Listing, fold, read_listing
+from ostinato.trajectories.index import (
+    INDEX,
+    METADATA,
+    STORE,
+    Entry,
+    Facts,
+    Head,
+    Listing,
+    file_name,
+    fold,
+    id_of_name,
+    read_listing,
+)
 from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:

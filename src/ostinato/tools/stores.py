@@ -14,8 +14,19 @@ from ostinato.durable.trees import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OstinatoError
 from ostinato.tools.check import check_whole
 from ostinato.tools.compact import open_checkpoint
-from ostinato.trajectories.entries import Entry, file_name, id_of_name
-from ostinato.trajectories.listing import JOURNAL, METADATA, STORE, Listing, consent, has_listing, read_listing, resolve
+from ostinato.trajectories.index import (
+    JOURNAL,
+    METADATA,
+    STORE,
+    Entry,
+    Listing,
+    consent,
+    file_name,
+    has_listing,
+    id_of_name,
+    read_listing,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from ostinato.durable.extents import read_strided, read_tensor
 from ostinato.durable.files import open_file
 from ostinato.durable.headers import Placed
+from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.trajectories.entries import file_name, form_of
-from ostinato.trajectories.listing import read_listing
+from ostinato.trajectories.index import file_name, form_of, read_listing
 from ostinato.viz.reel import Reel, Roles, array_of, name_of
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Header
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.form import Form
+    from ostinato.trajectories.layout import Form
 
 __all__ = ["CACHE_SIZE", "TrajectoryFolder"]
 

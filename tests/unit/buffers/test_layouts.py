@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...tags import TENSORS, buffer, fill, read_ids
-from .test_doors import equal
+from .test_data_kinds import equal
 
 
 def as_laid_out(values: Tensor, layout: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from ostinato.errors import UsageError
 
 from ...sharing import AVAILABLE, LIMIT_S, check_ring, check_rows, die, end, ids_of, make, ring_of, rows, start
-from ...stats.chi import p_value
+from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from ostinato import ReplayBuffer

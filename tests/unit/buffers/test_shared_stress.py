@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ...sharing import AVAILABLE, check_ring, check_rows, end, ids_of, make, rows, start
-from ...stats.chi import p_value
+from ...stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from ostinato import ReplayBuffer
