@@ -22,8 +22,8 @@
 extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
-void __tsan_read_range(void* address, unsigned long bytes);
-void __tsan_write_range(void* address, unsigned long bytes);
+void __tsan_read_range(void* address, long bytes);
+void __tsan_write_range(void* address, long bytes);
 }
 #endif
 
@@ -47,14 +47,15 @@ public:
 /// Report a read of `bytes` bytes that must not race.
 inline void check_read([[maybe_unused]] const void* address, [[maybe_unused]] std::size_t bytes) {
 #if defined(OSTINATO_THREAD_SANITIZER)
-    if (address != nullptr && bytes > 0) __tsan_read_range(const_cast<void*>(address), bytes);
+    if (address != nullptr && bytes > 0)
+        __tsan_read_range(const_cast<void*>(address), static_cast<long>(bytes));
 #endif
 }
 
 /// Report a write of `bytes` bytes that must not race.
 inline void check_write([[maybe_unused]] void* address, [[maybe_unused]] std::size_t bytes) {
 #if defined(OSTINATO_THREAD_SANITIZER)
-    if (address != nullptr && bytes > 0) __tsan_write_range(address, bytes);
+    if (address != nullptr && bytes > 0) __tsan_write_range(address, static_cast<long>(bytes));
 #endif
 }
 

@@ -1,4 +1,4 @@
-"""The stub of the native extension, generated from its signatures and docstrings; run as a script, it writes the file."""
+"""The stub of the native extension, generated from its signatures and docstrings. Run as a script to write the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def generate(module: ModuleType) -> str:
     prefix = ReplacePattern(re.compile(rf"{module.__name__}\.__prefix__"), ALIASES.strip().splitlines(), 0)
     made = StubGen(module, patterns=[prefix])
     made.put(module)
-    text = made.get()
+    text: str = made.get()
     for command in (["check", "--fix-only", "--quiet"], ["format", "--quiet"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(STUB), "-"]
         text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout

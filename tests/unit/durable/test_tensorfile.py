@@ -156,9 +156,9 @@ def test_reads_through_python_alone_are_the_same(
     path.write_bytes(data)
     pieces = sorted(pieces)
     fd = os.open(path, os.O_RDONLY)
-    for native_read in {extents._read_pieces, None}:
+    for native_read in {extents._native_read, None}:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(extents, "_read_pieces", native_read)
+            patch.setattr(extents, "_native_read", native_read)
             out = np.zeros((len(pieces), 300), dtype=np.uint8)
             targets = np.array([out.ctypes.data + 300 * number for number in range(len(pieces))], dtype=np.int64)
             offsets = np.array([at for at, _ in pieces], dtype=np.int64)

@@ -65,7 +65,7 @@ class NativeEpisodes:
         self, start: int, rows: int, skip: int, ends: Tensor | None, ids: Tensor | None, mask: Tensor | None
     ) -> None:
         """Note rows of a ring write."""
-        self._table.note(
+        self._table.record_write(
             start,
             rows,
             skip,
