@@ -16,10 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
-    Cast,
-    Compose,
     Episodes,
-    Exclude,
     Flat2TED,
     FrameStack,
     Hindsight,
@@ -35,14 +32,12 @@ from ostinato import (
     QueueSampler,
     RandomSampler,
     RateLimiter,
-    Rename,
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
     RewardScale,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    Select,
     SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -63,6 +58,7 @@ from ostinato.core.kinds import is_tensordict
 from ostinato.distributed import routing
 from ostinato.distributed import serialization as packet
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
+from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
 from tests.sharing import AVAILABLE as SHARING
 
 if TYPE_CHECKING:

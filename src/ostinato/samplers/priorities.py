@@ -154,7 +154,7 @@ class Ledger:
             return None
         ranks = Ranks(self._raw, self._hidden, self.rows, self.eps, self.alpha, self.within)
         try:
-            stale, given, before, after = compiled.learn(slots, priorities, stamps, view.stamps.numbers(), ranks)
+            stale, given, before, after = compiled.learn(slots, priorities, stamps, view.ring.native_state(), ranks)
         except (IndexError, ValueError):
             return None
         self._took(given, before, after)

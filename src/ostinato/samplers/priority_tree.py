@@ -406,7 +406,7 @@ class PriorityTree:
 
 
 _Stamps: TypeAlias = tuple[int, int, int, int, int, int]
-"""What `Stamps.numbers` returns."""
+"""What `Ring.numbers` returns."""
 
 
 class Ranks(NamedTuple):
