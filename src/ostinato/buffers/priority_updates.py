@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core import kinds
 from ostinato.core.records import require_values
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError
@@ -170,6 +170,7 @@ def apply_change(engine: AnyEngine, change: Change) -> None:
 
 def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:
     """Whether an update comes as samplers take it, as that of a sample does: a quick check, False says nothing."""
+    native = backend.native
     if native is None or storage.ndim != 1 or type(index) is not Tensor or index.ndim != 1:
         return False
     dtype = priority.dtype if type(priority) is Tensor else None
