@@ -255,7 +255,7 @@ class NativeNextRows:
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
-        self._rows: Any = backend.native.Mirror(  # type: ignore[union-attr]  # SingleCopyTable has checked
+        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # SingleCopyTable has checked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
@@ -265,9 +265,9 @@ class NativeNextRows:
         self._chunks: list[list[Tensor]] = []
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
-            self._rows.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
+            self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
         self._register(table, len(pairs))
-        self._rows.clear()
+        self._native.clear()
 
     def _register(self, table: Table, count: int) -> None:
         """Divide the observations into groups of adjacent fields, and number them in the order of the pairs."""
@@ -286,19 +286,19 @@ class NativeNextRows:
             first = next(position for position, place in places.items() if place == (group, 0))
             column = table.columns[first]
             stride = column.stride(0) * column.itemsize if table.capacity > 1 else size
-            self._rows.add_group(column.data_ptr(), stride, size)
+            self._native.add_group(column.data_ptr(), stride, size)
         for position in range(count):
-            self._rows.add_leaf(*places[position], table.schema.leaves[position].nbytes)
+            self._native.add_field(*places[position], table.schema.leaves[position].nbytes)
 
     @property
     def used(self) -> int:
         """Extra rows in use."""
-        return int(self._rows.used)
+        return int(self._native.used)
 
     @property
     def nbytes(self) -> int:
         """Bytes of extra rows, `apart` and lists."""
-        return self.apart.nbytes + int(self._rows.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
+        return self.apart.nbytes + int(self._native.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
 
     def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison | None:
         """Compare a batch; one pass over its memory."""
@@ -306,27 +306,27 @@ class NativeNextRows:
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         at = flags.data_ptr()
         obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
-        need = self._rows.compare(cursor, rows, obs, nexts, at, at + rows)
+        need = self._native.compare(cursor, rows, obs, nexts, at, at + rows)
         return None if need < 0 else Comparison(flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
         """Allocate extra rows, at most one for each slot."""
-        while self._rows.room - self._rows.used < rows and self._rows.room < self._capacity:
+        while self._native.allocated - self._native.used < rows and self._native.allocated < self._capacity:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
             chunk = [
                 self._memory.block(f"block-side{number}.{group}.bin", self._chunk_rows * size)
                 for group, size in enumerate(self._sizes)
             ]
-            self._rows.add_chunk([block.data_ptr() for block in chunk])
+            self._native.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)
 
     def detach_run(self, run: Run, found: Comparison) -> None:
         """Detach the rows before a run: there are some after edits, or where the run does not continue the last one."""
-        lacking = self._rows.detach_run(run.start, run.rows, found.need)
+        lacking = self._native.detach_run(run.start, run.rows, found.need)
         if lacking:
-            self.reserve(self._rows.room - self._rows.used + lacking)
-            self._rows.detach_run(run.start, run.rows, found.need)
+            self.reserve(self._native.allocated - self._native.used + lacking)
+            self._native.detach_run(run.start, run.rows, found.need)
 
     def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
         """Record the next observations of a run."""
@@ -334,21 +334,21 @@ class NativeNextRows:
         expected = (run.start - run.skip) % run.capacity == found.cursor and not run.skip
         nexts, agree = [addresses[i] for i, _ in self._pairs], found.flags.data_ptr()
         relink = agree + found.rows if expected else 0
-        self._rows.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
+        self._native.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Fill extra rows."""
         if slots.numel():
             dense = [value.contiguous() for value in nexts]
-            self._rows.put_rows(slots.data_ptr(), slots.shape[0], [value.data_ptr() for value in dense])
+            self._native.set_rows(slots.data_ptr(), slots.shape[0], [value.data_ptr() for value in dense])
 
     def drop(self, slots: Tensor) -> None:
         """Free extra rows."""
-        self._rows.drop_rows(slots.data_ptr(), slots.shape[0])
+        self._native.link_rows(slots.data_ptr(), slots.shape[0])
 
     def reset(self, rows: int) -> None:
         """Free all extra rows."""
-        self._rows.clear()
+        self._native.clear()
         self.apart[:rows] = FOLLOWS
 
     def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
@@ -360,7 +360,7 @@ class NativeNextRows:
         rows = slots.shape[0]
         out = room.make(rows, pin=pin)
         picked = 0 if pick is None else pick.data_ptr()
-        self._rows.read(list(pairs), slots.data_ptr(), picked, rows, [tensor.data_ptr() for tensor in out])
+        self._native.gather(list(pairs), slots.data_ptr(), picked, rows, [tensor.data_ptr() for tensor in out])
         return out
 
 

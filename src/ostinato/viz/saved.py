@@ -231,7 +231,7 @@ def _table(
     for path in wanted.end_paths:
         column = columns[tuple(str(key) for key in path)]
         ends |= as_flags(column.rows(everything, everything), path, rows)
-    table.note(run, ends[run.slots(torch.device("cpu"))], None, None)
+    table.record(run, ends[run.slots(torch.device("cpu"))], None, None)
     return table
 
 

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ostinato.buffers.pipeline import expand_again
-from ostinato.buffers.rate_limit import retake
 from ostinato.buffers.records import Ticket
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from ostinato.buffers.engine import Engine
-    from ostinato.buffers.episode_tracker import Chronicle
+    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.core.records import Placement
     from ostinato.durable.checkpoint_writer import Piece, RowFile
     from ostinato.durable.patched_arrays import Print
@@ -49,10 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
-    "Cut",
     "Lineage",
     "Parts",
     "Saves",
+    "Snapshot",
     "Target",
     "begin_load",
     "check_counts",
@@ -71,6 +69,7 @@ __all__ = [
     "read_generator",
     "read_ticket",
     "readable",
+    "remember_load",
     "restoring",
     "revive",
     "rows_since",
@@ -105,7 +104,7 @@ class Saves:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """One save or load at a time; taken before the engine's lock."""
-        self.cut: Cut | None = None
+        self.snapshot: Snapshot | None = None
         self.lineages: dict[str, Lineage] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,14 +117,14 @@ class Saves:
 
     def before(self, ring: Ring, where: Placement | Tensor) -> None:
         """Hear of slots that are about to be written; before they get their ring, under the engine's lock."""
-        if self.cut is not None:
+        if self.snapshot is not None:
             slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
-            self.cut.keep(ring, slots)
+            self.snapshot.keep(ring, slots)
 
-    def before_clear(self, ring: Ring, rows: int) -> None:
+    def before_clear(self, ring: Ring) -> None:
         """Hear that ring are about to be forgotten, under the engine's lock."""
-        if self.cut is not None:
-            self.cut.note_replaced(ring, rows)
+        if self.snapshot is not None:
+            self.snapshot.note_replaced(ring, ring.rows)
 
     def remember(self, save: str, lineage: Lineage, instead: str | None) -> None:
         """Remember a save, in the place of the one that it was written over."""
@@ -160,7 +159,7 @@ def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
 
 
 @final
-class Cut:
+class Snapshot:
     """The rows at the moment when this was made, under the engine's lock.
 
     Args:
@@ -173,7 +172,7 @@ class Cut:
         self._serial = ring.written
         self._arrays = arrays
         self._earlier: Runs = one_run(0, 0)
-        """Rows replaced since the cut whose ring were forgotten since."""
+        """Rows replaced since the snapshot whose ring were forgotten since."""
         self._error: Exception | None = None
 
     def keep(self, ring: Ring, slots: Tensor) -> None:
@@ -189,7 +188,7 @@ class Cut:
             self._error = error
 
     def note_replaced(self, ring: Ring, rows: int) -> None:
-        """Remember which rows were replaced since the cut, before their ring are forgotten."""
+        """Remember which rows were replaced since the snapshot, before their ring are forgotten."""
         if ring is self._ring:
             self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, rows))
 
@@ -228,7 +227,7 @@ class Cut:
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
 
     def _replaced(self, rows: np.ndarray) -> np.ndarray:
-        """Return which rows (ascending) were replaced since the cut, bool: what was there lies in the file."""
+        """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
         slots = torch.from_numpy(rows).to(self._ring.device)
         replaced: np.ndarray[Any, Any] = (self._ring.generations(slots) > self._serial).cpu().numpy()
         both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
@@ -527,7 +526,7 @@ def _whole(what: str, value: Any, low: int, high: int) -> int:
 _FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")
 
 
-def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
+def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
     """Return what brings a buffer back to its state of now, if a load fails after it has begun to change things.
 
     Memory: a copy of the sampler's state, and of the rows, unless they are `replaced`; see `Storage.hold`.
@@ -540,7 +539,7 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
     parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
     random = None if engine.generator is None else engine.generator.get_state()
-    kept = [part.hold() for part in (engine.chronicle, engine.gate, engine.versions) if part is not None]
+    kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
     bring_rows = storage.hold(replaced=replaced)
 
     def restore() -> None:
@@ -570,12 +569,17 @@ def own_tensors(state: Any) -> Any:
     return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
-def begin_load(engine: Engine) -> None:
+def begin_load(engine: LocalEngine) -> None:
     """Put new stamps in place before rows change, so that gathers in flight notice."""
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
+def remember_load(engine: LocalEngine, save: str | None) -> None:
+    """Let incremental saves go on from the save that was just loaded."""
+    engine.saves.remember(save or "", Lineage(engine.ring, engine.ring.written, engine.storage, {}), None)
+
+
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
     """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots.
 
     Where the capacity is another one now, rows lie by age from slot 0 on, or have stamps in an array.
@@ -586,8 +590,8 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
     engine.settled = storage.laid_out
     if engine.versions is not None:
         engine.versions.begin(rows)
-    if engine.chronicle is not None:
-        engine.chronicle.load_state_dict(storage, episodes)
+    if engine.tracker is not None:
+        engine.tracker.load_state_dict(storage, episodes)
     if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
@@ -601,7 +605,7 @@ _PARTS = ("storage", "sampler", "writer")
 
 
 def engine_state(
-    engine: Engine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
+    engine: LocalEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     parts = {name: getattr(engine, name) for name in _PARTS}
@@ -617,7 +621,7 @@ def engine_state(
         "unit": unit_name(engine),
         "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
         **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
-        **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
+        **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
 
 
@@ -627,17 +631,17 @@ class Parts(NamedTuple):
     storage: Storage
     sampler: Sampler
     writer: Writer
-    chronicle: Chronicle | None
+    tracker: EpisodeTracker | None
     unit: SampleUnit | None
     ring: Ring
 
 
-def parts_of(engine: Engine) -> Parts:
+def parts_of(engine: LocalEngine) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
-    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.ring)
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring)
 
 
-def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
+def checker(engine: LocalEngine) -> Callable[[dict[str, Any]], None]:
     """Return what checks a saved state against the parts as they are now; the caller holds the lock."""
     return partial(check_saved, parts_of(engine))
 
@@ -657,12 +661,12 @@ def check_saved(parts: Parts, state: dict[str, Any]) -> None:
 class Target(NamedTuple):
     """A buffer that a state is to be loaded into."""
 
-    engine: Engine
+    engine: LocalEngine
     transform: Compose
     batch_size: int | None
 
 
-def unit_name(engine: Engine | Parts) -> str | None:
+def unit_name(engine: LocalEngine | Parts) -> str | None:
     """Return what a buffer's unit is, with its options."""
     return None if engine.unit is None else repr(engine.unit)
 
@@ -678,7 +682,7 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     return copied if items is None else {**copied, "storage": storage}
 
 
-def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
     """Restore a state, by copy; what does not fit is refused before anything changes.
 
     Raises:
@@ -725,15 +729,17 @@ def load_engine_states(
         raise
 
 
-def _end_load(engine: Engine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None) -> None:
+def _end_load(
+    engine: LocalEngine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None
+) -> None:
     """Take over queued draws, counts and the generator."""
     engine.pending.clear()
-    for ticket in retake(engine, pending):
+    for ticket in engine.retake(pending):
         again = revive(engine, ticket)
         if again is not None:
             engine.pending.append(again)
     if engine.gate is not None:
-        engine.gate.load_state_dict(engine, state.get("flow"))
+        engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
     engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
     engine.rows_since_empty = int(state["rows_since_empty"])
     if generator is not None:
@@ -741,7 +747,7 @@ def _end_load(engine: Engine, state: dict[str, Any], pending: list[Ticket], gene
 
 
 def _check_state(
-    engine: Engine | Parts, state: dict[str, Any], batch_size: int | None
+    engine: LocalEngine | Parts, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
     _check_form(engine, state)
@@ -750,8 +756,8 @@ def _check_state(
         if saved != mine:
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
-    if engine.chronicle is not None:
-        engine.chronicle.check_state(state["storage"]["state"], state.get("episodes"))
+    if engine.tracker is not None:
+        engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (
             f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
@@ -796,8 +802,8 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if not seam:
         return state
     _check_state(engine, state, target.batch_size)
-    if engine.chronicle is not None and engine.chronicle.wanted.fixed:
-        msg = f"{engine.chronicle.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+    if engine.tracker is not None and engine.tracker.wanted.fixed:
+        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
         raise CheckpointError(msg)
     rows, stamps = saved_rows(state), state["stamps"]
     array = stamps["array"]
@@ -851,7 +857,7 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def _check_form(engine: Engine | Parts, state: dict[str, Any]) -> None:
+def _check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
         msg = (
@@ -876,7 +882,7 @@ def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
             target.engine.storage.load_state_dict(state["storage"]["state"])
 
 
-def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
+def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
     draw = ticket.draw
     if draw.generations is not None:  # rows replaced since the draw are read as they are now
@@ -885,10 +891,10 @@ def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     if plan is not None and schema is not None:
         plan = plan._replace(schema=schema)
         return ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring, plan=plan)
-    return expand_again(engine, ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
+    return engine.expand_again(ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
 
 
-def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
+def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
     Its windows are saved as they were drawn: episodes may have gone on since. Those of which a row has been replaced
@@ -903,7 +909,7 @@ def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema: Any) -> Ticket:
+def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, schema: Any) -> Ticket:
     """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
 
     Args:
@@ -915,7 +921,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema
     Raises:
         CheckpointError: if it does not fit.
     """
-    check_ticket(state, episodes=engine.chronicle is not None)
+    check_ticket(state, episodes=engine.tracker is not None)
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
