@@ -5,8 +5,8 @@ The state is `n` bits, an action flips one of them, and the reward is -1 until a
 episodes. `Hindsight` gives most rows drawn another goal, one that their own episode reached later, so that every
 episode shows how to reach something.
 
-Several environments step side by side; `VectorSteps` writes what they return: each entry of their dict observations
-is a field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as
+Several environments step side by side; `VectorEnvRecorder` writes what they return: each entry of their dict
+observations is a field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as
 `Hindsight` expects them.
 
 Run `python examples/hindsight_bit_flip.py`; `--quick` is a short run with few bits.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ostinato import Hindsight, LazyTensorStorage, ReplayBuffer, VectorSteps
+from ostinato import Hindsight, LazyTensorStorage, ReplayBuffer, VectorEnvRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,9 @@ def make_buffer(settings: Settings, *, hindsight: bool) -> ReplayBuffer:
     )
 
 
-def play(settings: Settings, env: BitFlip, learner: Learner, steps: VectorSteps, generator: torch.Generator) -> None:
+def play(
+    settings: Settings, env: BitFlip, learner: Learner, steps: VectorEnvRecorder, generator: torch.Generator
+) -> None:
     """Play `n` steps in every environment and store them."""
     for _ in range(settings.bits):
         random = torch.randint(0, settings.bits, (settings.envs,), generator=generator)
@@ -162,7 +164,7 @@ def train(settings: Settings, *, hindsight: bool, show: Callable[[str], None] = 
     torch.manual_seed(settings.seed)  # the networks' first weights
     env, learner = BitFlip(settings), Learner(settings)
     rb, generator = make_buffer(settings, hindsight=hindsight), torch.Generator().manual_seed(settings.seed)
-    steps, start = VectorSteps(rb, settings.envs, "DISABLED"), time.perf_counter()
+    steps, start = VectorEnvRecorder(rb, settings.envs, "DISABLED"), time.perf_counter()
     steps.reset(env.see())
     name = "with Hindsight" if hindsight else "without it"
     for cycle in range(1, settings.cycles + 1):

@@ -11,7 +11,7 @@ from ostinato.tools.inspect import (
     inspect_checkpoint,
 )
 from ostinato.tools.moves import MoveReport, merge, split
-from ostinato.tools.stores import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, kind_of, verify
+from ostinato.tools.verify import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, kind_of, verify
 
 __all__ = [
     "ChainReport",

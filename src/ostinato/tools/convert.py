@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
-from ostinato.tools.check import check_whole
+from ostinato.tools.verify import check_whole
 from ostinato.trajectories.checkpoint import new_directory
 from ostinato.trajectories.entries import Entry, file_name, form_of, place_of
 from ostinato.trajectories.listing import consent, fold, read_listing

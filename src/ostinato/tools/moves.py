@@ -12,32 +12,31 @@ place at any moment; one that a source gets meanwhile stays there and on its lis
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from ostinato.durable.files import check_free, copy_file, fsync_dir, link_file
+from ostinato.durable.extents import pread
+from ostinato.durable.files import atomic_write, check_free, copy_file, fsync_dir, link_file, open_file
 from ostinato.durable.locks import DirectoryLock
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, OptionError
-from ostinato.tools.plan import (
-    PLAN,
-    Plan,
-    Step,
-    check_size,
-    has_plan,
-    is_free,
-    merge_plan,
-    ranks_of,
-    read_plan,
-    split_plan,
+from ostinato.durable.manifest import canonical, parse_json
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    MissingFileError,
+    OptionError,
+    OstinatoError,
 )
+from ostinato.tools.verify import check_content
 from ostinato.trajectories.checkpoint import check_new, new_directory
-from ostinato.trajectories.entries import file_name
-from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, fold, read_listing
+from ostinato.trajectories.entries import Entry, Facts, file_name, id_of_name
+from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, Head, Listing, fold, read_listing
 from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["MoveReport", "merge", "split"]
@@ -98,7 +97,7 @@ def merge(
     name = {"work": "merge", "source": str(source)}
 
     def find() -> Sequence[Path]:
-        ranks = ranks_of(source)
+        ranks = _ranks_of(source)
         if not ranks:
             why = (
                 "has no directories rank_0, rank_1 and so on: nothing to merge" if source.exists() else "does not exist"
@@ -107,9 +106,9 @@ def merge(
             raise CheckpointNotFoundError(msg)
         return ranks
 
-    work = _Work(name, find, lambda ranks: merge_plan(name, ranks), on_progress)
+    work = _Work(name, find, lambda ranks: _merge_plan(name, ranks), on_progress)
     report = _run(work, Path(save_path).absolute(), copy=copy, move=move)
-    return replace(report, left=_left(ranks_of(source))) if move else report
+    return replace(report, left=_left(_ranks_of(source))) if move else report
 
 
 def split(
@@ -153,7 +152,7 @@ def split(
         read_listing(source)  # tells what is wrong before the directory is locked
         return (source,)
 
-    work = _Work(name, find, lambda _: split_plan(name, source, count), on_progress)
+    work = _Work(name, find, lambda _: _split_plan(name, source, count), on_progress)
     return _run(work, Path(save_path).absolute(), copy=copy, move=move)
 
 
@@ -163,11 +162,11 @@ class _Work(NamedTuple):
     name: dict[str, Any]
     find: Callable[[], Sequence[Path]]
     """Finds the sources."""
-    make: Callable[[Sequence[Path]], Plan]
+    make: Callable[[Sequence[Path]], _Plan]
     """Reads the sources, looks at every file, and plans."""
     on_progress: Callable[[int, int], None] | None
 
-    def tell(self, done: int, plan: Plan) -> None:
+    def tell(self, done: int, plan: _Plan) -> None:
         """Report progress."""
         if self.on_progress is not None:
             self.on_progress(done, len(plan.steps))
@@ -181,19 +180,19 @@ def _run(work: _Work, target: Path, *, copy: bool, move: bool) -> MoveReport:
 
 
 def _move(work: _Work, target: Path) -> MoveReport:
-    if has_plan(target, work.name):
+    if _has_plan(target, work.name):
         return _finish(target, resumed=True)
     check_new(target)
     partial = target.with_name(f"{target.name}.partial")
-    resumed = has_plan(partial, work.name)
-    if not resumed and not is_free(partial):
+    resumed = _has_plan(partial, work.name)
+    if not resumed and not _is_free(partial):
         msg = f"{partial} is in the way: it holds other unfinished work; finish that first, or choose another target"
         raise CheckpointError(msg)
-    found = read_plan(partial).sources if resumed else work.find()
+    found = _read_plan(partial).sources if resumed else work.find()
     sources = [source for source in found if source.is_dir()]
     with _locked(sources):
         if resumed:
-            plan = read_plan(partial)
+            plan = _read_plan(partial)
             _check_rest(plan, partial)
         else:
             plan = work.make(sources)
@@ -211,7 +210,7 @@ def _move(work: _Work, target: Path) -> MoveReport:
 
 def _link_or_copy(work: _Work, target: Path, *, copy: bool) -> MoveReport:
     for unfinished in (target, target.with_name(f"{target.name}.partial")):
-        if has_plan(unfinished, work.name):
+        if _has_plan(unfinished, work.name):
             msg = (
                 f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) once more, so "
                 "that it goes on; nothing was touched"
@@ -230,7 +229,7 @@ def _link_or_copy(work: _Work, target: Path, *, copy: bool) -> MoveReport:
     return _report(target, sources, "copied" if rest else "linked")
 
 
-def _link(work: _Work, plan: Plan, directory: Path) -> list[Step]:
+def _link(work: _Work, plan: _Plan, directory: Path) -> list[_Step]:
     """Link the files into a directory; return those that cannot be linked, which were left alone."""
     rest, done = [], 0
     for step in plan.steps:
@@ -242,12 +241,12 @@ def _link(work: _Work, plan: Plan, directory: Path) -> list[Step]:
     return rest
 
 
-def _check_rest(plan: Plan, partial: Path) -> None:
+def _check_rest(plan: _Plan, partial: Path) -> None:
     """Look at the files that an earlier run had not moved yet."""
     waiting = [step for step in plan.steps if not plan.target_of(step, partial).exists()]
     for step in waiting:
         try:
-            check_size(step.source, step.known)
+            _check_size(step.source, step.known)
         except DamagedFileError as error:
             done = len(plan.steps) - len(waiting)
             msg = (
@@ -267,7 +266,7 @@ def _check_one_disk(sources: Sequence[Path], target: Path) -> None:
         raise CheckpointError(msg)
 
 
-def _rename_files(work: _Work, plan: Plan, partial: Path) -> None:
+def _rename_files(work: _Work, plan: _Plan, partial: Path) -> None:
     moved = 0
     try:
         for step in plan.steps:
@@ -286,7 +285,7 @@ def _rename_files(work: _Work, plan: Plan, partial: Path) -> None:
 
 def _finish(target: Path, *, resumed: bool) -> MoveReport:
     """Bring the lists of the sources up to date; the plan in the target goes last, so that this can be done again."""
-    plan = read_plan(target)
+    plan = _read_plan(target)
     merged = plan.name["work"] == "merge"
     moved: dict[Path, set[str]] = {source: set() for source in plan.sources}
     for step in plan.steps:
@@ -299,7 +298,7 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
     for source in there if merged else ():
         with contextlib.suppress(OSError):  # something else lies there: it stays
             source.rmdir()
-    (target / PLAN).unlink(missing_ok=True)
+    (target / _PLAN).unlink(missing_ok=True)
     fsync_dir(target)
     return _report(target, plan.sources, "moved", resumed=resumed)
 
@@ -344,3 +343,180 @@ def _locked(sources: Sequence[Path]) -> Iterator[None]:
             lock.acquire()
             stack.callback(lock.release)
         yield
+
+
+_PLAN = "ostinato_plan.json"
+_RANK = re.compile(r"rank_(\d+)")
+
+
+class _Step(NamedTuple):
+    """One file: where it lies, what it is in the new directory, and where its fields lie (None: a pickle)."""
+
+    source: Path
+    facts: Facts
+    known: Entry | None
+
+
+class _Plan(NamedTuple):
+    """Everything to be done: `name` tells the same work from other work."""
+
+    name: dict[str, Any]
+    sources: tuple[Path, ...]
+    head: Head
+    steps: list[_Step]
+
+    def target_of(self, step: _Step, directory: Path) -> Path:
+        """Return the place of a file in the new directory."""
+        return directory / file_name(step.facts, self.head.trajectory_format)
+
+    def write_lists(self, directory: Path) -> None:
+        """Write index, metadata and list of the new directory."""
+        facts = {step.facts.trajectory_id: step.facts for step in self.steps}
+        fold(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
+
+    def begin(self, partial: Path) -> None:
+        """Write down what will be moved: first the lists of the new directory, last the plan, which makes it valid."""
+        partial.mkdir(exist_ok=True)
+        sweep(partial)
+        fsync_dir(partial.parent)
+        self.write_lists(partial)
+        steps = [[self.sources.index(s.source.parent), s.source.name, s.facts.trajectory_id] for s in self.steps]
+        node = {"name": self.name, "sources": [str(source) for source in self.sources], "steps": steps}
+        atomic_write(partial / _PLAN, canonical(node))
+
+
+def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
+    """Tell whether a directory belongs to this work, and the work is not done."""
+    path = directory / _PLAN
+    if not path.exists():
+        return False
+    node = _parse(path)
+    return isinstance(node, dict) and node.get("name") == name
+
+
+def _is_free(partial: Path) -> bool:
+    """Tell whether nothing lies in a directory but what a run that had moved nothing left."""
+    own = (f"{_PLAN}.", INDEX, METADATA, STORE)
+    return not partial.exists() or all(path.name.startswith(own) for path in partial.iterdir())
+
+
+def _read_plan(directory: Path) -> _Plan:
+    """Read the plan of an earlier run, and what it had found out of the files.
+
+    Raises:
+        DamagedFileError: It is not as it should be.
+    """
+    path = directory / _PLAN
+    node, listing = _parse(path), read_listing(directory)
+    try:
+        sources = tuple(Path(source) for source in node["sources"])
+        steps = []
+        for place, file, number in node["steps"]:
+            if id_of_name(file) is None or set(file) & set("/\\"):
+                msg = f"file {file[:80]!r}"
+                raise ValueError(msg)
+            steps.append(_Step(sources[place] / file, listing.facts[number], listing.known.get(number)))
+        return _Plan(node["name"], sources, listing.head, steps)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        msg = f"{path} is damaged: no plan ({error!r})"
+        raise DamagedFileError(msg) from error
+
+
+def _parse(path: Path) -> Any:
+    with os.fdopen(open_file(path), "rb") as stream:
+        return parse_json(stream.read(), path)
+
+
+def _ranks_of(source: Path) -> tuple[Path, ...]:
+    """Return the directories `rank_*` of a directory in the order of their numbers."""
+    if not source.is_dir():
+        return ()
+    found = [
+        (int(match[1]), path) for path in source.iterdir() if (match := _RANK.fullmatch(path.name)) and path.is_dir()
+    ]
+    return tuple(path for _, path in sorted(found))
+
+
+def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
+    """Plan to join directories: interleaved by id, of equal ids the first directory's first, renumbered from 0.
+
+    Raises:
+        CheckpointError: Their formats differ, or one holds no trajectories.
+        DamagedFileError: A file or a list is missing or damaged.
+    """
+    listings = [read_listing(rank) for rank in ranks]
+    formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
+    if len(set(formats.values())) > 1:
+        shown = ", ".join(f"{rank}: {format_name}" for rank, format_name in formats.items())
+        msg = (
+            f"the ranks of {ranks[0].parent} have different formats ({shown}): convert them to one first "
+            "(ostinato convert)"
+        )
+        raise CheckpointError(msg)
+    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.facts)
+    steps = [_step(listings[place], number, new) for new, (number, place) in enumerate(order)]
+    return _Plan(name, tuple(ranks), Head(listings[0].head.trajectory_format, len(steps), listings[0].head.seed), steps)
+
+
+def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
+    """Plan to take the first trajectories of a directory; they keep their ids.
+
+    Raises:
+        CheckpointError: There are fewer.
+        DamagedFileError: A file or a list is missing or damaged.
+    """
+    listing = read_listing(source)
+    if count > len(listing.facts):
+        msg = f"split_count must be in [1, {len(listing.facts)}] (trajectories in {source}), got {count}"
+        raise CheckpointError(msg)
+    ids = list(listing.facts)[:count]
+    head = Head(listing.head.trajectory_format, max(ids) + 1, listing.head.seed)
+    return _Plan(name, (source,), head, [_step(listing, number, number) for number in ids])
+
+
+def _step(listing: Listing, number: int, new: int) -> _Step:
+    """Look at one file before anything is touched: its size, and where no size is known, what it holds."""
+    facts, known, format_name = listing.facts[number], listing.known.get(number), listing.head.trajectory_format
+    path = listing.directory / file_name(facts, format_name)
+    try:
+        if known is not None:
+            _check_size(path, known)
+        elif format_name == "pkl":
+            _check_end_of_pickle(path)
+        else:
+            known = check_content(listing, number, allow_pickle=False)
+    except OstinatoError as error:
+        msg = f"{error}: nothing was touched"
+        raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
+    moved = facts._replace(trajectory_id=new)
+    return _Step(path, moved, None if known is None else replace(known, facts=moved))
+
+
+def _check_size(path: Path, known: Entry | None) -> None:
+    """Refuse a file that is missing, no regular file, or of another size than its list says.
+
+    Raises:
+        DamagedFileError: naming it.
+    """
+    fd = open_file(path)
+    try:
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if known is not None and known.place is not None and known.place.nbytes != size:
+        _damaged(path, f"{size} bytes, its list says {known.place.nbytes} (ostinato verify tells more)")
+
+
+def _check_end_of_pickle(path: Path) -> None:
+    """Refuse a pickle that was cut, without running it: a whole one ends with a dot."""
+    fd = open_file(path)
+    try:
+        if pread(fd, 1, max(os.fstat(fd).st_size - 1, 0)) != b".":
+            _damaged(path, "a pickle without its end")
+    finally:
+        os.close(fd)
+
+
+def _damaged(path: Path, problem: str) -> NoReturn:
+    msg = f"{path} is damaged: {problem}"
+    raise DamagedFileError(msg)

@@ -16,7 +16,7 @@ from ostinato import (
     Sequence,
     SliceSampler,
     TensorDictReplayBuffer,
-    VectorSteps,
+    VectorEnvRecorder,
 )
 from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from tests.unit.collect.envs import MODES, actions_for, log, make, run
@@ -30,14 +30,14 @@ def buffer(capacity: int = 100, ndim: int = 1, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(capacity, ndim=ndim), **options)
 
 
-def begun(rb: ReplayBuffer, mode: str = "SAME_STEP") -> VectorSteps:
+def begun(rb: ReplayBuffer, mode: str = "SAME_STEP") -> VectorEnvRecorder:
     """Two environments with observations of three numbers."""
-    steps = VectorSteps(rb, 2, mode)
+    steps = VectorEnvRecorder(rb, 2, mode)
     steps.reset(np.zeros((2, 3)))
     return steps
 
 
-def step(steps: VectorSteps, ends: np.ndarray = NO, info: Any = None, **changed: Any) -> torch.Tensor:
+def step(steps: VectorEnvRecorder, ends: np.ndarray = NO, info: Any = None, **changed: Any) -> torch.Tensor:
     given = {"action": np.zeros(2, int), "obs": np.ones((2, 3)), "reward": np.ones(2), "terminated": NO, **changed}
     return steps.add_step(**given, truncated=ends, info=info)
 
@@ -95,31 +95,31 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_what_could_not_keep_episodes_apart_is_refused_at_once(name: str) -> None:
     made, options, message = BUFFERS[name]
     with pytest.raises(OptionError, match=message):
-        VectorSteps(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
+        VectorEnvRecorder(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
 
 
 def test_what_the_messages_advise_works() -> None:
-    VectorSteps(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
-    VectorSteps(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
-    VectorSteps(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
-    VectorSteps(buffer(ndim=2, sample_unit=Sequence(3)), 2, "SAME_STEP")
-    VectorSteps(buffer(sample_unit=NStep(3, 0.9)), 1, "NEXT_STEP")
+    VectorEnvRecorder(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(ndim=2, sample_unit=Sequence(3)), 2, "SAME_STEP")
+    VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9)), 1, "NEXT_STEP")
 
 
 @pytest.mark.parametrize(("ndim", "fits"), [(1, 40), (2, 37)])
 def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fits: int) -> None:
     options: dict[str, Any] = {"ndim": ndim, "sample_unit": Sequence(8, burn_in=2), "episodes": Episodes(**ONE_EACH)}
-    VectorSteps(buffer(fits, **options), 4, "SAME_STEP")
+    VectorEnvRecorder(buffer(fits, **options), 4, "SAME_STEP")
     message = rf"max_size={fits - 1} keeps 9 steps of each of 4 environment\(s\), a window takes 10: use max_size >= 40"
     with pytest.raises(CapacityError, match=message):
-        VectorSteps(buffer(fits - 1, **options), 4, "SAME_STEP")
+        VectorEnvRecorder(buffer(fits - 1, **options), 4, "SAME_STEP")
 
 
 def test_another_number_of_lanes_is_refused() -> None:
     rb = buffer(ndim=2)
     step(begun(rb))
     with pytest.raises(OptionError, match=r"the storage has 2 lane\(s\), one for each environment, got num_envs=3"):
-        VectorSteps(rb, 3, "SAME_STEP")
+        VectorEnvRecorder(rb, 3, "SAME_STEP")
 
 
 def test_another_sampler_is_looked_at() -> None:
@@ -134,18 +134,18 @@ def test_another_sampler_is_looked_at() -> None:
 
 def test_only_buffers_and_environments_that_say_their_mode() -> None:
     with pytest.raises(KindError, match="rb must be a ReplayBuffer, got list"):
-        VectorSteps([], 2, "SAME_STEP")  # type: ignore[arg-type]
+        VectorEnvRecorder([], 2, "SAME_STEP")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="ListStorage does not take: use LazyTensorStorage"):
-        VectorSteps(ReplayBuffer(), 2, "SAME_STEP")
+        VectorEnvRecorder(ReplayBuffer(), 2, "SAME_STEP")
 
     class Old:
         num_envs = 2
         metadata = None
 
     with pytest.raises(
-        OptionError, match=r"Old does not say how it resets .* VectorSteps\(rb, num_envs, autoreset_mode\)"
+        OptionError, match=r"Old does not say how it resets .* VectorEnvRecorder\(rb, num_envs, autoreset_mode\)"
     ):
-        VectorSteps.for_env(buffer(), Old())
+        VectorEnvRecorder.for_env(buffer(), Old())
 
 
 CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -194,7 +194,7 @@ def test_a_bad_step_changes_nothing(name: str, ndim: int) -> None:
 
 
 def test_steps_need_a_reset_of_all_first() -> None:
-    steps = VectorSteps(buffer(), 2, "DISABLED")
+    steps = VectorEnvRecorder(buffer(), 2, "DISABLED")
     with pytest.raises(UsageError, match=r"add_step\(\) came before reset\(\)"):
         step(steps)
     with pytest.raises(UsageError, match=r"the first reset\(\) must begin an episode in every environment"):
@@ -224,11 +224,11 @@ def test_results_of_another_mode_are_noticed() -> None:
 
 
 def test_the_entries_of_a_dict_observation_have_their_own_names() -> None:
-    steps = VectorSteps(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
+    steps = VectorEnvRecorder(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
     steps.reset({"a": np.zeros(2)})
     with pytest.raises(OptionError, match="each entry of a dict observation is a field under its own name"):
         step(steps, obs={"a": np.zeros(2)})
-    clash = VectorSteps(buffer(), 2, "SAME_STEP")
+    clash = VectorEnvRecorder(buffer(), 2, "SAME_STEP")
     clash.reset({"action": np.zeros(2)})
     with pytest.raises(SchemaError, match="two parts of a step are called 'action'"):
         step(clash, obs={"action": np.zeros(2)})
@@ -244,7 +244,7 @@ def test_last_observations_come_in_any_form() -> None:
     ]
     for info in forms:
         rb = buffer()
-        steps = VectorSteps(rb, 2, "SAME_STEP")
+        steps = VectorEnvRecorder(rb, 2, "SAME_STEP")
         steps.reset({"a": np.zeros((2, 3))})
         step(steps, ends=YES, info=info, obs={"a": np.ones((2, 3))})
         step(steps, obs={"a": np.full((2, 3), 2.0)})
@@ -259,7 +259,7 @@ def test_one_environment(mode: str, ndim: int) -> None:
     mask = {"mask_key": "mask"} if mode == "NEXT_STEP" and ndim == 2 else {}
     rb = buffer(ndim=ndim, sample_unit=NStep(3, 1.0), episodes=Episodes(**mask))  # type: ignore[arg-type]
     actions = actions_for(30, 1)
-    run(VectorSteps(rb, 1, mode), make(1, mode), actions)
+    run(VectorEnvRecorder(rb, 1, mode), make(1, mode), actions)
     rows = rb.storage.read(slice(None))
     kept = rows["mask"].reshape(-1) if mask else torch.ones(len(rb), dtype=torch.bool)
     assert rows["action"].reshape(-1)[kept].tolist() == [row.action for row in log(1, mode, actions)[0]]

@@ -1,29 +1,47 @@
-"""ObjectRL's experience memory. A door: storage, samplers and ring are the engine's."""
+"""What a saved memory is on disk: `<path>.metadata`, as ObjectRL reads it, and the experience in a directory beside it.
+
+The metadata names the directory. A save writes a new directory, puts the new metadata in the place of the old with one
+rename, and removes the old directory last: whenever it is interrupted, metadata and experience belong together.
+"""
 
 from __future__ import annotations
 
 import gc
+import io
+import pickle
+import shutil
 import warnings
-from typing import TYPE_CHECKING, Any, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import torch
 
 from ostinato import buffers
+from ostinato.buffers.checkpoint import FORMAT
 from ostinato.buffers.options import positive
-from ostinato.compat.objectrl.epochs import Epochs
-from ostinato.compat.objectrl.saved import LoadReport, Metadata, find_experience, read_metadata, write
+from ostinato.core.draw import View
 from ostinato.core.select import apply_index, plain_index
-from ostinato.errors import CheckpointError, EpochEndError, KindError, OptionError
+from ostinato.core.stamps import Stamps
+from ostinato.durable import CheckpointReader, atomic_write
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    EpochEndError,
+    KindError,
+    OptionError,
+    UsageError,
+)
+from ostinato.samplers import SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tensordict import TensorDict
     from torch import Tensor
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["LoadReport", "Metadata", "ReplayBuffer"]
 
 
 @final
@@ -64,7 +82,7 @@ class ReplayBuffer:
         self.print_gc_warning = print_gc_warning
         self._storing_device = torch.device(storing_device)
         self._memory = self._make(buffer_size)
-        self._epochs: Epochs | None = None
+        self._epochs: _Epochs | None = None
 
     def _get_storage(self, buffer_size: int, device: torch.device) -> LazyMemmapStorage | LazyTensorStorage:
         """Return the storage for a device: files on the CPU, tensors on a GPU."""
@@ -277,7 +295,7 @@ class ReplayBuffer:
             An iterator over `n_epochs * calculate_num_batches(batch_size)` TensorDicts on `device`.
         """
         size, epochs = positive("batch_size", batch_size), positive("n_epochs", n_epochs)
-        self._epochs = Epochs(self.sample_by_index, len(self), size, epochs)
+        self._epochs = _Epochs(self.sample_by_index, len(self), size, epochs)
         return self._epochs
 
     def get_next_batch(self, batch_size: int) -> TensorDict:
@@ -335,7 +353,7 @@ class ReplayBuffer:
             StorageMemoryError: if the disk is too small.
         """
         numbers = Metadata(self.buffer_size, self.data_size, self.pointer)
-        write(str(path), numbers, None if metadata_only else self._memory.dumps)
+        _save_files(str(path), numbers, None if metadata_only else self._memory.dumps)
 
     def load(self, path: str | Path) -> LoadReport:
         """Restore what is there: experience and metadata, or metadata alone, with a warning.
@@ -354,8 +372,8 @@ class ReplayBuffer:
             CheckpointError: if metadata and experience disagree; nothing is changed.
             DamagedFileError: naming the damaged file; nothing is changed.
         """
-        metadata, name, told = read_metadata(str(path))
-        directory = find_experience(str(path), metadata, name, told=told)
+        metadata, name, told = _read_metadata(str(path))
+        directory = _find_experience(str(path), metadata, name, told=told)
         if directory is not None:
             fresh = self._make(metadata.buffer_size)
             fresh.loads(directory)
@@ -394,3 +412,201 @@ def _require_names(fields: Any) -> None:
     if not isinstance(fields, (list, tuple)) or not fields:
         msg = f"fields must be a list of names, such as ['obs'], got {fields!r}"
         raise KindError(msg)
+
+
+@final
+class _Epochs:
+    """An iterator over the batches of some epochs.
+
+    Args:
+        read: gives the rows of slots, int64 `[B]`.
+        rows: rows of an epoch: the slots `[0, rows)`.
+        batch_size: rows of a batch; the last one of an epoch holds what is left.
+        n_epochs: epochs.
+    """
+
+    def __init__(self, read: Callable[[Tensor], TensorDict], rows: int, batch_size: int, n_epochs: int) -> None:
+        self.batches = n_epochs * -(-rows // batch_size)
+        """Batches in all."""
+        self._read = read
+        self._batch_size = batch_size
+        self._sampler = SamplerWithoutReplacement()
+        self._view = View(rows, rows, 0, Stamps(rows), torch.device("cpu"))  # fixed: an epoch takes no more rows in
+        self._left = self.batches
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> TensorDict:
+        """Return the next batch.
+
+        Raises:
+            UsageError: if the memory holds other rows by now.
+        """
+        if self._ended:
+            msg = "the memory was reset, resized or loaded since this iterator was made: make a new one"
+            raise UsageError(msg)
+        if self._left == 0:
+            raise StopIteration
+        batch = self._read(self._sampler.draw(self._view, self._batch_size, None).slots)
+        self._left -= 1
+        return batch
+
+    def end(self) -> None:
+        """Give no more batches: the rows are gone."""
+        self._ended = True
+
+
+_NUMBERS = ("buffer_size", "data_size", "pointer")
+
+
+class Metadata(NamedTuple):
+    """Capacity, rows stored, and the slot of the next row."""
+
+    buffer_size: int
+    data_size: int
+    pointer: int
+
+
+class LoadReport(NamedTuple):
+    """What `load` found and restored; as text, a sentence that says so."""
+
+    path: str
+    """The path given to `load`."""
+    metadata: Metadata
+    """What the metadata file says."""
+    restored: tuple[str, ...]
+    """Which of `buffer_size`, `data_size`, `pointer` and `experience` the buffer has now from the files."""
+    rows: int
+    """Rows of experience read."""
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        found = f"{self.rows} rows of experience" if "experience" in self.restored else "no experience"
+        return f"{self.path}: restored {', '.join(self.restored) or 'nothing'} ({found} found)"
+
+
+def _save_files(path: str, metadata: Metadata, dump: Callable[[Path], None] | None) -> None:
+    """Save metadata, and the experience through `dump`; None saves the metadata alone.
+
+    Raises:
+        StorageMemoryError: if the disk is too small; an earlier save stays whole.
+    """
+    target = _metadata_file(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    before = _named_before(path)
+    name = None
+    if dump is not None:
+        directory = next(place for place in _places(path) if place.name != before)
+        dump(directory)
+        name = directory.name
+    file = io.BytesIO()
+    torch.save({**metadata._asdict(), "experience": name}, file)
+    atomic_write(target, file.getbuffer())
+    for place in _places(path) if name is not None else ():
+        if place.name != name:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
+    """Read `<path>.metadata`, written here or by ObjectRL; nothing in it is executed.
+
+    Returns:
+        The numbers, the name of the experience's directory (None if there is none), and whether the file says so at
+        all: ObjectRL's does not.
+
+    Raises:
+        CheckpointNotFoundError: if there is no such file.
+        CheckpointError: if it is a directory, or its numbers contradict each other.
+        DamagedFileError: if it is damaged or something else.
+    """
+    file = _metadata_file(path)
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        msg = f"there is no {file}: give the path that was given to save(), without '.metadata'"
+        raise CheckpointNotFoundError(msg) from None
+    except IsADirectoryError as error:
+        msg = f"{file} is a directory, give the path that was given to save(), without '.metadata'"
+        raise CheckpointError(msg) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        msg = f"{file} is damaged, or no metadata: {str(error).splitlines()[0] if str(error) else error!r}"
+        raise DamagedFileError(msg) from error
+    if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in _NUMBERS):
+        msg = f"{file} must hold the integers {', '.join(_NUMBERS)}, got {_show(found)}"
+        raise DamagedFileError(msg)
+    numbers = Metadata(*(found[name] for name in _NUMBERS))
+    size, rows, pointer = numbers
+    if not (size > 0 and 0 <= rows <= size and 0 <= pointer < size and pointer <= rows):
+        msg = f"{file} contradicts itself: {_show(numbers._asdict())}"
+        raise CheckpointError(msg)
+    name = found.get("experience")
+    if name is not None and name not in {place.name for place in _places(path)}:
+        msg = f"{file} names the experience {name!r}, which is not beside it under the name of this path"
+        raise DamagedFileError(msg)
+    return numbers, name, "experience" in found
+
+
+def _find_experience(path: str, metadata: Metadata, name: str | None, *, told: bool) -> Path | None:
+    """Return the directory of the experience that belongs to the metadata; None, with a warning, if there is none.
+
+    Raises:
+        CheckpointError: if there is experience, but not the one that the metadata speaks of.
+        DamagedFileError: if it is damaged.
+    """
+    candidates = [place for place in _places(path) if place.exists() and (not told or place.name == name)]
+    differs = ""
+    for directory in candidates:
+        held = _held(directory)
+        if held == metadata:
+            return directory
+        differs = f"{directory} holds {_show(held._asdict())}"
+    if differs:
+        msg = (
+            f"{_metadata_file(path)} says {_show(metadata._asdict())}, but {differs}: they are not of one save; remove "
+            "the wrong one"
+        )
+        raise CheckpointError(msg)
+    missing = f" {_metadata_file(path).with_name(name)} is missing" if name is not None else ""
+    msg = f"{_metadata_file(path)} comes without experience: only metadata is restored.{missing}"
+    warnings.warn(msg, UserWarning, stacklevel=3)
+    return None
+
+
+def _held(directory: Path) -> Metadata:
+    """Read off a checkpoint how many rows it holds, without reading them."""
+    try:
+        state = CheckpointReader(directory, format_name=FORMAT).state()
+        storage = state["storage"]["state"]
+        return Metadata(int(storage["capacity"]), int(storage["rows"]), int(state["writer"]["state"]["cursor"]))
+    except (KeyError, TypeError) as error:
+        msg = f"{directory} has no readable state ({error!r}): it was not written by save()"
+        raise DamagedFileError(msg) from error
+
+
+def _named_before(path: str) -> str | None:
+    """Return the directory that an earlier save counts on, so that this one leaves it alone until it is done."""
+    try:
+        _, name, told = _read_metadata(path)
+    except CheckpointError:
+        return None
+    return name if told else next((place.name for place in _places(path) if place.exists()), None)
+
+
+def _places(path: str) -> tuple[Path, Path]:
+    """Return the two directories that saves take in turn."""
+    file = Path(path)
+    return file.with_name(f"{file.name}.experience-0"), file.with_name(f"{file.name}.experience-1")
+
+
+def _metadata_file(path: str) -> Path:
+    file = Path(path)
+    return file.with_name(f"{file.name}.metadata")
+
+
+def _show(found: object) -> str:
+    if not isinstance(found, dict):
+        return f"a {type(found).__name__}"
+    return ", ".join(f"{key}={value!r}" for key, value in list(found.items())[:5]) or "an empty dict"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.tools.tally import Tally, elements
+from ostinato.tools.inspect import Tally, elements
 
 REALS = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

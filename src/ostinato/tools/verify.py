@@ -1,4 +1,4 @@
-"""What a directory of trajectories holds, and whether all of it is whole. Changes nothing, prints nothing."""
+"""Looking at one trajectory file: does it hold what the index says. Shared by verify, convert, merge and split."""
 
 from __future__ import annotations
 
@@ -10,17 +10,40 @@ from typing import TYPE_CHECKING, Any, Literal
 from ostinato.durable import verify_array
 from ostinato.durable.files import open_file
 from ostinato.durable.manifest import MANIFEST_NAME, parse_json
+from ostinato.durable.tensorfile import file_checksum
 from ostinato.durable.trees import show
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, OstinatoError
-from ostinato.tools.check import check_whole
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, OstinatoError
 from ostinato.tools.compact import open_checkpoint
 from ostinato.trajectories.entries import Entry, file_name, id_of_name
-from ostinato.trajectories.listing import JOURNAL, METADATA, STORE, Listing, consent, has_listing, read_listing, resolve
+from ostinato.trajectories.listing import (
+    JOURNAL,
+    METADATA,
+    STORE,
+    Listing,
+    consent,
+    has_listing,
+    look,
+    read_listing,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Damage", "KeyReport", "StoreReport", "VerifyReport", "inspect_store", "is_store", "kind_of", "verify"]
+    from ostinato.durable.headers import Header
+
+__all__ = [
+    "Damage",
+    "KeyReport",
+    "StoreReport",
+    "VerifyReport",
+    "check_content",
+    "check_whole",
+    "inspect_store",
+    "is_store",
+    "kind_of",
+    "verify",
+]
 
 _MOST_NAMES = 8
 
@@ -276,3 +299,60 @@ def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | Non
     if not damage:
         reader.state()
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))
+
+
+def check_content(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
+    """Read the header of a file and compare it with the index; `pkl` is unpickled.
+
+    Returns:
+        The trajectory, without a checksum.
+
+    Raises:
+        DamagedFileError: The file is missing, damaged, or not the one that the index means.
+        SchemaError: It is no trajectory.
+    """
+    entry, header = look(listing, number, allow_pickle=allow_pickle)
+    for name in ("model_weights_id", "max_episode_length"):
+        _compare(entry.path(), header, name, getattr(entry.facts, name))
+    return entry
+
+
+def _compare(path: Path, header: Header, name: str, expected: object) -> None:
+    """Compare what the file says of itself, if it does: files of one shape may have been swapped."""
+    found = header.plain.get((name,))
+    if type(found) is type(expected) and found != expected:
+        msg = f"{path} has the {name} {str(found)[:200]!r}, the index says {str(expected)!r}: files were swapped"
+        raise DamagedFileError(msg)
+
+
+def check_whole(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
+    """Read one file and compare everything that can be compared.
+
+    Args:
+        listing: The directory.
+        number: Id of the trajectory.
+        allow_pickle: Consent to unpickle; without it a `pkl` file is compared with its kept checksum alone.
+
+    Returns:
+        Its bytes, and whether a checksum was compared: one kept in our list, or those that `pt` files hold themselves.
+
+    Raises:
+        DamagedFileError: The file is missing, damaged, or not the one that the index means.
+        SchemaError: It is no trajectory.
+    """
+    format_name, fact, known = listing.head.trajectory_format, listing.facts[number], listing.known.get(number)
+    path = listing.directory / file_name(fact, format_name)
+    checksum = file_checksum(path, format_name, deep=True)
+    kept = "" if known is None or known.place is None else known.place.checksum
+    if kept and checksum != kept:
+        msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
+        raise DamagedFileError(msg)
+    if format_name != "pkl" or allow_pickle:
+        check_content(listing, number, allow_pickle=allow_pickle)
+    elif not kept:
+        msg = (
+            f"{path} is a pickle without a kept checksum and cannot be checked: give allow_pickle=True "
+            "(--allow-pickle) if it comes from you"
+        )
+        raise DamagedFileError(msg)
+    return path.stat().st_size, bool(kept) or format_name == "pt"
