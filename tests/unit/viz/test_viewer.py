@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato.errors import OptionError
-from ostinato.viz import Spot, TrajectoryFolder, Walk, moment
-from tests.unit.viz.places import file_of, read_stamp, store
+from ostinato.viz import Navigator, Position, TrajectoryFolder, read_frame
+from tests.unit.viz.rollouts import file_of, read_stamp, store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,29 +31,29 @@ class Keys:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        from ostinato.viz.window import Window
+        from ostinato.viz.viewer import Window
 
-        self.reels = TrajectoryFolder(path)
-        self.walk = Walk(self.reels)
+        self.source = TrajectoryFolder(path)
+        self.navigator = Navigator(self.source)
         figure = Figure(figsize=(9.6, 6.6), dpi=50)
         self.canvas = FigureCanvasAgg(figure)
-        self.window = Window(figure, self.reels, self.walk, **options)
+        self.window = Window(figure, self.source, self.navigator, **options)
 
     def press(self, *keys: str) -> tuple[int, ...]:
         from matplotlib.backend_bases import KeyEvent
 
         for key in keys:
             self.canvas.callbacks.process("key_press_event", KeyEvent("key_press_event", self.canvas, key))
-        return self.left() if self.window.board.pictures else ()
+        return self.left() if self.window.frame_figure.pictures else ()
 
     def _pixels(self, axes: Any) -> tuple[int, ...]:
         return read_stamp(axes.get_images()[0].get_array())
 
     def left(self) -> tuple[int, ...]:
-        return self._pixels(self.window.board.pictures[0])
+        return self._pixels(self.window.frame_figure.pictures[0])
 
     def right(self) -> tuple[int, ...]:
-        return self._pixels(self.window.board.pictures[-1])
+        return self._pixels(self.window.frame_figure.pictures[-1])
 
     def texts(self) -> str:
         return "\n".join(text.get_text() for text in self.window.figure.texts)
@@ -79,7 +79,7 @@ def test_keys_move_as_the_document_says(path: Path) -> None:
     assert keys.press("p") == (0, 1, 0)
     assert keys.press("up", "up") == (2, 0, 0)
     assert keys.press("up") == (2, 0, 0)
-    assert "nothing further" in keys.texts()
+    assert "no further step" in keys.texts()
     assert keys.press("end") == (2, 3, 0)
     assert keys.press("b") == (2, 3, 50)
     assert keys.right() == (2, 3, 55)
@@ -125,13 +125,13 @@ def test_after_enter_or_escape_in_the_box_keys_move_again(path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "1 2", "n"])
 def test_what_is_no_number_is_no_id(text: str, path: Path, tmp_path: Path) -> None:
-    from ostinato.viz.prompt import converse
+    from ostinato.viz.viewer import run_prompt
 
     keys = Keys(path)
     keys.window._submit(text)
     assert "there is no trajectory" in keys.texts()
     said: list[str] = []
-    converse(keys.reels, keys.walk, tmp_path / "x.png", [f"j {text}"], said.append)
+    run_prompt(keys.source, keys.navigator, tmp_path / "x.png", [f"j {text}"], said.append)
     assert "there is no trajectory" in said[-1] or "no command" in said[-1]
 
 
@@ -162,34 +162,36 @@ def test_every_move_writes_the_picture_where_asked(path: Path, tmp_path: Path) -
 def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
     file_of(path, 1).unlink()
     keys = Keys(path, camera="*")
-    assert len(keys.window.board.pictures) == 8
+    assert len(keys.window.frame_figure.pictures) == 8
     keys.press("up")
-    assert keys.window.board.pictures == []
+    assert keys.window.frame_figure.pictures == []
     assert any("missing" in text.get_text() for axes in keys.window.figure.axes for text in axes.texts)
     assert keys.press("up") == (2, 0, 0)
 
 
 def test_states_are_drawn_as_lines(tmp_path: Path) -> None:
-    from ostinato.viz.board import Board
+    from ostinato.viz.viewer import FrameFigure
 
-    board = Board.headless()
-    board.show(moment(TrajectoryFolder(store(tmp_path / "a", images=False)), Spot(2)))
-    lines = [line for axes in board.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"]
+    drawing = FrameFigure.headless()
+    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "a", images=False)), Position(2)))
+    lines = [
+        line for axes in drawing.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"
+    ]
     assert [list(line.get_ydata()) for line in lines[:3]] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
 
 
 def test_one_step_alone_is_seen(tmp_path: Path) -> None:
-    from ostinato.viz.board import Board
+    from ostinato.viz.viewer import FrameFigure
 
-    board = Board.headless()
-    board.show(moment(TrajectoryFolder(store(tmp_path / "a", [(1, 1)], images=False)), Spot()))
-    lines = [line for axes in board.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
-    assert len(lines) == 3 + 3 + 4 + 1  # states of both sides, action, reward
+    drawing = FrameFigure.headless()
+    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "a", [(1, 1)], images=False)), Position()))
+    lines = [line for axes in drawing.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert len(lines) == 3 + 3 + 4 + 1  # states of both observations, action, reward
     assert all(line.get_marker() == "o" for line in lines)
 
 
 def test_facts_without_room_are_not_left_out_in_silence(tmp_path: Path) -> None:
-    from ostinato.viz.board import _packed
+    from ostinato.viz.viewer import _packed
 
     assert _packed((("a", "1"), ("b", "2"))) == ["a: 1     b: 2"]
     assert _packed(tuple(("word", "x" * 100) for _ in range(5)))[-1].endswith("     ...")
@@ -197,53 +199,53 @@ def test_facts_without_room_are_not_left_out_in_silence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
 def test_pictures_are_as_large_as_the_place_allows(count: int, across: int) -> None:
-    from ostinato.viz.board import _across
+    from ostinato.viz.viewer import _across
 
     assert _across([(64, 64, 3)] * count, 4.4, 2.8) == across
 
 
-def test_boards_do_not_grow(path: Path) -> None:
-    from ostinato.viz.board import Board
+def test_figures_do_not_grow(path: Path) -> None:
+    from ostinato.viz.viewer import FrameFigure
 
-    reels, board, counts = TrajectoryFolder(path), Board.headless(), set()
+    source, drawing, counts = TrajectoryFolder(path), FrameFigure.headless(), set()
     for step in range(3):
-        board.show(moment(reels, Spot(0, step)))
-        counts.add((len(board.figure.axes), len(board.figure.texts)))
+        drawing.show(read_frame(source, Position(0, step)))
+        counts.add((len(drawing.figure.axes), len(drawing.figure.texts)))
     assert len(counts) == 1
 
 
 def test_without_a_display_a_window_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.viz.window import open_window
+    from ostinato.viz.viewer import open_window
 
     matplotlib.use("agg")
-    reels = TrajectoryFolder(path)
+    source = TrajectoryFolder(path)
     with pytest.raises(OptionError, match="use --headless"):
-        open_window(reels, Walk(reels))
+        open_window(source, Navigator(source))
 
 
 def test_the_prompt_follows_commands(path: Path, tmp_path: Path) -> None:
-    from ostinato.viz.prompt import converse
+    from ostinato.viz.viewer import run_prompt
 
     said: list[str] = []
     pictures = []
-    reels = TrajectoryFolder(path)
-    walk = Walk(reels)
+    source = TrajectoryFolder(path)
+    navigator = Navigator(source)
     script = [
         ("n\n", (0, 1)), ("next", (0, 2)), ("n", (1, 0)), ("info", (1, 0)), ("prev", (0, 2)), ("pt", (0, 2)),
         ("j 2", (2, 0)), ("j 9", (2, 0)), ("what is this", (2, 0)), ("prevtraj", (1, 0)), ("nt", (2, 0)),
     ]  # fmt: skip
 
     def lines() -> Any:
-        for line, spot in script:
+        for line, position in script:
             yield line
-            assert walk.spot[:2] == spot, line
+            assert navigator.position[:2] == position, line
             pictures.append((tmp_path / "viz.png").read_bytes())
         yield "quit"
         pytest.fail("quit must end it")
 
-    converse(reels, walk, tmp_path / "viz.png", lines(), said.append)
+    run_prompt(source, navigator, tmp_path / "viz.png", lines(), said.append)
     assert said[3].startswith("trajectory 0 (1 of 3): step 1 of 3, batch 0 of 2, action [")
-    assert "nothing further this way" in said[8]
+    assert "no further step in this direction" in said[8]
     assert "there is no trajectory 9" in said[10]
     assert "no command 'what is this'" in said[11]
     assert pictures[2] == pictures[3] != pictures[4] == pictures[1]
@@ -255,10 +257,10 @@ def test_a_window_on_a_virtual_display(path: Path) -> None:
     if shutil.which("xvfb-run") is None:
         pytest.skip("xvfb-run is needed for a real window")
     code = (
-        "import sys; from ostinato.viz import *; from ostinato.viz.window import open_window\n"
+        "import sys; from ostinato.viz import *; from ostinato.viz.viewer import open_window\n"
         "import matplotlib; matplotlib.use('TkAgg'); import matplotlib.pyplot as plt\n"
         "from matplotlib.backend_bases import KeyEvent\n"
-        "reels = TrajectoryFolder(sys.argv[1]); walk = Walk(reels)\n"
+        "source = TrajectoryFolder(sys.argv[1]); navigator = Navigator(source)\n"
         "def drive():\n"
         "    canvas = plt.gcf().canvas\n"
         "    for key in ('right', 'q'): KeyEvent('key_press_event', canvas, key)._process()\n"
@@ -267,7 +269,7 @@ def test_a_window_on_a_virtual_display(path: Path) -> None:
         "    timer = plt.gcf().canvas.new_timer(interval=200); timer.single_shot = True\n"
         "    timer.add_callback(drive); timer.start(); show(**more)\n"
         "plt.show = timed\n"
-        "open_window(reels, walk); print(tuple(walk.spot))\n"
+        "open_window(source, navigator); print(tuple(navigator.position))\n"
     )
     command = ["xvfb-run", "-a", sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
