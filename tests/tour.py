@@ -16,10 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
-    Cast,
-    Compose,
     Episodes,
-    Exclude,
     Flat2TED,
     FrameStack,
     Hindsight,
@@ -35,15 +32,13 @@ from ostinato import (
     QueueSampler,
     RandomSampler,
     RateLimiter,
-    Rename,
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
     RewardScale,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    Select,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TED2Flat,
@@ -60,8 +55,10 @@ from ostinato import (
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.compat.torchrl import load_checkpoint
 from ostinato.core.kinds import is_tensordict
-from ostinato.distributed import packet, routing
+from ostinato.distributed import routing
+from ostinato.distributed import serialization as packet
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
+from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
 from tests.sharing import AVAILABLE as SHARING
 
 if TYPE_CHECKING:
@@ -705,8 +702,8 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "queue": samplers(QueueSampler),
     "n-step": units(lambda: NStep(3, 0.5)),
     "n-step, lanes": units(lambda: NStep(3, 0.5), ndim=2),
-    "sequence": units(lambda: Sequence(3, burn_in=1)),
-    "sequence, strict": units(lambda: Sequence(3, "strict")),
+    "sequence": units(lambda: SequenceUnit(3, burn_in=1)),
+    "sequence, strict": units(lambda: SequenceUnit(3, "strict")),
     "frames": units(lambda: FrameStack(2, ["obs"])),
     "hindsight": units(lambda: Hindsight(reached)),
     "n-step and frames": units(lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])]),

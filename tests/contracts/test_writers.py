@@ -13,7 +13,7 @@ from ostinato import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from ostinato.core.draw import Run
+from ostinato.protocols import Run
 from ostinato.testing import WriterContract
 
 

@@ -13,7 +13,7 @@ import ostinato
 from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
-from ostinato.core.draw import Draw, Picks
+from ostinato.core.records import Draw, Picks
 from ostinato.testing import StorageContract
 from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError, no_wait
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
 
 CPU = torch.device("cpu")
 
@@ -225,11 +224,15 @@ def test_prefetch_and_collate() -> None:
 
 
 def test_transforms() -> None:
-    chain = (ostinato.Rename({"id": "number"}), ostinato.Exclude("version"), ostinato.RewardScale(2.0, loc=0.5))
+    chain = (
+        ostinato.RenameFields({"id": "number"}),
+        ostinato.ExcludeFields("version"),
+        ostinato.RewardScale(2.0, loc=0.5),
+    )
 
     def make(device: torch.device) -> ReplayBuffer:
         rb = ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16)
-        for transform in (*chain, ostinato.ToDevice(device), ostinato.Cast(torch.float64, "obs")):
+        for transform in (*chain, ostinato.ToDevice(device), ostinato.CastFields(torch.float64, "obs")):
             rb.append_transform(transform)
         return rb
 

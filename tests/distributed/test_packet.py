@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from ostinato.distributed.packet import pack, unpack
+from ostinato.distributed.serialization import pack, unpack
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64]

@@ -15,7 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-from ostinato.distributed.parcel import Parcel
+from ostinato.distributed.serialization import Parcel
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
 

@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    Cast,
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
@@ -38,7 +37,7 @@ from ostinato.errors import (
     SchemaError,
     UsageError,
 )
-from ostinato.transforms import Compose
+from ostinato.transforms import Cast, Compose
 
 if TYPE_CHECKING:
     from pathlib import Path

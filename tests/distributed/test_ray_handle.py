@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, RandomSampler, RateLimiter, RayReplayBuffer, ReplayBuffer
-from ostinato.buffers.gate import make_gate
-from ostinato.distributed import line, turns
-from ostinato.distributed.turns import TURN_S
+from ostinato.buffers.rate_limit import make_gate
+from ostinato.distributed import actors, ray_client
+from ostinato.distributed.ray_client import TURN_S
 from ostinato.errors import LostBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_a_stopped_actor_is_waited_for_no_longer_than_the_grace(
     rb._about = {**rb._about, "limit_s": 0.2}  # as for a buffer that was made with this limit
     rb.extend(rows(0, 100))
     rb.sample()
-    monkeypatch.setattr(turns, "GRACE_S", 0.5)
+    monkeypatch.setattr(ray_client, "GRACE_S", 0.5)
     calls: dict[str, Callable[[], Any]] = {
         "sample": partial(rb.sample, timeout_s=0.2),
         "extend": partial(rb.extend, rows(0, 8)),
@@ -214,7 +214,7 @@ def lines(rb: RayReplayBuffer) -> int:
 
 
 def _count_lines(_: Any) -> int:
-    return sum(len(one) for one in gc.get_objects() if type(one) is line.Lines)
+    return sum(len(one) for one in gc.get_objects() if type(one) is actors.Lines)
 
 
 def test_a_dropped_handle_leaves_nothing_in_the_actor(cluster: Any, handle: Any) -> None:

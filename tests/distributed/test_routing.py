@@ -20,7 +20,7 @@ from ostinato.distributed.routing import (
 )
 from ostinato.errors import OptionError
 
-from ..stats.chi import p_value
+from ..stats.chi_square import p_value
 
 
 @given(st.integers(0, MOST_SHARDS - 1), st.lists(st.integers(-1, 2**40 - 1), max_size=20))

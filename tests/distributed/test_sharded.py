@@ -35,7 +35,7 @@ from ostinato.errors import (
     UsageError,
 )
 
-from ..stats.chi import p_value
+from ..stats.chi_square import p_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

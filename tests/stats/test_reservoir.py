@@ -10,7 +10,7 @@ import torch
 
 from ostinato import ReservoirWriter
 
-from .chi import p_value
+from .chi_square import p_value
 
 LOW, HIGH = 1e-4, 1 - 1e-4
 

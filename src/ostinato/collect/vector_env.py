@@ -11,8 +11,8 @@ import torch
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.options import leaves_by_path
 from ostinato.core import kinds
-from ostinato.core.boundaries import as_path
 from ostinato.core.casts import cast
+from ostinato.core.episodes.keys import as_path
 from ostinato.core.kinds import as_tensor, show_path
 from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages import ListStorage
@@ -20,7 +20,7 @@ from ostinato.storages import ListStorage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.boundaries import Episodes, Key
+    from ostinato.core.episodes.keys import Episodes, Key
     from ostinato.core.rows import Path
 
 __all__ = ["VectorEnvRecorder"]
@@ -268,7 +268,7 @@ class VectorEnvRecorder:
         rb, layout, whole = self._rb, self._layout, self._envs
         if rb.storage.ndim > 1:
             index: Tensor = rb.add(layout.rows(fields, whole, collection=self._collection))
-            self._newest = (index[:, 0] * rb.storage.lanes + index[:, 1]).cpu()
+            self._newest = (index[:, 0] * rb.storage.num_envs + index[:, 1]).cpu()
             return index
         written = ~self._idle
         index = torch.full((whole,), -1, dtype=torch.int64, device=rb.storage.device)
@@ -290,7 +290,7 @@ class VectorEnvRecorder:
         order = (torch.arange(rows, device="cpu") + (storage.cursor if rows == capacity else 0)) % capacity
         if self._match.env:
             ids = self._stored("env", order)
-        elif storage.lanes == envs:
+        elif storage.num_envs == envs:
             ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
             return  # rows that do not say where they are from have no episodes
@@ -321,7 +321,7 @@ class VectorEnvRecorder:
             return
         index: Any = slots
         if storage.ndim > 1:
-            steps, lanes = slots // storage.lanes, slots % storage.lanes
+            steps, lanes = slots // storage.num_envs, slots % storage.num_envs
             index = (lanes, steps) if rb.dim_extend == 1 else (steps, lanes)
         for part in ("truncated", "done"):
             if part in self._layout.paths:
@@ -371,8 +371,8 @@ def _match(rb: ReplayBuffer, envs: int, mode: str, layout: _Layout) -> _Match:
     """
     storage, episodes = rb.storage, rb.episodes
     flat = storage.ndim == 1
-    if not flat and storage.laid_out and len(rb) and storage.lanes != envs:
-        msg = f"the storage has {storage.lanes} lane(s), one for each environment, got num_envs={envs}"
+    if not flat and storage.laid_out and len(rb) and storage.num_envs != envs:
+        msg = f"the storage has {storage.num_envs} lane(s), one for each environment, got num_envs={envs}"
         raise OptionError(msg)
     found = _Match(
         env=episodes is not None and episodes.traj_path == layout["env"],

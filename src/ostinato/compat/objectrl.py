@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 import torch
 
 from ostinato import buffers
-from ostinato.buffers.checkpoint import FORMAT
+from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.buffers.options import positive
-from ostinato.core.draw import View
-from ostinato.core.select import apply_index, plain_index
-from ostinato.core.stamps import Stamps
+from ostinato.core.index import apply_index, plain_index
+from ostinato.core.records import View
+from ostinato.core.ring import Stamps
 from ostinato.durable import CheckpointReader, atomic_write
 from ostinato.errors import (
     CheckpointError,

@@ -4,32 +4,168 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
+from ostinato._optional import require
 from ostinato.buffers import BufferStats, ReplayBuffer
-from ostinato.buffers.limits import check_wait
-from ostinato.buffers.options import check_generator, check_prefetch, check_size, positive
+from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
+from ostinato.buffers.rate_limit import check_wait
 from ostinato.buffers.stats import combine
-from ostinato.distributed import shelter, updates
-from ostinato.distributed.cluster import ray, start
-from ostinato.distributed.host import Recipe, ShardRecipe
-from ostinato.distributed.parcel import Parcel
-from ostinato.distributed.placement import place
+from ostinato.distributed.actors import Recipe, ShardHost, ShardRecipe
+from ostinato.distributed.batch_stream import Ahead
+from ostinato.distributed.checkpoints import (
+    ShardReport,
+    check_checkpoints,
+    checkpoint_folders,
+    load_shards,
+    report_shards,
+    save_shards,
+)
+from ostinato.distributed.rate_limit_actor import Turnstile
+from ostinato.distributed.ray_client import first_answer, ray, spawn, start
 from ostinato.distributed.routing import Rota, join_index
-from ostinato.distributed.turnstile import Turnstile
-from ostinato.distributed.way import Way, check_options, launch
+from ostinato.distributed.sampling import Counted, Drawer
+from ostinato.distributed.serialization import Parcel
+from ostinato.distributed.shard_client import Fleet
+from ostinato.distributed.writing import About, Change, Sender, one_shard, route, unpack_batch, unpack_shares
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-    from ostinato.buffers.limits import RateLimiter
+    from ostinato.buffers.rate_limit import RateLimiter
 
-__all__ = ["ShardedReplayBuffer"]
+__all__ = ["Placed", "ShardedReplayBuffer", "Way", "check_options", "launch", "place"]
+
+_STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
+_WAIT_S = 60.0
+
+
+class Placed(NamedTuple):
+    """Options that put each actor in its place, and what to give back at the end."""
+
+    options: list[dict[str, Any]]
+    group: Any = None
+
+    def free(self) -> None:
+        """Give the places back."""
+        if self.group is not None:
+            ray().util.remove_placement_group(self.group)
+
+
+def place(strategy: str | None, shards: int, remote_config: Mapping[str, Any] | None) -> Placed:
+    """Reserve a place for each shard.
+
+    Args:
+        strategy: of a Ray placement group; None leaves it to Ray.
+        shards: how many.
+        remote_config: options of each actor, which say what a place must offer: `num_cpus` (1 by default), `num_gpus`,
+            `resources`.
+
+    Raises:
+        OptionError: if there is no such strategy, or the cluster has no such places.
+    """
+    if strategy is None:
+        return Placed([{} for _ in range(shards)])
+    if strategy not in _STRATEGIES:
+        msg = f"placement must be None or one of {list(_STRATEGIES)}, got {strategy!r}"
+        raise OptionError(msg)
+    given = remote_config or {}
+    nodes = [node for node in ray().nodes() if node["Alive"]]
+    if strategy == "STRICT_SPREAD" and len(nodes) < shards:
+        msg = (
+            f"placement='STRICT_SPREAD' needs a node for each of {shards} shards, the cluster has {len(nodes)}: take "
+            "fewer shards, or 'SPREAD'"
+        )
+        raise OptionError(msg)
+    ways = require("ray.util.scheduling_strategies", "ray")
+    need = {"CPU": given.get("num_cpus", 1), "GPU": given.get("num_gpus", 0), **given.get("resources", {})}
+    bundle = {name: amount for name, amount in need.items() if amount}
+    group = ray().util.placement_group([bundle] * shards, strategy=strategy)
+    if not group.wait(_WAIT_S):
+        ray().util.remove_placement_group(group)
+        msg = f"the cluster has no place for {shards} shards of {bundle} with placement={strategy!r}: it has {_free()}"
+        raise OptionError(msg)
+    chosen = [ways.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) for i in range(shards)]
+    return Placed([{"scheduling_strategy": way, "num_cpus": need["CPU"]} for way in chosen], group)
+
+
+def _free() -> dict[str, float]:
+    return {name: count for name, count in ray().available_resources().items() if not name.startswith("node:")}
+
+
+_ROUTES = ("round_robin", "sticky")
+
+
+class Way(NamedTuple):
+    """The way to the shards."""
+
+    actors: list[Any]
+    about: About
+    patience_s: float
+    depth: int
+    """Batches to keep ready."""
+    sticky: bool
+    home: int | None
+    """Shard to write to; None takes the place after the handle before."""
+    turnstile: Turnstile | None
+    directory: Path | None
+    """Where checkpoints go."""
+    placed: Placed
+
+    @property
+    def waits(self) -> bool:
+        """Whether readers and writers wait for each other."""
+        return self.about.waits or self.turnstile is not None
+
+    def fleet(self) -> Fleet:
+        """Make what calls the shards."""
+        turnstile = self.turnstile
+        return Fleet(self.actors, self.patience_s, (lambda: None) if turnstile is None else turnstile.look)
+
+    def batches(self, fleet: Fleet, generator: torch.Generator | None) -> Ahead:
+        """Make what draws batches."""
+        counted = Counted(fleet, waits=self.waits) if self.about.counting else None
+        return Ahead(Drawer(fleet, generator, self.turnstile, counted), self.depth)
+
+    def sender(self, fleet: Fleet) -> Sender:
+        """Make what writes."""
+        return Sender(fleet, self.turnstile, waits=self.about.waits, sticky=self.sticky, home=self.home)
+
+
+def check_options(
+    route: str, patience_s: float, checkpoint_dir: Any, checkpoint_every_s: float | None, *, resume: bool
+) -> None:
+    """Refuse options of a sharded buffer that are none, or exclude each other.
+
+    Raises:
+        OptionError: naming them.
+    """
+    if route not in _ROUTES:
+        msg = f"route must be one of {list(_ROUTES)}, got {route!r}"
+        raise OptionError(msg)
+    if checkpoint_dir is None and (checkpoint_every_s is not None or resume):
+        msg = "checkpoint_every_s and resume need checkpoint_dir: where shards are saved"
+        raise OptionError(msg)
+    check_seconds("patience_s", patience_s)
+    if checkpoint_every_s is not None:
+        check_seconds("checkpoint_every_s", checkpoint_every_s)
+
+
+def launch(
+    plans: Sequence[ShardRecipe], remote_config: Mapping[str, Any] | None, options: Sequence[Mapping[str, Any]]
+) -> tuple[list[Any], About]:
+    """Start the shards, and wait until all of them stand; errors of their constructors are raised."""
+    actors = [
+        spawn(ShardHost, remote_config, plan, max_restarts=-1, **mine)
+        for plan, mine in zip(plans, options, strict=True)
+    ]
+    abouts = [first_answer(actor, f"shard {i} of {len(plans)}") for i, actor in enumerate(actors)]
+    return actors, About(*(abouts[0][name] for name in About._fields))
 
 
 @final
@@ -105,13 +241,13 @@ class ShardedReplayBuffer:
         directory = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
         depth = check_prefetch(prefetch, kwargs.get("batch_size"))
         seeds = torch.randint(2**62, (number,), generator=check_generator(generator), device="cpu").tolist()
-        shelter.check(directory, number, resume=resume)
+        check_checkpoints(directory, number, resume=resume)
         start(ray_init_config)
         placed = place(placement, number, remote_config)
         recipe = Recipe(replay_buffer_cls, args, kwargs, None)
         plans = [
             ShardRecipe(recipe._replace(seed=seed), path, checkpoint_every_s, resume)
-            for seed, path in zip(seeds, shelter.folders(directory, number), strict=True)
+            for seed, path in zip(seeds, checkpoint_folders(directory, number), strict=True)
         ]
         try:
             actors, about = launch(plans, remote_config, placed.options)
@@ -198,9 +334,9 @@ class ShardedReplayBuffer:
         """Call a method of all buffers that are there."""
         return self._fleet.ask("call", dict.fromkeys(self._fleet.present(), (name,)))
 
-    def report(self) -> list[shelter.ShardReport]:
+    def report(self) -> list[ShardReport]:
         """Return how each shard is."""
-        return shelter.report(self._fleet)
+        return report_shards(self._fleet)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over the shards that are there; ages count rows of the same shard."""
@@ -255,7 +391,7 @@ class ShardedReplayBuffer:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
             SlotError: if an index names no shard; nothing is changed.
         """
-        self._write_priorities(updates.unpack(self._way.about, index, priority, generation))
+        self._write_priorities(unpack_shares(self._way.about, index, priority, generation))
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that stand under the shards' `priority_key`.
@@ -264,12 +400,12 @@ class ShardedReplayBuffer:
             KeyMissingError: if the index or the priorities are missing.
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
         """
-        self._write_priorities(updates.unpack_batch(self._way.about, data))
+        self._write_priorities(unpack_batch(self._way.about, data))
 
-    def _write_priorities(self, change: updates.Change | None) -> None:
+    def _write_priorities(self, change: Change | None) -> None:
         if change is None:
             return
-        parts = updates.route(change, self.num_shards, self._way.about.capacity)
+        parts = route(change, self.num_shards, self._way.about.capacity)
         present = self._fleet.present()
         calls = {i: ("update_priority", *map(Parcel, part)) for i, part in parts.items() if i in present}
         self._fleet.ask("call", calls, "update")
@@ -338,7 +474,7 @@ class ShardedReplayBuffer:
             SlotError: if there is no such row.
             LostBufferError: if its shard is missing.
         """
-        shard, slots = updates.one_shard(index, self.num_shards)
+        shard, slots = one_shard(index, self.num_shards)
         found = self._fleet.ask("call", {shard: ("__getitem__", slots)}, "read")
         if shard not in found:
             msg = f"{self._fleet.name(shard)}, which has these rows, does not answer: {self._fleet.missing[shard]}"
@@ -360,7 +496,7 @@ class ShardedReplayBuffer:
         if self._way.directory is None:
             msg = "there is no checkpoint_dir: give one to the constructor, or call dumps(path)"
             raise UsageError(msg)
-        found = shelter.save(self._fleet, self._way.directory)
+        found = save_shards(self._fleet, self._way.directory)
         return [found.get(i, {"write_count": 0})["write_count"] for i in range(self.num_shards)]
 
     def dumps(self, path: str | Path) -> None:
@@ -370,7 +506,7 @@ class ShardedReplayBuffer:
             LostBufferError: if a shard is missing; the others are saved.
         """
         directory = Path(path).absolute()
-        missing = sorted(set(range(self.num_shards)) - set(shelter.save(self._fleet, directory)))
+        missing = sorted(set(range(self.num_shards)) - set(save_shards(self._fleet, directory)))
         if missing:
             msg = f"shards {missing} of {self.num_shards} do not answer: {directory} has no new checkpoint of these"
             raise LostBufferError(msg)
@@ -384,7 +520,7 @@ class ShardedReplayBuffer:
         """
         self._batches.drop()
         try:
-            shelter.load(self._fleet, Path(path).absolute())
+            load_shards(self._fleet, Path(path).absolute())
         finally:
             self._begin_counts()
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Picks, Run
 from ostinato.errors import UsageError
+from ostinato.protocols import Picks, Run
 from ostinato.testing.views import raises
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import Placement
+    from ostinato.protocols import Placement
     from ostinato.writers import Writer
 
 __all__ = ["WriterContract"]

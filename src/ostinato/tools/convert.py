@@ -10,8 +10,7 @@ from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
 from ostinato.tools.verify import check_whole
 from ostinato.trajectories.checkpoint import new_directory
-from ostinato.trajectories.entries import Entry, file_name, form_of, place_of
-from ostinato.trajectories.listing import consent, fold, read_listing
+from ostinato.trajectories.index import Entry, consent, file_name, fold, form_of, place_of, read_listing
 from ostinato.trajectories.trajectory import Trajectory, owned_tree
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from ostinato.durable.extents import pread
 from ostinato.durable.files import atomic_write, check_free, copy_file, fsync_dir, link_file, open_file
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.positioned_reads import pread
 from ostinato.errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -32,8 +32,20 @@ from ostinato.errors import (
 )
 from ostinato.tools.verify import check_content
 from ostinato.trajectories.checkpoint import check_new, new_directory
-from ostinato.trajectories.entries import Entry, Facts, file_name, id_of_name
-from ostinato.trajectories.listing import INDEX, JOURNAL, METADATA, STORE, Head, Listing, fold, read_listing
+from ostinato.trajectories.index import (
+    INDEX,
+    JOURNAL,
+    METADATA,
+    STORE,
+    Entry,
+    Facts,
+    Head,
+    Listing,
+    file_name,
+    fold,
+    id_of_name,
+    read_listing,
+)
 from ostinato.trajectories.store import sweep
 
 if TYPE_CHECKING:

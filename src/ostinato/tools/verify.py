@@ -14,14 +14,16 @@ from ostinato.durable.tensorfile import file_checksum
 from ostinato.durable.trees import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, OstinatoError
 from ostinato.tools.compact import open_checkpoint
-from ostinato.trajectories.entries import Entry, file_name, id_of_name
-from ostinato.trajectories.listing import (
+from ostinato.trajectories.index import (
     JOURNAL,
     METADATA,
     STORE,
+    Entry,
     Listing,
     consent,
+    file_name,
     has_listing,
+    id_of_name,
     look,
     read_listing,
     resolve,

@@ -1,4 +1,4 @@
-"""`TrajectoryReplayBuffer`: the public face of the trajectory store. Where trajectories are: `shelf.py`."""
+"""`TrajectoryReplayBuffer`: the public face of the trajectory store. Where trajectories are: `store.py`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.durable.trees import flatten
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
-from ostinato.trajectories.entries import MAX_ID, Entry, Facts, Held
-from ostinato.trajectories.form import Field, make_form
+from ostinato.trajectories.checkpoint import State, generator_in, numbers
 from ostinato.trajectories.gather import gather
-from ostinato.trajectories.listing import has_listing, read_listing
+from ostinato.trajectories.index import MAX_ID, Entry, Facts, Held, has_listing, read_listing
+from ostinato.trajectories.layout import Field, make_form
 from ostinato.trajectories.members import Members, common_fields
 from ostinato.trajectories.saver import Promise
-from ostinato.trajectories.shelf import Shelf, ShelfOptions
-from ostinato.trajectories.state import State, generator_in, numbers
+from ostinato.trajectories.store import Shelf, ShelfOptions
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from ostinato.trajectories.form import Signature
+    from ostinato.trajectories.layout import Signature
     from ostinato.trajectories.members import Picked
 
 __all__ = ["TrajectoryReplayBuffer"]

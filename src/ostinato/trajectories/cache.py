@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from ostinato.trajectories.entries import Entry
+    from ostinato.trajectories.index import Entry
 
 __all__ = ["Cache"]
 

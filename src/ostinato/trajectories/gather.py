@@ -9,21 +9,21 @@ import numpy as np
 import torch
 
 from ostinato.durable.dtypes import DTYPES, raw_view
-from ostinato.durable.extents import read_pieces, read_strided
 from ostinato.durable.headers import Placed
+from ostinato.durable.positioned_reads import read_pieces, read_strided
 from ostinato.durable.trees import nest
 from ostinato.errors import DamagedFileError
-from ostinato.trajectories.form import rows_of
+from ostinato.trajectories.layout import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from ostinato.durable.openfiles import OpenFile, OpenFiles
+    from ostinato.durable.positioned_reads import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.entries import Entry, Held, Place
-    from ostinato.trajectories.form import Form, Layout, Signature
+    from ostinato.trajectories.index import Entry, Held, Place
+    from ostinato.trajectories.layout import Form, Layout, Signature
     from ostinato.trajectories.members import Picked
 
 __all__ = ["Blocks", "Sources", "gather"]

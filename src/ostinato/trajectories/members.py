@@ -13,8 +13,8 @@ from ostinato.errors import KeyMissingError, SchemaError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ostinato.trajectories.entries import Entry
-    from ostinato.trajectories.form import Layout, Signature
+    from ostinato.trajectories.index import Entry
+    from ostinato.trajectories.layout import Layout, Signature
 
 __all__ = ["Members", "Picked", "common_fields"]
 

@@ -13,7 +13,7 @@ from ostinato.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.trajectories.entries import Entry, Place
+    from ostinato.trajectories.index import Entry, Place
 
 __all__ = ["Promise", "Saver"]
 
@@ -142,7 +142,6 @@ class Saver:
         gone = {id(entry) for entry in entries}
         with self._changed:
             cancelled = self._take_out(gone)
-            self._changed.notify_all()
             self._changed.wait_for(lambda: not any(id(job.entry) in gone for job in self._busy))
             cancelled += self._take_out(gone)  # what has failed meanwhile
         for job in cancelled:
@@ -155,6 +154,7 @@ class Saver:
         self._failed = [job for job in self._failed if id(job.entry) not in gone]
         if not self._failed:
             self._error = None
+        self._changed.notify_all()
         return out
 
     def stop(self) -> None:

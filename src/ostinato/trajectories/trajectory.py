@@ -1,4 +1,4 @@
-"""`Trajectory`: one batched rollout as users hand it over, and as files hold it. Which rows pair up: `form.py`."""
+"""`Trajectory`: one batched rollout as users hand it over, and as files hold it. Which rows pair up: `layout.py`."""
 
 from __future__ import annotations
 

@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 import numpy as np
 import torch
 
-from ostinato.buffers.checkpoint import FORMAT
-from ostinato.core.boundaries import Episodes, as_flags
-from ostinato.core.draw import Run
-from ostinato.core.episodes import EpisodeTable
-from ostinato.core.stamps import Stamps
+from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.core.episodes.keys import Episodes, as_flags
+from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.records import Run
+from ostinato.core.ring import Stamps
 from ostinato.durable import CheckpointReader
-from ostinato.durable.extents import read_strided, read_tensor
 from ostinato.durable.files import open_file
 from ostinato.durable.headers import Placed
+from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.storages.mirror_state import column_name
-from ostinato.trajectories.entries import file_name, form_of
-from ostinato.trajectories.listing import read_listing
+from ostinato.storages.single_copy import column_name
+from ostinato.trajectories.index import file_name, form_of, read_listing
 from ostinato.viz.figures import format_number
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Header
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.form import Form
+    from ostinato.trajectories.layout import Form
 
 __all__ = [
     "CACHE_SIZE",

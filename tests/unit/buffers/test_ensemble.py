@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -27,7 +27,7 @@ from ostinato import (
     RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     StorageEnsemble,
     TensorDictReplayBuffer,
@@ -44,6 +44,7 @@ from ostinato.errors import (
     UsageError,
 )
 
+from ...effort import examples
 from ...tags import rows
 
 
@@ -216,7 +217,7 @@ def test_weights_may_change_at_any_time() -> None:
     assert (rb.sample(4)["id"] >= 100).all()
 
 
-SHORT = Sequence(4, "strict", "done")
+SHORT = SequenceUnit(4, "strict", "done")
 """A unit whose windows need four rows of one episode."""
 NOTHING = {
     "empty": lambda: ReplayBuffer(storage=LazyTensorStorage(10)),
@@ -634,7 +635,7 @@ class Model:
                 self.top[i] = max(self.top[i], value)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.5)
 @given(st.data())
 def test_priorities_follow_a_plain_model(data: st.DataObject) -> None:
     """Writes, draws and late updates in any order."""

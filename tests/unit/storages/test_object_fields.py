@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
@@ -32,19 +32,20 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato.buffers.saving import save_state
+from ostinato.buffers.checkpoint.save import save_state
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OstinatoError, SchemaError
-from ostinato.storages.objects import unpack_column
+from ostinato.storages.object_columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Exclude, Rename, Select, ToDevice
 
+from ...effort import examples
 from ...sharing import AVAILABLE
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def test_windows_hold_the_text_of_their_rows(prefetch: int) -> None:
         rb.extend(data)
         return rb
 
-    check(make(sample_unit=Sequence(3, burn_in=1)).sample())
+    check(make(sample_unit=SequenceUnit(3, burn_in=1)).sample())
     check(make(sampler=SliceSampler(slice_len=4)).sample())
     steps = make(sample_unit=NStep(3, 0.9)).sample()
     check(steps)
@@ -637,7 +638,7 @@ def held(rb: ReplayBuffer) -> tuple[Any, ...]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @given(st.sampled_from(list(LEAVES)), st.sampled_from(list(LEAVES)), st.sampled_from(list(STORAGES)))
 def test_every_kind_of_leaf_is_kept_bit_for_bit_or_named(one: str, two: str, storage: str) -> None:
     rb = ReplayBuffer(storage=STORAGES["packed" if storage == "single copy" else storage](4))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ from ostinato import (
     NStep,
     ReplayBuffer,
     SampleUnit,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     TensorDictMaxValueWriter,
     Transition,
@@ -34,12 +36,13 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
+from .rings import buffer, episode, leaves_of, slices, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Rows
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
 
 
 def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, **options: Any) -> ReplayBuffer:
@@ -59,8 +62,8 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
     (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
     (lambda: FrameStack(2, [3]), OptionError, "a key is a text, or a tuple of texts"),  # type: ignore[list-item]
-    (lambda: Sequence(2, "never"), OptionError, "episode_boundary must be one of"),
-    (lambda: Sequence(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
+    (lambda: SequenceUnit(2, "never"), OptionError, "episode_boundary must be one of"),
+    (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a callable"),  # type: ignore[arg-type]
     (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
     (lambda: Hindsight(reward_of, strategy="past"), OptionError, "strategy must be one of"),
@@ -156,7 +159,7 @@ def test_the_order_of_keys_is_no_contradiction() -> None:
 
 def test_windows_of_slices_are_refused() -> None:
     with pytest.raises(OptionError, match="draws slices already"):
-        filled(Sequence(2), sampler=SliceSampler(slice_len=2)).sample()
+        filled(SequenceUnit(2), sampler=SliceSampler(slice_len=2)).sample()
 
 
 def test_a_sample_of_nothing_says_so() -> None:
@@ -220,11 +223,11 @@ def test_named_next_fields_alone_belong_to_the_end() -> None:
 @pytest.mark.parametrize(
     "units",
     [
-        [Sequence(3), NStep(2, 0.9)],
-        [Sequence(2), FrameStack(2, ["obs"])],
-        [Sequence(2), Hindsight(reward_of)],
+        [SequenceUnit(3), NStep(2, 0.9)],
+        [SequenceUnit(2), FrameStack(2, ["obs"])],
+        [SequenceUnit(2), Hindsight(reward_of)],
         [Hindsight(reward_of), FrameStack(2, ["obs"])],
-        [FrameStack(2, ["obs"]), NStep(2, 0.9), Sequence(2, burn_in=1)],
+        [FrameStack(2, ["obs"]), NStep(2, 0.9), SequenceUnit(2, burn_in=1)],
     ],
     ids=str,
 )
@@ -233,7 +236,7 @@ def test_units_combine_in_any_order(units: list[SampleUnit]) -> None:
     first, second = one.sample(return_info=True), other.sample(return_info=True)
     assert torch.equal(first[0]["obs"], second[0]["obs"])
     assert list(first[1]) == list(second[1])
-    rows = next((unit.rows for unit in units if isinstance(unit, Sequence)), 1)
+    rows = next((unit.rows for unit in units if isinstance(unit, SequenceUnit)), 1)
     assert all(value.shape[0] == 4 * rows for value in first[1].values())
 
 
@@ -282,3 +285,55 @@ def test_buffers_with_units_pickle() -> None:
         rb.sample()
         again = pickle.loads(pickle.dumps(rb))
         assert torch.equal(rb.sample()["obs"], again.sample()["obs"])
+
+
+def test_options_of_units_are_fixed_when_they_are_made() -> None:
+    with pytest.raises(UsageError, match="make another unit"):
+        SequenceUnit(2, "strict").length = 6
+    with pytest.raises(UsageError, match="make another unit"):
+        FrameStack(2, ["obs"]).k = 3
+    with pytest.raises(UsageError, match="make another unit"):
+        Hindsight(lambda batch: batch["reward"]).her_ratio = 7.0
+
+
+def test_windows_of_slices_are_refused_when_the_parts_meet() -> None:
+    with pytest.raises(OptionError, match="leave one of them out"):
+        ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=4), sample_unit=SequenceUnit(2))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=SequenceUnit(2))
+    with pytest.raises(OptionError, match="leave one of them out"):
+        buffer.set_sampler(SliceSampler(slice_len=4))
+
+
+def test_an_edit_of_a_returned_field_changes_no_other_field_and_no_row() -> None:
+    units: Rows[Any] = [NStep(2, 0.9), FrameStack(2, ["obs"]), SequenceUnit(2), Hindsight(reward_of)]
+    for unit in [*units, None]:
+        log = Log(20, seed=5)
+        rb = written(log, buffer(20, 6, sample_unit=unit, sampler=None if unit else slices(2)), 20)
+        before = batch_of(list(log.present().values()))
+        batch, info = rb.sample(return_info=True)
+        leaves = [*leaves_of(batch), *[value for key, value in info.items() if key not in batch]]
+        places = [leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.numel()]
+        assert len(set(places)) == len(places), f"{unit}: two fields share memory"
+        for leaf in leaves:
+            leaf.zero_()
+        assert all(torch.equal(a, b) for a, b in zip(leaves_of(rb[:]), leaves_of(before), strict=True))
+
+
+def test_batches_are_not_kept() -> None:
+    log = Log(40)
+    rb = written(log, buffer(40, sample_unit=[NStep(2, 0.9), FrameStack(2, ["obs"])]), 40)
+    found = [weakref.ref(leaf) for leaf in leaves_of(rb.sample())]
+    gc.collect()
+    assert not [ref for ref in found if ref() is not None]
+
+
+def test_a_refused_first_write_leaves_no_trace() -> None:
+    rb = buffer(20, 4, sample_unit=NStep(2, 0.9))
+    bad = batch_of(episode(1, 4))
+    bad["next"]["done"] = torch.zeros(4, 2, dtype=torch.bool)
+    with pytest.raises(SchemaError, match="one value per row"):
+        rb.extend(bad)
+    good = batch_of(episode(1, 4))
+    del good["next"]["done"]
+    rb.extend(good)
+    assert int(rb.sample()["steps_to_next_obs"].max()) <= 2

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer, checkpoint, saving
+from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
+from ostinato.buffers.checkpoint.save import save_state
+from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.compat.torchrl.files import Folder, damaged
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.core.rows import describe
-from ostinato.core.state import encode_schema
+from ostinato.core.rows import describe, encode_schema
 from ostinato.durable.files import open_file
 from ostinato.durable.ted import Flat2TED
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
-from ostinato.storages.mirror_state import column_name
 from ostinato.storages.object_columns import ObjectColumns
+from ostinato.storages.single_copy import column_name
 from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -176,7 +177,7 @@ def convert_checkpoint(
         msg = f"{target} exists: choose a path that is free"
         raise CheckpointError(msg)
     found = _find(source, ndim, max_size, allow_pickle=allow_pickle)
-    saving.save_state(target, found.state, checkpoint.FORMAT)
+    save_state(target, found.state, FORMAT)
     storage, sampler, writer = (str(found.state[part]["class"]) for part in ("storage", "sampler", "writer"))
     ring = found.ring
     return ImportReport(

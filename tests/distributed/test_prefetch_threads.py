@@ -1,0 +1,155 @@
+"""Threads that share batches made ahead, under many schedules: each gets a batch, or hears in its own time why not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
+from ostinato.buffers import engine
+from ostinato.buffers import pipeline as feed
+from ostinato.buffers import pipeline as prefetch
+from ostinato.buffers import rate_limit as gate
+from ostinato.buffers.checkpoint import state as cut
+from ostinato.distributed import batch_stream as ahead
+from ostinato.distributed.batch_stream import Ahead
+from ostinato.errors import UsageError, WaitTimeoutError
+
+from ..schedules import Schedule, explore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODULES = (ahead, cut, engine, feed, gate, prefetch)
+CAPACITY = 16
+
+
+class OneShard:
+    """Draws from a buffer in this process, as a `Drawer` draws from shards."""
+
+    free = False
+    counted: Any = True
+
+    def __init__(self, rb: ReplayBuffer) -> None:
+        self._rb = rb
+        self.returned = 0
+
+    def patience_s(self, timeout_s: float | None) -> float:
+        return math.inf if timeout_s is None else timeout_s
+
+    def uniforms(self, size: int) -> torch.Tensor:
+        return torch.zeros(size)
+
+    def forget(self) -> None:
+        """Nothing is in hand."""
+
+    def give_back(self, rows: int) -> None:
+        self.returned += rows
+
+    def draw(self, size: int, uniforms: torch.Tensor, timeout_s: float | None, *, held: Any) -> Any:
+        return self._rb.sample(size, return_info=True, timeout_s=timeout_s)
+
+
+def make(depth: int = 2) -> tuple[ReplayBuffer, Ahead]:
+    rb = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=QueueSampler())
+    return rb, Ahead(OneShard(rb), depth)  # type: ignore[arg-type]
+
+
+def writes(rb: ReplayBuffer, rows: int) -> None:
+    for i in range(0, rows, 4):
+        rb.extend(torch.arange(i, i + 4), timeout_s=math.inf)
+
+
+def reads(batches: Ahead, number: int, timeout_s: float | None = None) -> list[int]:
+    return [row for _ in range(number) for row in batches.next(4, timeout_s, None)[0].tolist()]
+
+
+def readers_that_wait(schedule: Schedule) -> None:
+    rb, batches = make()
+    found = schedule.run(lambda: writes(rb, 32), *[lambda: reads(batches, 4)] * 2)
+    assert sorted(found[1] + found[2]) == list(range(32))
+
+
+def a_patient_and_an_impatient_reader(schedule: Schedule) -> None:
+    """The time of one does not become that of the other, and the batch of the one that gives up is not lost."""
+    rb, batches = make()
+    rows: list[int] = []
+
+    def patient() -> None:
+        while len(rows) < 24:
+            with suppress(WaitTimeoutError):
+                rows.extend(reads(batches, 1, 30.0))
+
+    def impatient() -> None:
+        for _ in range(2):
+            with suppress(WaitTimeoutError):
+                rows.extend(reads(batches, 1, 0.5))
+
+    def late() -> None:
+        schedule.sleep(7.0)
+        writes(rb, 24)
+
+    schedule.run(patient, impatient, impatient, late)
+    assert sorted(rows) == list(range(24))
+
+
+def one_waits_for_ever(schedule: Schedule) -> None:
+    """Behind a reader without a timeout another one still hears in its time."""
+    rb, batches = make()
+    waited: list[float] = []
+
+    def impatient() -> None:
+        began = schedule.now
+        with suppress(WaitTimeoutError):
+            reads(batches, 1, 1.0)
+        waited.append(schedule.now - began)
+
+    def late() -> None:
+        while len(waited) < 2:
+            schedule.sleep(1.0)
+        writes(rb, 16)
+
+    schedule.run(lambda: reads(batches, 1), impatient, impatient, late)
+    assert max(waited) <= 2 * (1.0 + ahead.GRACE_S)
+
+
+def dropped(schedule: Schedule) -> None:
+    """Whoever waits when batches are dropped gets one, or hears of it."""
+    rb, batches = make()
+    rows: list[int] = []
+    left = [2]
+
+    def read() -> None:
+        for _ in range(3):
+            with suppress(UsageError, WaitTimeoutError):
+                rows.extend(reads(batches, 1, 20.0))
+        left[0] -= 1
+
+    def write() -> None:
+        first = 0
+        while left[0]:
+            with suppress(WaitTimeoutError):
+                rb.extend(torch.arange(first, first + 4), timeout_s=1.0)
+                first += 4
+
+    schedule.run(read, read, write, batches.drop, batches.drop)
+    assert max(Counter(rows).values(), default=1) == 1
+
+
+SCENARIOS = [readers_that_wait, a_patient_and_an_impatient_reader, one_waits_for_ever, dropped]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_reader_goes_on(scenario: Callable[[Schedule], None]) -> None:
+    explore(range(50), MODULES, scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_reader_goes_on_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
+    explore(range(1000, 3000), MODULES, scenario)

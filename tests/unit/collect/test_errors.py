@@ -1,0 +1,282 @@
+"""What cannot be stored as true transitions is refused, before anything changes; the message says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato import (
+    Episodes,
+    LazyTensorStorage,
+    NStep,
+    ReplayBuffer,
+    SequenceUnit,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    VectorEnvRecorder,
+)
+from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
+from tests.unit.collect.envs import MODES, actions_for, log, make, run
+
+NO = np.zeros(2, bool)
+YES = np.array([False, True])
+ONE_EACH: dict[str, Any] = {"traj_key": "env", "end_key": ["terminated", "truncated"]}
+
+
+def buffer(capacity: int = 100, ndim: int = 1, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(capacity, ndim=ndim), **options)
+
+
+def begun(rb: ReplayBuffer, mode: str = "SAME_STEP") -> VectorEnvRecorder:
+    """Two environments with observations of three numbers."""
+    steps = VectorEnvRecorder(rb, 2, mode)
+    steps.reset(np.zeros((2, 3)))
+    return steps
+
+
+def step(steps: VectorEnvRecorder, ends: np.ndarray = NO, info: Any = None, **changed: Any) -> torch.Tensor:
+    given = {"action": np.zeros(2, int), "obs": np.ones((2, 3)), "reward": np.ones(2), "terminated": NO, **changed}
+    return steps.add_step(**given, truncated=ends, info=info)
+
+
+BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "rows that reset, in lanes": (
+        {"ndim": 2},
+        {"autoreset_mode": "NEXT_STEP"},
+        r"episodes=Episodes\(mask_key='mask'\), or use ndim=1",
+    ),
+    "the same, with another mask": (
+        {"ndim": 2, "episodes": Episodes(mask_key="valid")},
+        {"autoreset_mode": "NEXT_STEP"},
+        r"mask_key='mask'",
+    ),
+    "environments that follow each other": (
+        {"sample_unit": NStep(3, 0.9)},
+        {},
+        r"rows of 2 environments .* episodes=Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
+    ),
+    "the same, for slices": ({"sampler": SliceSampler(slice_len=2)}, {}, r"traj_key='env'"),
+    "an end overlooked": (
+        {"ndim": 2, "sample_unit": SequenceUnit(3, done_key="terminated")},
+        {},
+        r"must read both flags that end an episode, it reads 'terminated': .* episodes=Episodes\(\)",
+    ),
+    "all ends overlooked": (
+        {"episodes": Episodes(traj_key="env")},
+        {},
+        r"it reads none: .*Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
+    ),
+    "an end of another name": (
+        {"ndim": 2, "episodes": Episodes()},
+        {"keys": {"truncated": "timeout"}},
+        r"it reads 'terminated': .*Episodes\(end_key=\['terminated', 'timeout'\]\)",
+    ),
+    "a mode that there is not": (
+        {},
+        {"autoreset_mode": "SOMETIMES"},
+        "autoreset_mode must be one of .*got 'SOMETIMES'",
+    ),
+    "no environments": ({}, {"num_envs": 0}, "num_envs must be an integer of at least 1, got 0"),
+    "a layout that there is not": ({}, {"layout": "wide"}, r"layout must be one of \['flat', 'ted'\], got 'wide'"),
+    "a part that there is not": (
+        {},
+        {"keys": {"observation": "o"}},
+        r"keys names parts of a step, .*got \['observation'\]",
+    ),
+    "one name twice": ({}, {"keys": {"obs": "reward"}}, "each part of a step needs a name of its own"),
+    "fixed episodes": ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "rows that stay as they are"),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_what_could_not_keep_episodes_apart_is_refused_at_once(name: str) -> None:
+    made, options, message = BUFFERS[name]
+    with pytest.raises(OptionError, match=message):
+        VectorEnvRecorder(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
+
+
+def test_what_the_messages_advise_works() -> None:
+    VectorEnvRecorder(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(ndim=2, sample_unit=SequenceUnit(3)), 2, "SAME_STEP")
+    VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9)), 1, "NEXT_STEP")
+
+
+@pytest.mark.parametrize(("ndim", "fits"), [(1, 40), (2, 37)])
+def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fits: int) -> None:
+    options: dict[str, Any] = {
+        "ndim": ndim,
+        "sample_unit": SequenceUnit(8, burn_in=2),
+        "episodes": Episodes(**ONE_EACH),
+    }
+    VectorEnvRecorder(buffer(fits, **options), 4, "SAME_STEP")
+    message = rf"max_size={fits - 1} keeps 9 steps of each of 4 environment\(s\), a window takes 10: use max_size >= 40"
+    with pytest.raises(CapacityError, match=message):
+        VectorEnvRecorder(buffer(fits - 1, **options), 4, "SAME_STEP")
+
+
+def test_another_number_of_environments_raises() -> None:
+    rb = buffer(ndim=2)
+    step(begun(rb))
+    with pytest.raises(OptionError, match=r"the storage has 2 environment\(s\), got num_envs=3"):
+        VectorEnvRecorder(rb, 3, "SAME_STEP")
+
+
+def test_another_sampler_is_looked_at() -> None:
+    rb = buffer()
+    steps = begun(rb)
+    step(steps)
+    rb.set_sampler(SliceSampler(slice_len=2))
+    with pytest.raises(OptionError, match="rows of 2 environments follow each other"):
+        step(steps)
+    assert len(rb) == 2
+
+
+def test_only_buffers_and_environments_that_say_their_mode() -> None:
+    with pytest.raises(KindError, match="rb must be a ReplayBuffer, got list"):
+        VectorEnvRecorder([], 2, "SAME_STEP")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="ListStorage does not take: use LazyTensorStorage"):
+        VectorEnvRecorder(ReplayBuffer(), 2, "SAME_STEP")
+
+    class Old:
+        num_envs = 2
+        metadata = None
+
+    with pytest.raises(
+        OptionError, match=r"Old does not say how it resets .* VectorEnvRecorder\(rb, num_envs, autoreset_mode\)"
+    ):
+        VectorEnvRecorder.for_env(buffer(), Old())
+
+
+CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "environments": ({"obs": np.ones((3, 3))}, SchemaError, r"obs must be of 2 environment\(s\), .*got shape \[3, 3\]"),
+    "shape": ({"obs": np.ones((2, 4))}, SchemaError, r"obs must have shape \[2, 3\], as before, got \[2, 4\]"),
+    "dtype": ({"obs": np.ones((2, 3)) + 0j}, SchemaError, "field 'obs' must be float64, got complex128"),
+    "rewards": (
+        {"reward": np.array([0, 1e300])},
+        SchemaError,
+        r"'reward' must be float32, got float64 .*1e\+300 at \[1\]",
+    ),
+    "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "they must stay the same"),
+    "action": ({"action": np.zeros(3)}, SchemaError, r"action must be of 2 environment\(s\)"),
+    "reward": ({"reward": np.ones((2, 2))}, SchemaError, r"reward must hold one value per environment, shape \[2\]"),
+    "flag": ({"terminated": np.zeros(3, bool)}, SchemaError, r"terminated must hold one value .*got \[3\]"),
+    "text": ({"obs": np.array(["a", "b"])}, KindError, "field 'obs' holds a numpy array of dtype"),
+    "extra": ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step are called 'obs'"),
+    "no last observation": ({"ends": YES}, UsageError, r"environment\(s\) \[1\] ended, and info\['final_obs'\] has no"),
+    "the last of another": (
+        {"ends": YES, "info": {"final_obs": np.ones((2, 3)), "_final_obs": ~YES}},
+        UsageError,
+        r"environment\(s\) \[1\] ended",
+    ),
+    "no last one": ({"ends": YES, "info": {"final_obs": [np.ones(3), None]}}, UsageError, r"\[1\] ended"),
+    "shape of the last": (
+        {"ends": YES, "info": {"final_obs": np.ones((2, 4))}},
+        SchemaError,
+        r"info\['final_obs'\] of environment 1 must have shape \[3\], got \[4\]",
+    ),
+    "form of the last": ({"ends": YES, "info": {"final_obs": 3.0}}, KindError, "has no entry of environment 1"),
+}
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_bad_step_changes_nothing(name: str, ndim: int) -> None:
+    changed, kind, message = CALLS[name]
+    rb = buffer(ndim=ndim)
+    steps = begun(rb)
+    for first in (True, False):
+        with pytest.raises(kind, match=message):
+            step(steps, **changed)
+        assert len(rb) == (0 if first else 2)
+        step(steps)
+    assert rb.storage.read("obs").reshape(-1, 3)[:, 0].tolist() == [0, 0, 1, 1]
+
+
+def test_steps_need_a_reset_of_all_first() -> None:
+    steps = VectorEnvRecorder(buffer(), 2, "DISABLED")
+    with pytest.raises(UsageError, match=r"add_step\(\) came before reset\(\)"):
+        step(steps)
+    with pytest.raises(UsageError, match=r"the first reset\(\) must begin an episode in every environment"):
+        steps.reset(np.zeros((2, 3)), YES)
+    with pytest.raises(SchemaError, match=r"obs must be of 2 environment\(s\)"):
+        steps.reset(np.zeros((3, 3)))
+    steps.reset(np.zeros((2, 3)))
+    step(steps, ends=YES)
+    with pytest.raises(UsageError, match=r"environment\(s\) \[1\] ended and have not been reset"):
+        step(steps)
+    steps.reset(np.full((2, 3), 7.0), ~YES)  # the wrong one: its episode is broken off
+    with pytest.raises(UsageError, match=r"environment\(s\) \[1\] ended and have not been reset"):
+        step(steps)
+    steps.reset(np.full((2, 3), 8.0), YES)
+    step(steps)
+
+
+def test_results_of_another_mode_are_noticed() -> None:
+    rb = buffer()
+    steps = begun(rb, "NEXT_STEP")
+    with pytest.raises(UsageError, match="is autoreset_mode 'SAME_STEP'"):
+        step(steps, ends=YES, info={"final_obs": np.ones((2, 3))})
+    step(steps, ends=YES)
+    with pytest.raises(UsageError, match=r"environment\(s\) \[1\] ended in the step that resets them"):
+        step(steps, ends=YES)
+    assert len(rb) == 2
+
+
+def test_the_entries_of_a_dict_observation_have_their_own_names() -> None:
+    steps = VectorEnvRecorder(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
+    steps.reset({"a": np.zeros(2)})
+    with pytest.raises(OptionError, match="each entry of a dict observation is a field under its own name"):
+        step(steps, obs={"a": np.zeros(2)})
+    clash = VectorEnvRecorder(buffer(), 2, "SAME_STEP")
+    clash.reset({"action": np.zeros(2)})
+    with pytest.raises(SchemaError, match="two parts of a step are called 'action'"):
+        step(clash, obs={"action": np.zeros(2)})
+
+
+def test_last_observations_come_in_any_form() -> None:
+    """A dict of arrays, an array of dicts, tensors, and the older name."""
+    last = [{"a": np.full(3, 5.0)}, {"a": np.full(3, 6.0)}]
+    forms = [
+        {"final_obs": {"a": np.array([[0.0] * 3, [6.0] * 3])}},
+        {"final_obs": np.array(last, dtype=object), "_final_obs": YES},
+        {"final_observation": {"a": torch.full((2, 3), 6.0)}},
+    ]
+    for info in forms:
+        rb = buffer()
+        steps = VectorEnvRecorder(rb, 2, "SAME_STEP")
+        steps.reset({"a": np.zeros((2, 3))})
+        step(steps, ends=YES, info=info, obs={"a": np.ones((2, 3))})
+        step(steps, obs={"a": np.full((2, 3), 2.0)})
+        assert rb[:]["next_a"][:, 0].tolist() == [1, 6, 2, 2]
+        assert rb[:]["a"][:, 0].tolist() == [0, 0, 1, 1], "the next episode begins with what the step returned"
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_one_environment(mode: str, ndim: int) -> None:
+    """No environment field is needed; in mode NEXT_STEP some steps write no row at all."""
+    mask = {"mask_key": "mask"} if mode == "NEXT_STEP" and ndim == 2 else {}
+    rb = buffer(ndim=ndim, sample_unit=NStep(3, 1.0), episodes=Episodes(**mask))  # type: ignore[arg-type]
+    actions = actions_for(30, 1)
+    run(VectorEnvRecorder(rb, 1, mode), make(1, mode), actions)
+    rows = rb.storage.read(slice(None))
+    kept = rows["mask"].reshape(-1) if mask else torch.ones(len(rb), dtype=torch.bool)
+    assert rows["action"].reshape(-1)[kept].tolist() == [row.action for row in log(1, mode, actions)[0]]
+    batch = rb.sample(200)
+    assert torch.equal(batch["obs"][:, 1], batch["next_obs"][:, 1])
+
+
+def test_tensordict_buffers_take_the_ted_layout() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
+    step(begun(rb))
+    row = rb.sample(4)
+    assert set(row.keys(True, True)) == {
+        "observation", "action", ("next", "observation"), ("next", "reward"), ("next", "done"), ("next", "terminated"),
+        ("next", "truncated"), "index",
+    }  # fmt: skip
+    assert row["next", "reward"].shape == row["next", "done"].shape == (4, 1)

@@ -1,0 +1,399 @@
+"""Checkpoint directories: saving over, giving up, garbage, locks, foreign files, readers beside savers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato.durable import CheckpointReader, CheckpointWriter, files, write_manifest
+from ostinato.durable import checkpoint_writer as directory
+from ostinato.durable.locks import LOCK_NAME, DirectoryLock
+from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Usage(NamedTuple):
+    """What `shutil.disk_usage` returns."""
+
+    total: int
+    used: int
+    free: int
+
+
+def save(path: Path, number: int, **more: torch.Tensor) -> None:
+    with CheckpointWriter(path, format_name="example") as writer:
+        writer.add_array("obs", torch.full((5, 3), number))
+        for name, tensor in more.items():
+            writer.add_array(name, tensor)
+        writer.commit({"number": number})
+
+
+def load(path: Path) -> int:
+    """The number of the checkpoint, after looking that all of it has that number."""
+    reader = CheckpointReader(path, format_name="example")
+    number = int(reader.state()["number"])
+    assert torch.equal(reader.read("obs"), torch.full((5, 3), number))
+    return number
+
+
+def listing(path: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.is_file()}
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "cursor": 3,
+        "big": torch.arange(100_000),
+        "array": np.arange(50_000.0),
+        "raw": bytes(70_000),
+        "t": (1,),
+    }
+    items: list[Any] = [{"i": i, "obs": torch.full((2,), i)} for i in range(300)] + ["text\n", torch.zeros(600_000)]
+    with CheckpointWriter(tmp_path / "a" / "b", format_name="example") as writer:
+        record = writer.add_array("('obs', 'ü/..')", torch.eye(4)[:, :3])
+        writer.add_values("items", items)
+        writer.commit(state)
+    reader = CheckpointReader(tmp_path / "a" / "b", format_name="example")
+    assert reader.version == (1, 2)
+    assert reader.names[0] == "('obs', 'ü/..')"
+    assert reader.record("('obs', 'ü/..')") == record
+    assert record.file.startswith("_obs_")
+    dest = torch.zeros(4, 7)
+    reader.read_into("('obs', 'ü/..')", dest[:, 1:4])
+    assert torch.equal(dest[:, 1:4], torch.eye(4)[:, :3])
+    assert torch.equal(reader.open_mapped("('obs', 'ü/..')"), torch.eye(4)[:, :3])
+    found = reader.state()
+    assert torch.equal(found.pop("big"), state.pop("big"))
+    assert np.array_equal(found.pop("array"), state.pop("array"))
+    assert found == state
+    back = list(reader.values("items"))
+    assert len(back) == 302
+    assert all(torch.equal(back[i]["obs"], items[i]["obs"]) for i in range(300))
+    assert back[300] == "text\n"
+    assert back[301].shape == (600_000,)
+    assert reader.verify() > 2_400_000
+    with pytest.raises(CheckpointError, match="holds no array 'x'"):
+        reader.read("x")
+
+
+def test_long_lists_of_values_span_blocks(tmp_path: Path) -> None:
+    values = ["x" * 3_000_000, "y" * 3_000_000, 1, "z" * 100_000]
+    with CheckpointWriter(tmp_path / "a", format_name="example") as writer:
+        writer.add_values("items", iter(values))
+        writer.add_values("none", [])
+        writer.commit(None)
+    reader = CheckpointReader(tmp_path / "a", format_name="example")
+    assert list(reader.values("items")) == values
+    assert list(reader.values("none")) == []
+
+
+def test_a_value_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "MAX_LINE_BYTES", 100)
+    with (
+        pytest.raises(CheckpointError, match=r"items\[1\] takes 203 bytes as JSON, at most 100"),
+        CheckpointWriter(tmp_path / "a", format_name="example") as writer,
+    ):
+        writer.add_values("items", [1, "x" * 200])
+    assert not (tmp_path / "a").exists()
+
+
+def test_saving_twice_over_one_path(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for number in range(3):
+        save(path, number, extra=torch.zeros(number))
+        assert load(path) == number
+        assert len(listing(path)) == 3  # manifest, obs, extra: nothing of the older ones, no lock
+
+
+def test_foreign_files_beside_a_checkpoint_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    mine = ["notes.txt", "weights.bin", "obs.0123.bin", "obs.0123456789abcdeF.bin"]
+    for name in mine:
+        (path / name).write_bytes(b"mine")
+    (path / "sub.0123456789abcdef.bin").mkdir()
+    (path / "link.0123456789abcdef.bin").symlink_to(path / "notes.txt")
+    save(path, 2)
+    assert load(path) == 2
+    assert all((path / name).read_bytes() == b"mine" for name in mine)
+    assert (path / "sub.0123456789abcdef.bin").is_dir()
+    assert (path / "link.0123456789abcdef.bin").is_symlink()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_state_byte_for_byte(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    before = listing(path)
+    with pytest.raises(error), CheckpointWriter(path, format_name="example") as writer:  # noqa: PT012
+        writer.add_array("obs", torch.zeros(100))
+        raise error
+    assert listing(path) == before
+
+
+def test_leaving_without_commit_is_giving_up(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "a" / "b", format_name="example") as writer:
+        writer.add_array("obs", torch.zeros(100))
+        assert (tmp_path / "a" / "b").is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    before = listing(path)
+    with (
+        pytest.raises(CheckpointError, match=r"^state\['a'\] is a object"),
+        CheckpointWriter(path, format_name="example") as writer,
+    ):
+        writer.commit({"big": torch.zeros(100_000), "a": object()})
+    assert listing(path) == before
+
+
+def test_an_error_after_the_manifest_was_replaced_keeps_the_new_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    calls = []
+
+    def fail(folder: Path) -> None:
+        calls.append(folder)
+        raise OSError("no directory")
+
+    monkeypatch.setattr(files, "fsync_dir", fail)
+    with pytest.raises(OSError, match="no directory"):
+        save(path, 2)
+    assert calls
+    assert load(path) == 2
+    assert len(listing(path)) == 2
+
+
+def test_use_outside_the_with_block(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path / "a", format_name="example")
+    with pytest.raises(UsageError):
+        writer.add_array("obs", torch.zeros(1))
+    with writer:
+        writer.commit(1)
+        for call in (lambda: writer.commit(1), lambda: writer.add_values("x", [])):
+            with pytest.raises(UsageError, match="until commit"):
+                call()
+
+
+@pytest.mark.parametrize("name", ["", "state:0", "x" * 1025])
+def test_array_names_that_are_not_allowed(tmp_path: Path, name: str) -> None:
+    with (
+        CheckpointWriter(tmp_path / "a", format_name="example") as writer,
+        pytest.raises(CheckpointError, match="array name"),
+    ):
+        writer.add_array(name, torch.zeros(1))
+
+
+def test_the_same_name_twice(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "a", format_name="example") as writer:
+        writer.add_array("a", torch.zeros(1))
+        with pytest.raises(CheckpointError, match="'a' was already added"):
+            writer.add_array("a", torch.zeros(1))
+
+
+def test_targets_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_bytes(b"x")
+    (tmp_path / "other").mkdir()
+    write_manifest(tmp_path / "other", {}, format_name="other")
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "manifest.json").write_text('{"name": "web app"}')
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    before = {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for name, message in [
+        ("file", "is not a directory"),
+        ("dangling", "is not a directory"),
+        ("foreign", r"no checkpoint but other files \(thesis.tex\)"),
+        ("other", "of the format 'other', 'example' expected"),
+        ("program", "not a manifest of ours"),
+    ]:
+        with (
+            pytest.raises(CheckpointError, match=message),
+            CheckpointWriter(tmp_path / name, format_name="example"),
+        ):
+            pytest.fail("was opened")
+    assert {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_leftovers_of_a_killed_save_are_taken_over_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.mkdir()
+    for name in ("obs.0123456789abcdef.bin", "manifest.json.0123456789abcdef.tmp", LOCK_NAME):
+        (path / name).write_bytes(b"x")
+    save(path, 1)
+    assert load(path) == 1
+    assert len(listing(path)) == 2
+
+
+def test_a_link_to_a_directory_may_be_the_path_itself(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "real")
+    save(tmp_path / "latest", 1)
+    assert load(tmp_path / "real") == 1
+
+
+def test_relative_paths_do_not_follow_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(Path("a"), 1)
+    reader = CheckpointReader("a", format_name="example")
+    monkeypatch.chdir("/")
+    assert reader.verify() > 0
+
+
+def test_one_saver_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with CheckpointWriter(path, format_name="example") as first:
+        with (
+            pytest.raises(CheckpointError, match="is being saved to by another thread or process"),
+            CheckpointWriter(path, format_name="example"),
+        ):
+            pytest.fail("was opened")
+        first.add_array("obs", torch.full((5, 3), 7))
+        first.commit({"number": 7})
+        save(path, 8)  # after commit the path is free
+    assert load(path) == 8
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    first.acquire()
+    real = DirectoryLock._is_current
+    seen = []
+
+    def release_in_between(self: DirectoryLock, fd: int) -> bool:
+        seen.append(real(self, fd))
+        return seen[-1]
+
+    (tmp_path / LOCK_NAME).unlink()  # as the holder does just before it lets go
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DirectoryLock, "_is_current", release_in_between)
+        second.acquire()
+    assert seen == [True]
+    first.release()
+    first.release()
+    second.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    before = listing(path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10_000, 9_000, 1_000))
+    message = "5000 bytes needed, 1000 bytes free"
+    with (
+        pytest.raises(StorageMemoryError, match=message),
+        CheckpointWriter(path, format_name="example", needed_bytes=5000),
+    ):
+        pytest.fail("was opened")
+    with pytest.raises(StorageMemoryError, match=message), CheckpointWriter(path, format_name="example") as writer:
+        writer.add_array("obs", torch.zeros(5000, dtype=torch.uint8))
+    assert listing(path) == before
+
+
+def test_a_file_changed_before_commit_is_noticed(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path / "a", format_name="example") as writer:
+        record = writer.add_array("obs", torch.zeros(50))
+        os.truncate(tmp_path / "a" / record.file, 10)
+        with pytest.raises(CheckpointError, match="has 10 bytes, 200 expected"):
+            writer.commit(1)
+
+
+def test_a_reader_beside_a_saver_says_what_happened(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    reader = CheckpointReader(path, format_name="example")
+    save(path, 2)
+    with pytest.raises(CheckpointError, match="was saved over while it was read: open it again") as caught:
+        reader.read("obs")
+    assert not isinstance(caught.value, DamagedFileError)
+
+
+def test_opening_while_somebody_saves_opens_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    check = CheckpointReader._check_sizes
+    numbers: Iterator[int] = iter([2])
+
+    def save_in_between(self: CheckpointReader) -> None:
+        for number in numbers:
+            save(path, number)
+        check(self)
+
+    monkeypatch.setattr(CheckpointReader, "_check_sizes", save_in_between)
+    assert load(path) == 2
+
+
+def test_a_mapped_checkpoint_survives_being_saved_over(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    mapped = CheckpointReader(path, format_name="example").open_mapped("obs")
+    save(path, 2)
+    assert torch.equal(mapped, torch.full((5, 3), 1))
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Change the body of a manifest and sign it again, as an attacker would."""
+    body = json.loads((path / "manifest.json").read_text())["body"]
+    change(body)
+    write_manifest(path, body, format_name="example")
+
+
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "..", "a/../../secret.bin", "link.bin", "\\x"])
+def test_a_manifest_cannot_name_files_outside(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    (tmp_path / "secret.bin").write_bytes(bytes(5 * 3 * 8))
+    (path / "link.bin").symlink_to(tmp_path / "secret.bin")
+    rewrite(path, lambda body: body["arrays"]["obs"].update(file=name))
+    with pytest.raises(DamagedFileError, match=r"not allowed|symbolic link"):
+        CheckpointReader(path, format_name="example")
+    save(path, 2)  # nor can the garbage collection of a later save reach outside
+    assert (tmp_path / "secret.bin").read_bytes() == bytes(5 * 3 * 8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.pop("state"),
+        lambda body: body.update(more=1),
+        lambda body: body.update(arrays=[]),
+        lambda body: body["arrays"]["obs"].update(shape=[5, 4]),
+        lambda body: body["arrays"].update(obs=None),
+    ],
+)
+def test_signed_nonsense_is_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "a"
+    save(path, 1)
+    rewrite(path, change)
+    with pytest.raises(DamagedFileError, match=r"manifest\.json"):
+        CheckpointReader(path, format_name="example")
+
+
+def test_lines_without_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with CheckpointWriter(path, format_name="example") as writer:
+        writer.add_values("good", [1, 2])
+        writer.add_array("cut", torch.frombuffer(bytearray(b"1\n2"), dtype=torch.uint8))
+        writer.add_array("noise", torch.frombuffer(bytearray(b"1\n{\n"), dtype=torch.uint8))
+        writer.add_array("wrong", torch.zeros(3))
+        writer.commit(None)
+    reader = CheckpointReader(path, format_name="example")
+    assert list(reader.values("good")) == [1, 2]
+    for name, message in [("cut", "has no end"), ("noise", "not JSON"), ("wrong", "must be uint8")]:
+        with pytest.raises(DamagedFileError, match=message):
+            list(reader.values(name))

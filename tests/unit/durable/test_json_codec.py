@@ -1,0 +1,321 @@
+"""Python state as JSON: everything comes back exactly and as the same type; nothing else gets in or out."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import math
+import struct
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.effort import examples
+from torch import Tensor
+
+from ostinato.durable import decode, encode
+from ostinato.durable.dtypes import DTYPES
+from ostinato.errors import CheckpointError, DamagedFileError
+
+
+class Pair(NamedTuple):
+    """A tuple with a class of its own."""
+
+    a: int
+    b: int
+
+
+Colour = enum.IntEnum("Colour", "RED")
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type, order and every bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("<d", a) == struct.pack("<d", b) or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, Tensor):
+        bits = [t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist() for t in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and bits[0] == bits[1]
+    if isinstance(a, np.ndarray | np.generic):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
+    return bool(a == b)
+
+
+def through_json(value: object, **options: Any) -> Any:
+    text = json.dumps(encode(value, **{k: v for k, v in options.items() if k != "load"}), allow_nan=False)
+    return decode(json.loads(text), load=options.get("load"))
+
+
+def tensor_of(name: str, shape: list[int], seed: int) -> Tensor:
+    dtype = DTYPES[name]
+    count = int(np.prod(shape, dtype=int)) * dtype.itemsize
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=generator)
+    return raw.view(dtype).view(shape)
+
+
+NUMPY_DTYPES = ["?", "i1", "u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", "<c16", "<U3", "S5"]
+shapes = st.lists(st.integers(0, 3), max_size=3)
+tensors = st.builds(tensor_of, st.sampled_from(sorted(DTYPES)), shapes, st.integers(0, 9))
+numpy_arrays = st.builds(
+    lambda dtype, shape: np.arange(math.prod(shape)).reshape(shape).astype(dtype), st.sampled_from(NUMPY_DTYPES), shapes
+)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text()
+    | st.text(st.characters(categories=["Cs"]), max_size=2)
+    | st.binary(max_size=20)
+    | st.sampled_from([torch.float32, torch.bfloat16, torch.qint8, torch.device("cpu"), torch.device("cuda", 3)])
+    | st.builds(torch.Size, shapes)
+    | st.builds(np.float64, st.floats())
+    | st.sampled_from([np.int8(-3), np.bool_(True), np.float16(0.5), np.str_("ab"), np.bytes_(b"ab"), np.complex64(1j)])
+)
+keys = st.text() | st.integers() | st.none() | st.tuples(st.text(max_size=3), st.integers()) | st.just("$int")
+values = st.recursive(
+    scalars | tensors | numpy_arrays,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(keys, inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=4).map(OrderedDict)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+@examples(3)
+def test_round_trip(value: Any) -> None:
+    assert same(through_json(value), value)
+
+
+@given(values, st.integers(0, 16))
+@examples(1)
+def test_round_trip_with_tensors_stored_apart(value: Any, inline_bytes: int) -> None:
+    stored: dict[str, Tensor] = {}
+
+    def store(tensor: Tensor, _: str) -> str:
+        stored[str(len(stored))] = tensor.clone()
+        return str(len(stored) - 1)
+
+    assert same(through_json(value, store=store, inline_bytes=inline_bytes, load=stored.__getitem__), value)
+
+
+def test_only_larger_ones_are_stored_apart() -> None:
+    stored: list[Tensor] = []
+
+    def store(tensor: Tensor, _: str) -> str:
+        stored.append(tensor)
+        return "x"
+
+    small, large = torch.zeros(65536, dtype=torch.uint8), torch.zeros(65537, dtype=torch.uint8)
+    encode([small, large, small.numpy(), large.numpy(), bytes(65536), bytes(65537)], store=store)
+    assert [len(t) for t in stored] == [65537] * 3
+
+
+def test_the_json_is_the_documented_one() -> None:
+    value = {
+        "plain": [None, True, 7, "text"],
+        "float": 0.1,
+        "inf": -math.inf,
+        "big": -(2**64),
+        "surrogate": "\ud800",
+        "bytes": b"\x00\xff",
+        "tuple": (1,),
+        "keys": {1: "one"},
+        "dollar": {"$x": 1},
+        "ordered": OrderedDict(a=1),
+        "size": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda:1"),
+        "tensor": torch.tensor([1, 2], dtype=torch.int16),
+        "numpy": np.array(["ab"]),
+        "scalar": np.float32(1.5),
+    }
+    assert encode(value) == {
+        "plain": [None, True, 7, "text"],
+        "float": {"$float": "0x1.999999999999ap-4"},
+        "inf": {"$float": "-inf"},
+        "big": {"$int": "-0x10000000000000000"},
+        "surrogate": {"$str": "7aCA"},
+        "bytes": {"$bytes": {"data": "AP8="}},
+        "tuple": {"$tuple": [1]},
+        "keys": {"$dict": [[1, "one"]]},
+        "dollar": {"$dict": [["$x", 1]]},
+        "ordered": {"$ordereddict": [["a", 1]]},
+        "size": {"$size": [2, 3]},
+        "dtype": {"$dtype": "bfloat16"},
+        "device": {"$device": "cuda:1"},
+        "tensor": {"$tensor": {"dtype": "int16", "shape": [2], "data": "AQACAA=="}},
+        "numpy": {"$numpy": {"dtype": "<U2", "shape": [1], "data": "YQAAAGIAAAA="}},
+        "scalar": {"$npscalar": {"dtype": "<f4", "shape": [], "data": "AADAPw=="}},
+    }
+
+
+def test_generator_state_comes_back() -> None:
+    generator = torch.Generator().manual_seed(3)
+    state = generator.get_state()
+    expected = torch.rand(5, generator=generator)
+    generator.set_state(through_json(state))
+    assert torch.equal(torch.rand(5, generator=generator), expected)
+
+
+def test_optimizer_and_module_state_come_back() -> None:
+    module = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(3)).sum().backward()
+    optimizer.step()
+    other = torch.nn.Linear(3, 2)
+    other.load_state_dict(through_json(dict(module.state_dict())))
+    assert torch.equal(other.weight, module.weight)
+    assert through_json(optimizer.state_dict())["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (object(), "object"),
+        (lambda: 0, "function"),
+        ({1}, "set"),
+        (int, "type"),
+        (Pair(1, 2), "Pair"),
+        (Colour.RED, "Colour"),
+        (np.array([None]), "numpy object array"),
+        (np.zeros(2, "i4,f4"), r"numpy \[.*\] array"),
+        (np.array(["2020"], "M8[D]"), "datetime64"),
+        (np.ma.masked_array([1]), "MaskedArray"),
+    ],
+)
+def test_anything_else_is_refused_and_named(value: object, kind: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^sampler\['a'\]\[1\] is a .*{kind}"):
+        encode({"a": [0, value]}, where="sampler")
+
+
+def test_sparse_tensors_are_refused_and_named() -> None:
+    with pytest.raises(CheckpointError, match=r"^state\['a'\]: cannot save"):
+        encode({"a": torch.eye(2).to_sparse()})
+
+
+def test_depth_limit_both_ways() -> None:
+    value: Any = 1
+    for _ in range(64):
+        value = [value]
+    assert through_json(value) == value
+    with pytest.raises(CheckpointError, match="more than 64 deep"):
+        encode([value])
+    with pytest.raises(DamagedFileError, match="more than 64 deep"):
+        decode([value])
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(CheckpointError, match="does it hold itself"):
+        encode(loop)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        0.5,
+        {"$nothing": 1},
+        {"$int": "0x1", "$float": "0x1"},
+        {"$int": "0x1", "a": 1},
+        {"$int": 5},
+        {"$int": "0xg"},
+        {"$int": "1" * 10_000},
+        {"$float": "1.5"},
+        {"$float": "0x1.8p+9999"},
+        {"$float": "-nan"},
+        {"$str": 5},
+        {"$str": "/w=="},
+        {"$bytes": {"data": "!"}},
+        {"$bytes": {"data": "QQ=="[:3]}},
+        {"$bytes": {"data": 3}},
+        {"$bytes": "QQ=="},
+        {"$tuple": 3},
+        {"$dict": [[1]]},
+        {"$dict": {"a": 1}},
+        {"$dict": [[1, 2], [1, 3]]},
+        {"$dict": [[1, 2], [True, 3]]},
+        {"$dict": [[[1], 2]]},
+        {"$ordereddict": 1},
+        {"$size": [-1]},
+        {"$size": [2**63]},
+        {"$dtype": "nn"},
+        {"$dtype": "__name__"},
+        {"$dtype": ["float32"]},
+        {"$device": "nowhere"},
+        {"$device": "cpu; rm"},
+        {"$tensor": {"dtype": "uint8", "shape": [2], "data": "QQ=="}},
+        {"$tensor": {"dtype": "uint8", "shape": [2**60], "data": "QQ=="}},
+        {"$tensor": {"dtype": "float99", "shape": [], "data": ""}},
+        {"$tensor": {"dtype": [], "shape": [], "data": ""}},
+        {"$tensor": {"dtype": "uint8", "shape": [1]}},
+        {"$tensor": {"dtype": "uint8", "shape": [1], "data": "QQ==", "array": "x"}},
+        {"$tensor": {"dtype": "bool", "shape": [1], "data": "Ag=="}},
+        {"$tensor": {"dtype": "uint8", "shape": [1], "array": "x"}},
+        {"$numpy": {"dtype": "|O", "shape": [1], "data": "QQ=="}},
+        {"$numpy": {"dtype": "<U0", "shape": [1], "data": ""}},
+        {"$numpy": {"dtype": "i4,i4", "shape": [1], "data": "QQ=="}},
+        {"$numpy": {"dtype": "<f4", "shape": [1], "data": "QQ=="}},
+        {"$numpy": {"dtype": "<f4", "shape": [0, 2**62], "data": ""}},
+        {"$numpy": {"dtype": "<f4", "shape": [1] * 33, "data": "AADAPw=="}},
+        {"$numpy": {"dtype": "|b1", "shape": [1], "data": "Ag=="}},
+        {"$numpy": {"dtype": "<U1", "shape": [1], "data": "/////w=="}},
+        {"$npscalar": 3},
+    ],
+)
+def test_damaged_nodes(node: object) -> None:
+    with pytest.raises(DamagedFileError, match=r"^state\['a'\].* is damaged:"):
+        decode({"a": node})
+
+
+def test_an_array_stored_apart_must_fit() -> None:
+    for apart in (torch.zeros(3), torch.zeros(2, dtype=torch.int32)):
+        with pytest.raises(DamagedFileError, match="another dtype or shape"):
+            decode({"$tensor": {"dtype": "float32", "shape": [2], "array": "x"}}, load={"x": apart}.__getitem__)
+    with pytest.raises(DamagedFileError, match="another dtype or size"):
+        decode({"$numpy": {"dtype": "<f4", "shape": [2], "array": "x"}}, load=lambda _: torch.zeros(2))
+
+
+TAGS = ("int", "float", "str", "bytes", "tuple", "dict", "ordereddict", "size", "dtype", "device", "tensor", "numpy")
+tag_names = st.sampled_from([f"${tag}" for tag in (*TAGS, "npscalar")])
+field_names = st.sampled_from(["dtype", "shape", "data", "array"])
+leaves = (
+    st.none()
+    | st.integers(-3, 2**64)
+    | st.floats()
+    | st.sampled_from(["", "0x1", "nan", "float32", "<f4", "|b1", "<U1", "AAAA", "AAAAAA==", "cpu", "x"])
+    | st.sampled_from([[0], [1], [4], [2**62, 0], [2**40, 2**40]])
+)
+hostile = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(tag_names, inner, min_size=1, max_size=1)
+        | st.dictionaries(field_names, inner, max_size=3)
+        | st.fixed_dictionaries({"dtype": leaves, "shape": leaves, "data": leaves}).flatmap(
+            lambda node: tag_names.map(lambda tag: {tag: node})
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(hostile)
+@examples(4)
+def test_whatever_the_json_only_our_error_comes_out(node: object) -> None:
+    with contextlib.suppress(DamagedFileError):
+        decode(node, load=lambda _: torch.zeros(4, dtype=torch.uint8))

@@ -1,0 +1,207 @@
+"""Queue and limited sampling against plain lists: random writes, draws, deliveries, draws taken back, loads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato import LimitedSampler, QueueSampler
+from ostinato.core.records import Draw, Picks, Run, View
+from ostinato.core.ring import Stamps
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
+
+from ...effort import examples
+from ...stats.chi_square import p_value
+
+CAPACITY = 7
+
+
+class Ring:
+    """A ring of row numbers, written in order; what a sampler sees of it."""
+
+    def __init__(self, sampler: QueueSampler | LimitedSampler) -> None:
+        self.sampler = sampler
+        self.stamps = Stamps(CAPACITY)
+        self.held: list[int] = []
+        self.cursor = 0
+        self.count = 0
+
+    @property
+    def view(self) -> View:
+        return View(len(self.held), CAPACITY, self.cursor, self.stamps, torch.device("cpu"))
+
+    def write(self, rows: int) -> None:
+        placement = Run(self.cursor, rows, CAPACITY)
+        for slot in placement.slots().tolist():
+            self.held[slot : slot + 1] = [self.count]
+            self.count += 1
+        self.cursor = (self.cursor + rows) % CAPACITY
+        self.stamps.note(placement)
+        self.sampler.hear(placement)
+
+    def draw(self, rows: int, generator: torch.Generator | None = None) -> tuple[Draw, list[int]]:
+        draw = self.sampler.draw(self.view, rows, generator)
+        return draw, [self.held[slot] for slot in draw.slots.tolist()]
+
+    def move(self, other: QueueSampler | LimitedSampler) -> None:
+        """Let another sampler go on from the state of this one."""
+        state = self.sampler.state_dict()
+        other.check_state(state, len(self.held))
+        other.load_state_dict(state)
+        self.sampler = other
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["write", "draw", "deliver", "undo", "load", "resume"]), st.integers(0, 6)), max_size=60
+)
+
+
+@examples(1)
+@given(CALLS)
+def test_a_queue_gives_every_row_once_and_in_order(calls: list[tuple[str, int]]) -> None:
+    ring = Ring(QueueSampler())
+    waiting: list[int] = []
+    under_way: list[tuple[Draw, list[int]]] = []
+    delivered: list[int] = []
+    for call, number in calls:
+        oldest = min([*waiting, *(row for _, rows in under_way for row in rows)], default=ring.count)
+        room = CAPACITY - (ring.count - oldest)
+        assert ring.sampler.room(ring.view) == room
+        assert ring.sampler.rows_left == ring.sampler.draws_left == len(waiting)
+        if call == "write" and 0 < number <= room:
+            waiting += range(ring.count, ring.count + number)
+            ring.write(number)
+        elif call == "draw" and number:
+            if number > len(waiting):
+                with pytest.raises(EmptyBufferError, match=rf"holds {len(waiting)} row\(s\), {number} were asked"):
+                    ring.draw(number)
+                continue
+            draw, rows = ring.draw(number)
+            assert rows == waiting[:number]
+            waiting = waiting[number:]
+            under_way.append((draw, rows))
+        elif call in {"deliver", "undo"} and under_way:
+            draw, rows = under_way.pop(number % len(under_way))
+            if call == "deliver":
+                ring.sampler.deliver(draw)
+                delivered += rows
+            else:
+                ring.sampler.undo(draw, ring.view)
+                waiting = sorted(waiting + rows)
+        elif call == "load":
+            ring.move(QueueSampler())
+        elif call == "resume":
+            kept, lost = under_way[:number], under_way[number:]
+            ring.sampler.resume([draw for draw, _ in kept], ring.view)
+            waiting = sorted(waiting + [row for _, rows in lost for row in rows])
+            under_way = kept
+    assert len(set(delivered)) == len(delivered)
+    assert sorted(delivered + waiting + [row for _, rows in under_way for row in rows]) == list(range(ring.count))
+
+
+@examples(1)
+@given(CALLS, st.integers(1, 4))
+def test_a_row_retires_after_exactly_so_many_draws(calls: list[tuple[str, int]], most: int) -> None:
+    ring, generator = Ring(LimitedSampler(most)), torch.Generator().manual_seed(1)
+    uses: Counter[int] = Counter()
+    draws: list[tuple[Draw, list[int]]] = []
+    for call, number in calls:
+        left = {row: most - uses[row] for row in ring.held}
+        assert ring.sampler.rows_left == sum(count > 0 for count in left.values())
+        assert ring.sampler.draws_left == sum(left.values())
+        if call == "write" and number:
+            ring.write(number)
+        elif call == "draw" and number and ring.held:
+            if number > sum(left.values()):
+                with pytest.raises(EmptyBufferError, match=rf"can be drawn {sum(left.values())} more time"):
+                    ring.draw(number)
+                continue
+            draw, rows = ring.draw(number, generator)
+            uses.update(rows)
+            draws.append((draw, rows))
+        elif call == "undo" and draws:
+            draw, rows = draws.pop(number % len(draws))
+            ring.sampler.undo(draw, ring.view)
+            uses.subtract(row for row in rows if row in ring.held)
+        elif call == "load":
+            ring.move(LimitedSampler(most))
+        assert max(uses.values(), default=0) <= most
+
+
+def test_limited_draws_are_uniform_among_the_rows_left() -> None:
+    # one after the other: P(second row differs) = 1 with one use each, so all ordered pairs of 5 are equally likely
+    generator = torch.Generator().manual_seed(3)
+    pairs: Counter[tuple[int, ...]] = Counter()
+    for _ in range(4000):
+        ring = Ring(LimitedSampler(1))
+        ring.write(5)
+        pairs[tuple(ring.draw(2, generator)[1])] += 1
+    assert len(pairs) == 20
+    assert 1e-4 < p_value(list(pairs.values())) < 1 - 1e-4
+
+
+def test_limited_batches_follow_the_law_of_single_draws() -> None:
+    # of 3 rows with 2 uses each, 4 draws: compare the counts of the first row with all sequences, weighed exactly
+    expected: Counter[int] = Counter()
+
+    def go(left: tuple[int, ...], drawn: int, first: int, chance: float) -> None:
+        if drawn == 4:
+            expected[first] += chance  # type: ignore[assignment]
+            return
+        alive = [i for i, n in enumerate(left) if n]
+        for i in alive:
+            rest = tuple(n - (j == i) for j, n in enumerate(left))
+            go(rest, drawn + 1, first + (i == 0), chance / len(alive))
+
+    go((2, 2, 2), 0, 0, 1.0)
+    generator, seen = torch.Generator().manual_seed(4), Counter[int]()
+    for _ in range(4000):
+        ring = Ring(LimitedSampler(2))
+        ring.write(3)
+        seen[ring.draw(4, generator)[1].count(0)] += 1
+    assert 1e-4 < p_value([seen[i] for i in range(3)], [expected[i] for i in range(3)]) < 1 - 1e-4
+
+
+def test_limited_takes_rows_of_any_writer_and_rows_that_were_there() -> None:
+    sampler, stamps = LimitedSampler(1), Stamps(CAPACITY)
+    stamps.resume(4, 4)
+    view = View(4, CAPACITY, 4, stamps, torch.device("cpu"))
+    sampler.begin(view)
+    assert sorted(sampler.draw(view, 4, None).slots.tolist()) == [0, 1, 2, 3]
+    picks = Picks(torch.tensor([2, 0, 2]), torch.tensor([0, 1, 2]), torch.tensor([2, 0, 2]))
+    stamps.note(picks)
+    sampler.hear(picks)
+    assert sampler.draws_left == 2
+    assert sorted(sampler.draw(view, 2, None).slots.tolist()) == [0, 2]
+    sampler.clear()
+    assert (sampler.rows_left, sampler.draws_left) == (0, 0)
+
+
+def test_states_of_other_rows_or_options_are_refused() -> None:
+    ring = Ring(LimitedSampler(2))
+    ring.write(3)
+    ring.draw(4)
+    state = ring.sampler.state_dict()
+    with pytest.raises(CheckpointError, match=r"max_times_sampled=2\), this one has 3"):
+        LimitedSampler(3).check_state(state, 3)
+    with pytest.raises(CheckpointError, match="not those of 4 rows"):
+        LimitedSampler(2).check_state(state, 4)
+    with pytest.raises(CheckpointError, match="damaged"):
+        LimitedSampler(2).check_state({**state, "order": torch.tensor([0, 0])}, 3)
+    queue = Ring(QueueSampler())
+    queue.write(3)
+    saved = queue.sampler.state_dict()
+    for change in ({"waiting": 4}, {"returned": torch.tensor([3])}, {"sizes": torch.tensor([1])}):
+        with pytest.raises(CheckpointError, match="queue's state is damaged"):
+            QueueSampler().check_state({**saved, **change}, 3)
+
+
+def test_bad_numbers_are_refused() -> None:
+    with pytest.raises(OptionError, match="at least 1, got 0"):
+        LimitedSampler(0)
+    with pytest.raises(KindError, match=r"must be an integer, got 1\.5"):
+        LimitedSampler(1.5)  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""Endless passes: whole batches across the ends of passes, and the twin whose state lives on a device.
+
+The twin is pure torch, so it runs here on the CPU; what only a GPU can show is in tests/gpu.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from ostinato.core.records import Run
+from ostinato.errors import CheckpointError, OptionError
+from ostinato.samplers.cuda_shuffle import DevicePasses, scale, swap
+from ostinato.samplers.uniform import _shuffle_draw
+from ostinato.testing import SamplerContract, make_view
+
+CPU = torch.device("cpu")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class TestEndless(SamplerContract):
+    def make(self) -> SamplerWithoutReplacement:
+        return SamplerWithoutReplacement(endless=True)
+
+
+class TestEndlessInOrder(SamplerContract):
+    def make(self) -> SamplerWithoutReplacement:
+        return SamplerWithoutReplacement(shuffle=False, endless=True)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@given(rows=st.integers(1, 12), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_draws_put_end_to_end_are_whole_passes(shuffle: bool, rows: int, sizes: list[int]) -> None:
+    sampler = SamplerWithoutReplacement(shuffle=shuffle, endless=True)
+    drawn: list[int] = []
+    for size in sizes:
+        slots = sampler.draw(make_view(rows, 12), size, seeded(len(drawn))).slots.tolist()
+        assert len(slots) == size
+        assert not sampler.ran_out
+        drawn += slots
+    for start in range(0, len(drawn), rows):
+        one = drawn[start : start + rows]
+        assert len(set(one)) == len(one)
+        assert shuffle or one == list(range(len(one)))
+
+
+def test_passes_are_shuffled_anew() -> None:
+    sampler, generator = SamplerWithoutReplacement(endless=True), seeded()
+    passes = sampler.draw(make_view(50, 50), 500, generator).slots.view(10, 50)
+    assert len({tuple(one.tolist()) for one in passes}) == 10
+
+
+def test_rows_written_in_a_pass_join_it_and_after_its_end_the_next() -> None:
+    sampler, generator = SamplerWithoutReplacement(endless=True), seeded()
+    first = sampler.draw(make_view(4, 9), 3, generator).slots.tolist()
+    rest = sampler.draw(make_view(6, 9), 3, generator).slots.tolist()  # ends the pass of six
+    assert sorted(first + rest) == [0, 1, 2, 3, 4, 5]
+    assert sorted(sampler.draw(make_view(9, 9), 9, generator).slots.tolist()) == list(range(9))
+
+
+def test_iteration_has_no_end_and_whole_batches() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), sampler=SamplerWithoutReplacement(endless=True), batch_size=3)
+    rb.extend(torch.arange(5))
+    batches = [batch.tolist() for batch, _ in zip(rb, range(10), strict=False)]
+    assert Counter(x for batch in batches for x in batch) == dict.fromkeys(range(5), 6)
+
+
+def test_a_pass_goes_on_after_a_save() -> None:
+    sampler, other = SamplerWithoutReplacement(endless=True), SamplerWithoutReplacement(endless=True)
+    view = make_view(7, 9)
+    sampler.draw(view, 5, seeded())
+    other.load_state_dict(sampler.state_dict())
+    assert torch.equal(sampler.draw(view, 20, seeded(1)).slots, other.draw(view, 20, seeded(1)).slots)
+    assert "endless=True, drawn=4 of 7" in repr(other)
+
+
+def test_what_excludes_each_other_is_refused() -> None:
+    with pytest.raises(OptionError, match="endless=True has no last batch"):
+        SamplerWithoutReplacement(drop_last=True, endless=True)
+    with pytest.raises(CheckpointError, match=r"endless=True\), this one has .*endless=False: make it with the same"):
+        SamplerWithoutReplacement().load_state_dict(SamplerWithoutReplacement(endless=True).state_dict())
+
+
+# -- on a device ---------------------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 12),
+    room=st.integers(0, 3),
+    first=st.integers(0, 11),
+    count=st.integers(1, 60),
+    seed=st.integers(0, 2**32),
+)
+def test_swaps_side_by_side_are_swaps_one_by_one(rows: int, room: int, first: int, count: int, seed: int) -> None:
+    generator = seeded(seed)
+    randoms = torch.randint(0, 2**63 - 1, (count,), generator=generator)
+    model = torch.randperm(rows, generator=generator)
+    order = torch.cat((model, torch.arange(rows, rows + room + 1)))
+    steps = (first % rows + torch.arange(count)) % rows
+    got = swap(order, steps, steps + scale(randoms, rows - steps))
+    assert torch.equal(got, _shuffle_draw(model, first % rows, rows, randoms))
+    assert torch.equal(order[:rows], model)
+    assert order[rows:-1].tolist() == list(range(rows, rows + room))
+
+
+@given(random=st.integers(0, 2**63 - 1) | st.just(2**63 - 1), span=st.integers(1, 2**31 - 1) | st.just(2**31 - 1))
+def test_scaling_is_exact(random: int, span: int) -> None:
+    assert int(scale(torch.tensor([random]), torch.tensor([span]))) == random * span >> 63
+
+
+@given(
+    script=st.lists(st.tuples(st.sampled_from(["rows", "draw", "unseen", "clear"]), st.integers(1, 15)), max_size=14),
+    seed=st.integers(0, 2**32),
+)
+def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[str, int]], seed: int) -> None:
+    """Rows drawn in the pass so far, as a plain set: joined by new rows, begun anew at its end and by `clear`."""
+    passes, generator = DevicePasses(15, CPU), seeded(seed)
+    rows, drawn = 0, set[int]()
+    for verb, number in [("rows", 3), *script, ("draw", 15)]:
+        if verb == "rows":
+            rows = max(rows, number)
+            passes.hear(rows)
+        elif verb == "clear":
+            passes.clear()
+            rows, drawn = 1, set()
+            passes.hear(1)
+        else:
+            if verb == "unseen":
+                passes.leave_host()
+            for slot in passes.draw(number, generator).tolist():
+                assert slot < rows
+                assert slot not in drawn
+                drawn = drawn | {slot} if len(drawn) + 1 < rows else set()
+            assert passes.place == len(drawn)
+    assert sorted(passes.order[:15].tolist()) == list(range(15))
+
+
+def test_place_and_order_move_on_without_the_host() -> None:
+    """What a CUDA graph replays is the device's work alone: the same calls on the same memory."""
+    passes = DevicePasses(40, CPU)
+    passes.hear(40)
+    passes.leave_host()
+    seen = [passes.draw(16, seeded(i)).tolist() for i in range(5)]
+    assert Counter(slot for batch in seen for slot in batch) == dict.fromkeys(range(40), 2)
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_every_row_is_equally_likely_first(unseen: bool) -> None:
+    passes, generator = DevicePasses(8, CPU), seeded()
+    passes.hear(8)
+    if unseen:
+        passes.leave_host()
+    counts = torch.zeros(8)
+    for _ in range(2000):
+        counts[passes.draw(8, generator)[0]] += 1
+    assert float(((counts - 250) ** 2 / 250).sum()) < 29.9  # chi-square, 7 degrees of freedom: 1e-4
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_device_goes_on_from_a_saved_pass(unseen: bool) -> None:
+    passes = DevicePasses(9, CPU)
+    passes.hear(7)
+    if unseen:
+        passes.leave_host()
+    begun = passes.draw(3, seeded()).tolist()
+    other = DevicePasses(12, CPU)
+    other.load(passes.order[: passes.rows].clone(), passes.place)
+    assert sorted(begun + other.draw(4, seeded(1)).tolist()) == list(range(7))
+    assert other.place == 0
+
+
+def test_a_device_has_a_most_of_rows() -> None:
+    with pytest.raises(OptionError, match="up to 2147483647 rows, got a capacity of 2147483648"):
+        DevicePasses(2**31, CPU)
+
+
+def test_a_sampler_tells_the_device_of_writes() -> None:
+    sampler = SamplerWithoutReplacement(endless=True)
+    sampler.hear(Run(0, 5, 9))  # nobody to tell yet
+    sampler._aside = DevicePasses(9, CPU)
+    sampler.hear(Run(0, 5, 9))
+    assert sampler._aside.rows == 5
+    sampler.hear(Run(7, 5, 9))  # wraps: all nine hold rows
+    assert sampler._aside.rows == 9
+    sampler.hear(Run(0, 3, 9))
+    assert sampler._aside.rows == 9
+    assert sampler.state_dict()["order"].tolist() == list(range(9))
+    sampler.clear()
+    assert sampler._aside.rows == 0

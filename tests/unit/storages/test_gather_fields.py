@@ -1,0 +1,224 @@
+"""Reading other rows for each field: equal to plain indexing, for every dtype and layout."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ostinato import LazyTensorStorage, ListStorage, TensorStorage
+from ostinato._backend import native
+from ostinato.core.records import Request, Run
+from ostinato.errors import OptionError, UsageError
+
+from ...effort import examples
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+]
+ROWS = 13
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, since torch cannot index or compare every dtype."""
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+def noise(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).to(torch.bool)
+    return (
+        torch.randint(0, 256, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8).view(dtype).squeeze(-1)
+    )
+
+
+def fields(dtype: torch.dtype) -> dict[str, Tensor]:
+    """Pairs of fields of one form: small, a scalar, wide, of size zero."""
+    shapes = {"small": (3,), "scalar": (), "wide": (70, 5), "none": (0,)}
+    return {
+        f"{name}{k}": noise((ROWS, *shape), dtype, 10 * k + i)
+        for i, (name, shape) in enumerate(shapes.items())
+        for k in range(2)
+    }
+
+
+def stored(data: Any, *, packed: bool) -> LazyTensorStorage:
+    storage = LazyTensorStorage(ROWS, packed=packed)
+    payload, _ = storage.admit(data, 1)
+    storage.set(Run(0, ROWS, ROWS), payload)
+    return storage
+
+
+def expect(columns: list[Tensor], request: Request) -> Tensor:
+    """Plain indexing, row by row."""
+    choices = [False] * request.slots.shape[0] if request.pick is None else request.pick.tolist()
+    out = [
+        columns[request.other if second and request.other is not None else request.leaf][slot]
+        for slot, second in zip(request.slots.tolist(), choices, strict=True)
+    ]
+    return torch.stack(out) if out else columns[request.leaf][:0].clone()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fetch_equals_plain_indexing(dtype: torch.dtype, packed: bool) -> None:
+    data = fields(dtype)
+    columns = list(data.values())
+    storage = stored(data, packed=packed)
+    one, two = torch.tensor([12, 0, 0, 5, 7]), torch.tensor([1, 2])
+    pick = torch.tensor([True, False, True, False, True])
+    requests = [Request(i, one) for i in range(len(columns))]
+    requests += [Request(i, one, i + 1, pick) for i in range(0, len(columns), 2)]
+    requests += [Request(i, two) for i in range(len(columns))]
+    got = storage.fetch(requests)
+    assert len(got) == len(requests)
+    for request, tensor in zip(requests, got, strict=True):
+        expected = expect(columns, request)
+        assert tensor.dtype is dtype
+        assert tensor.shape == expected.shape
+        assert tensor.is_contiguous()
+        assert torch.equal(bits(tensor), bits(expected)), request
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@given(data=st.data())
+@examples(0.5)
+def test_any_requests_equal_plain_indexing(packed: bool, data: st.DataObject) -> None:
+    columns = list(fields(torch.float32).values())
+    storage = stored(fields(torch.float32), packed=packed)
+    lengths = st.sampled_from([0, 1, 3, 20])
+    arrays = {n: torch.tensor(data.draw(st.lists(st.integers(0, ROWS - 1), min_size=n, max_size=n)), dtype=torch.int64)
+              for n in (0, 1, 3, 20)}  # fmt: skip
+    requests = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        n = data.draw(lengths)
+        slots = arrays[n] if data.draw(st.booleans()) else arrays[n].flip(0)
+        pair = data.draw(st.integers(0, len(columns) // 2 - 1))
+        if data.draw(st.booleans()):
+            pick = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
+            requests.append(Request(2 * pair + 1, slots, 2 * pair, pick))
+        else:
+            requests.append(Request(2 * pair, slots))
+    for request, tensor in zip(requests, storage.fetch(requests), strict=True):
+        assert torch.equal(bits(tensor), bits(expect(columns, request)))
+
+
+def test_slots_of_other_forms_are_brought_to_the_one_that_is_read() -> None:
+    storage = stored(fields(torch.int64), packed=True)
+    columns = list(fields(torch.int64).values())
+    strided, narrow = torch.arange(12)[::3], torch.tensor([3, 4], dtype=torch.int32)
+    first, second = storage.fetch([Request(0, strided), Request(1, narrow)])
+    assert torch.equal(first, columns[0][strided])
+    assert torch.equal(second, columns[1][3:5])
+    pick = torch.tensor([True, False] * 4)[::2]
+    (third,) = storage.fetch([Request(0, strided, 1, pick)])
+    assert torch.equal(third, columns[1][strided])
+
+
+@pytest.mark.parametrize("slot", [-1, ROWS, 2 * ROWS - 1, 2**62])
+@pytest.mark.parametrize("other", [None, 1])
+def test_slots_out_of_range_are_refused(slot: int, other: int | None) -> None:
+    storage = stored(fields(torch.float32), packed=True)
+    slots = torch.tensor([0, slot])
+    pick = None if other is None else torch.tensor([True, False])
+    with pytest.raises(IndexError):
+        storage.fetch([Request(0, slots, other, pick)])
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(0, torch.tensor([1]), 2, torch.tensor([True])), "one dtype and shape"),
+        (Request(0, torch.tensor([1]), 1), "no pick"),
+        (Request(0, torch.tensor([1]), None, torch.tensor([True])), "together"),
+        (Request(0, torch.tensor([1]), 1, torch.tensor([True, False])), r"bool\[1\]"),
+        (Request(0, torch.tensor([1]), 1, torch.tensor([1])), r"int64\[1\]"),
+    ],
+)
+def test_requests_that_fit_nothing_are_refused(request_: Request, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        stored(fields(torch.float32), packed=True).fetch([request_])
+
+
+def test_given_tensors_with_strided_rows_are_read() -> None:
+    wide = torch.arange(60.0).view(5, 12)
+    storage = TensorStorage({"a": wide[:, ::2], "b": wide[:, 1::2].clone(), "c": wide[:, :6]})
+    slots, pick = torch.tensor([4, 0]), torch.tensor([False, True])
+    got = storage.fetch([Request(0, slots), Request(0, slots, 1, pick), Request(1, slots, 2, pick)])
+    assert torch.equal(got[0], wide[slots][:, ::2])
+    assert torch.equal(got[1], torch.stack([wide[4, ::2], wide[0, 1::2]]))
+    assert torch.equal(got[2], torch.stack([wide[4, 1::2], wide[0, :6]]))
+
+
+def test_results_are_copies() -> None:
+    storage = stored(fields(torch.float64), packed=True)
+    slots = torch.tensor([2, 3])
+    first, again = storage.fetch([Request(0, slots), Request(0, slots)])
+    expected = first.clone()
+    again.zero_()
+    assert torch.equal(first, expected)
+    assert torch.equal(storage.fetch([Request(0, slots)])[0], expected)
+
+
+def test_storages_without_fields_say_so() -> None:
+    with pytest.raises(OptionError, match="ListStorage cannot read single fields"):
+        ListStorage(4).fetch([Request(0, torch.tensor([0]))])
+    with pytest.raises(UsageError, match="holds no rows"):
+        LazyTensorStorage(4).fetch([Request(0, torch.tensor([0]))])
+
+
+@pytest.mark.skipif(native is None, reason="registrations are native")
+def test_sets_of_fields_are_registered_once_and_few_are_kept() -> None:
+    storage = stored({f"f{i:03}": torch.zeros(ROWS) for i in range(100)}, packed=True)
+    fetcher = storage._table._fetcher  # type: ignore[union-attr]
+    slots = torch.tensor([1, 2])
+    for leaf in range(100):
+        for _ in range(2):
+            storage.fetch([Request(leaf, slots)])
+    assert 0 < len(fetcher._forms) <= 64
+
+
+def test_threads_that_fetch_together_get_what_they_asked_for() -> None:
+    storage = stored(fields(torch.float32), packed=True)
+    columns = list(fields(torch.float32).values())
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            for _ in range(50):
+                slots = torch.randint(0, ROWS, (64,), generator=generator)
+                requests = [Request(int(i), slots) for i in torch.randint(0, 8, (4,), generator=generator)]
+                for request, tensor in zip(requests, storage.fetch(requests), strict=True):
+                    assert torch.equal(bits(tensor), bits(expect(columns, request)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors, errors[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_results() -> None:
+    got = stored(fields(torch.float32), packed=True).fetch([Request(0, torch.tensor([1]))], pin=True)
+    assert got[0].is_pinned()

@@ -1,0 +1,436 @@
+"""Merge, split and convert: which trajectory goes where, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ostinato import TrajectoryReplayBuffer
+from ostinato.durable import files as durable_files
+from ostinato.durable.locks import DirectoryLock
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
+from ostinato.tools import convert, inspect_store, merge, moves, split, verify
+from tests.unit.trajectories.rollouts import check_batch, files, rollout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+WAYS: dict[str, Any] = {"linked": {}, "copied": {"copy": True}, "moved": {"move": True}}
+
+
+def write(path: Path, numbers: list[int], form: str = "pt", seed: int = 1) -> None:
+    with TrajectoryReplayBuffer(
+        seed, auto_save=True, auto_save_path=path, trajectory_format=form, allow_pickle=True
+    ) as buffer:
+        buffer.add_trajectories([rollout(n, 2, model_weights_id=f"w-{n}_0") for n in numbers])
+
+
+def owners(path: Path) -> dict[int, int]:
+    """Which rollout each id holds."""
+    buffer = TrajectoryReplayBuffer(allow_pickle=True)
+    buffer.load_checkpoint(path)
+    check_batch(buffer.sample(50))
+    loaded = {number: buffer.load_trajectory(number).rewards for number in buffer.trajectory_ids}
+    return {number: int(rewards[0, 0, 0]) // 1000 for number, rewards in loaded.items() if rewards is not None}
+
+
+def check_sharing(source: Path, target: Path, how: str) -> None:
+    """Compare the files of two directories: linked ones are the same files, lists never are."""
+    numbers = {path.stat().st_ino for path in source.rglob("*") if path.is_file()}
+    shared = {path.name for path in target.iterdir() if path.stat().st_ino in numbers}
+    assert shared == (set(files(target)) if how == "linked" else set())
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+@pytest.mark.parametrize("how", WAYS)
+def test_merge_interleaves_by_id_and_renumbers(tmp_path: Path, form: str, how: str) -> None:
+    for rank, numbers in ((0, [1, 2, 3]), (1, [4]), (10, [5, 6])):
+        write(tmp_path / "s" / f"rank_{rank}", numbers, form, seed=rank + 5)
+    before = tree(tmp_path / "s")
+    seen: list[tuple[int, int]] = []
+    report = merge(tmp_path / "s", tmp_path / "t", **WAYS[how], on_progress=lambda *now: seen.append(now))
+    assert (report.trajectories, report.total_samples, report.how) == (6, 24, how)
+    assert seen == [(done, 6) for done in range(1, 7)]
+    assert owners(tmp_path / "t") == dict(enumerate([1, 4, 5, 2, 6, 3]))
+    assert files(tmp_path / "t")[1] == f"trajectory_1_w-4_0.{form}"
+    meta = json.loads((tmp_path / "t" / "metadata.json").read_text())
+    assert meta == {"trajectory_format": form, "size": 6, "total_samples": 24, "trajectory_counter": 6, "seed": 5}
+    assert not verify(tmp_path / "t", allow_pickle=True).damage
+    assert tree(tmp_path / "s") == (before if how != "moved" else {})
+    check_sharing(tmp_path / "s", tmp_path / "t", how)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_split_takes_the_first_and_a_move_leaves_the_rest(tmp_path: Path, how: str) -> None:
+    write(tmp_path / "s", [3, 4, 5, 6])
+    before = tree(tmp_path / "s")
+    report = split(tmp_path / "s", tmp_path / "t", 3, **WAYS[how])
+    assert (report.trajectories, report.how) == (3, how)
+    assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
+    check_sharing(tmp_path / "s", tmp_path / "t", how)
+    if how != "moved":
+        assert tree(tmp_path / "s") == before
+    else:
+        assert owners(tmp_path / "s") == {3: 6}
+        assert inspect_store(tmp_path / "s").trajectory_counter == 4
+    split(tmp_path / "s", tmp_path / "all", 4 if how != "moved" else 1, move=True)
+    assert inspect_store(tmp_path / "s").trajectories == 0
+    assert owners(tmp_path / "t") == {0: 3, 1: 4, 2: 5}
+
+
+@pytest.mark.parametrize("verb", ["merge", "split"])
+def test_directories_that_share_files_do_not_change_each_other(tmp_path: Path, verb: str) -> None:
+    source = tmp_path / "s" / "rank_0"
+    write(source, [1, 2])
+    if verb == "merge":
+        merge(tmp_path / "s", tmp_path / "t")
+    else:
+        split(source, tmp_path / "t", 2)
+    before = tree(tmp_path / "t")
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=source) as buffer:  # rewrites lists, adds, drops
+        buffer.load_checkpoint(source)
+        buffer.clear()
+        buffer.add_trajectories([rollout(7, 2)])
+    assert tree(tmp_path / "t") == before
+    before = tree(source)
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "t") as buffer:
+        buffer.load_checkpoint(tmp_path / "t")
+        buffer.clear()
+        buffer.add_trajectories([rollout(8, 2)])
+    split(tmp_path / "t", tmp_path / "moved", 1, move=True)
+    assert tree(source) == before
+    shutil.rmtree(tmp_path / "s")
+    assert not verify(tmp_path / "t").damage
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_files_are_copied_where_the_file_system_has_no_links(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    write(tmp_path / "s" / "rank_1", [3])
+    before, real = tree(tmp_path / "s"), os.link
+
+    def link(source: Path, target: Path, **options: Any) -> None:
+        if source.parent.name == "rank_0":
+            raise OSError(number, os.strerror(number))
+        real(source, target, **options)
+
+    monkeypatch.setattr(os, "link", link)
+    seen: list[tuple[int, int]] = []
+    report = merge(tmp_path / "s", tmp_path / "t", on_progress=lambda *now: seen.append(now))
+    assert report.how == "copied"
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert tree(tmp_path / "s") == before
+    assert owners(tmp_path / "t") == {0: 1, 1: 3, 2: 2}
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_copies_are_not_begun_where_the_disk_is_too_small(
+    tmp_path: Path, copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "s", [1, 2])
+    before = tree(tmp_path)
+
+    def link(*_: Any, **_options: Any) -> None:
+        raise OSError(errno.EXDEV, "other device")
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(durable_files, "free_bytes", lambda _path: 10)
+    with pytest.raises(StorageMemoryError, match=r"bytes needed, 10 bytes free"):
+        split(tmp_path / "s", tmp_path / "t", 2, copy=copy)
+    assert tree(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_copy_and_move_exclude_each_other(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    refused(
+        tmp_path, "exclude each other", lambda: merge(tmp_path / "s", tmp_path / "t", copy=True, move=True), OptionError
+    )
+    refused(
+        tmp_path,
+        "exclude each other",
+        lambda: split(tmp_path / "s" / "rank_0", tmp_path / "t", 1, copy=True, move=True),
+        OptionError,
+    )
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_an_unfinished_move_is_finished_by_a_move_alone(tmp_path: Path, copy: bool) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    stop_merge(tmp_path, 1)
+    before = tree(tmp_path)
+    with pytest.raises(CheckpointError, match=r"t\.partial holds an unfinished move .* give move=True"):
+        merge(tmp_path / "s", tmp_path / "t", copy=copy)
+    assert tree(tmp_path) == before
+    assert merge(tmp_path / "s", tmp_path / "t", move=True).resumed
+
+
+def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = CheckpointError) -> None:
+    before = tree(tmp_path)
+    with pytest.raises(error, match=words):
+        work()
+    assert tree(tmp_path) == before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_what_is_refused_touches_nothing(tmp_path: Path, how: str) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    write(tmp_path / "s" / "rank_1", [3])
+    write(tmp_path / "mixed" / "rank_0", [1])
+    write(tmp_path / "mixed" / "rank_1", [2], "safetensors")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    refused(tmp_path, "different formats", lambda: merge(tmp_path / "mixed", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "exists and is not empty", lambda: merge(tmp_path / "s", tmp_path / "taken", **WAYS[how]))
+    refused(tmp_path, "no directories rank_0", lambda: merge(tmp_path / "s" / "rank_0", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", tmp_path / "t", **WAYS[how]))
+    one = tmp_path / "s" / "rank_0"
+    refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, tmp_path / "t", 3, **WAYS[how]))
+    refused(tmp_path, "split_count must be 1 or more", lambda: split(one, tmp_path / "t", 0, **WAYS[how]), OptionError)
+    (one / files(one)[1]).unlink()
+    refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", **WAYS[how]))
+    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, **WAYS[how]))
+
+
+def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1])
+    lock = DirectoryLock(tmp_path / "s" / "rank_0")
+    lock.acquire()
+    with pytest.raises(CheckpointError, match="is being saved to"):
+        merge(tmp_path / "s", tmp_path / "t", move=True)
+    lock.release()
+    assert owners(tmp_path / "s" / "rank_0") == {0: 1}
+
+
+def test_a_move_that_stops_goes_on_with_the_same_command_alone(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    write(tmp_path / "s" / "rank_1", [3])
+
+    def stop(done: int, _total: int) -> None:
+        if done == 2:
+            raise OSError("disk on fire")
+
+    with pytest.raises(CheckpointError, match=r"stopped after 2 of 3 .* run the same command again"):
+        merge(tmp_path / "s", tmp_path / "t", on_progress=stop, move=True)
+    assert not (tmp_path / "t").exists()
+    with pytest.raises(CheckpointError, match=r"t\.partial is in the way"):
+        split(tmp_path / "s" / "rank_1", tmp_path / "t", 1, move=True)
+    report = merge(tmp_path / "s", tmp_path / "t", move=True)
+    assert report.resumed
+    assert owners(tmp_path / "t") == {0: 1, 1: 3, 2: 2}
+    assert not list((tmp_path / "s").iterdir())
+    assert not (tmp_path / "t" / "ostinato_plan.json").exists()
+
+
+def stop_merge(root: Path, at: int) -> None:
+    """Begin to move, and stop after some files."""
+
+    def stop(done: int, _total: int) -> None:
+        if done == at:
+            raise OSError("disk on fire")
+
+    with pytest.raises(CheckpointError, match="stopped after"):
+        merge(root / "s", root / "t", on_progress=stop, move=True)
+
+
+def stop_before_the_lists(root: Path) -> None:
+    """Move all files, and stop before the lists of the sources are brought up to date."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves, "_finish", lambda *_args, **_options: (_ for _ in ()).throw(OSError("disk on fire")))
+        with pytest.raises(OSError, match="disk on fire"):
+            merge(root / "s", root / "t", move=True)
+
+
+def add(path: Path, number: int, weights: str) -> None:
+    """Save one more: a new process would, while a merge stands still."""
+    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path) as buffer:
+        buffer.add_trajectories([rollout(number, 2, model_weights_id=weights)])
+
+
+@pytest.mark.parametrize("stopped_at", [1, 4, None])
+def test_what_came_while_a_merge_stood_still_stays_in_its_source_and_on_its_list(
+    tmp_path: Path, stopped_at: int | None
+) -> None:
+    for rank, numbers in ((0, [1, 2]), (1, [3, 4, 5])):
+        for number in numbers:  # the same weights acted: names may come again
+            add(tmp_path / "s" / f"rank_{rank}", number, "w_0")
+    if stopped_at is None:
+        stop_before_the_lists(tmp_path)
+    else:
+        stop_merge(tmp_path, stopped_at)
+    add(tmp_path / "s" / "rank_0", 6, "w_0")
+    add(tmp_path / "s" / "rank_2", 7, "w_0")
+    report = merge(tmp_path / "s", tmp_path / "t", move=True)
+    assert (report.resumed, report.trajectories) == (True, 5)
+    assert report.sources == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_1"))
+    assert report.left == tuple(str(tmp_path / "s" / rank) for rank in ("rank_0", "rank_2"))
+    assert owners(tmp_path / "t") == dict(enumerate([1, 3, 2, 4, 5]))
+    assert list(owners(tmp_path / "s" / "rank_0").values()) == [6]
+    assert list(owners(tmp_path / "s" / "rank_2").values()) == [7]
+    assert not (tmp_path / "s" / "rank_1").exists()
+    for path in (tmp_path / "t", tmp_path / "s" / "rank_0", tmp_path / "s" / "rank_2"):
+        report_of_all = verify(path)
+        assert (report_of_all.damage, report_of_all.unlisted) == ((), ())
+    again = merge(tmp_path / "s", tmp_path / "u", move=True)
+    assert (again.trajectories, again.left) == (2, ())
+
+
+def test_a_merge_goes_on_with_the_checksums_that_the_sources_had(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2], "safetensors")
+    stop_merge(tmp_path, 1)
+    merge(tmp_path / "s", tmp_path / "t", move=True)
+    path = tmp_path / "t" / files(tmp_path / "t")[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert [damage.trajectory_id for damage in verify(tmp_path / "t").damage] == [0]
+
+
+def test_a_merge_that_cannot_go_on_says_where_everything_lies(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    stop_merge(tmp_path, 1)
+    lost = tmp_path / "s" / "rank_0" / files(tmp_path / "s" / "rank_0")[0]
+    data = lost.read_bytes()
+    lost.write_bytes(data[:50])
+    with pytest.raises(DamagedFileError, match=r"1 of 2 trajectories lie in .*t\.partial already.*same command again"):
+        merge(tmp_path / "s", tmp_path / "t", move=True)
+    lost.write_bytes(data)
+    assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
+
+
+def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    stop_merge(tmp_path, 1)
+    plan = tmp_path / "t.partial" / "ostinato_plan.json"
+    node = json.loads(plan.read_text())
+    for steps in ([[0, "../../x", 0]], [[7, node["steps"][0][1], 0]], [[0, node["steps"][0][1], 99]], 5):
+        plan.write_text(json.dumps(node | {"steps": steps}))
+        with pytest.raises(DamagedFileError, match=r"ostinato_plan\.json is damaged"):
+            merge(tmp_path / "s", tmp_path / "t", move=True)
+
+
+def test_a_merge_takes_off_lists_with_the_older_misspelt_index(tmp_path: Path) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2])
+    (tmp_path / "s" / "rank_0" / "ostinato_store.jsonl").unlink()
+    (tmp_path / "s" / "rank_0" / "trajectory_index.json").rename(tmp_path / "s" / "rank_0" / "trajector_index.json")
+    assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
+    assert not list((tmp_path / "s").iterdir())
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("how", WAYS)
+def test_a_cut_file_is_found_before_anything_is_moved(tmp_path: Path, form: str, listed: bool, how: str) -> None:
+    one = tmp_path / "s" / "rank_0"
+    write(one, [1, 2], form)
+    if not listed:
+        (one / "ostinato_store.jsonl").unlink()
+    path = one / files(one)[1]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(
+        tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", **WAYS[how]), DamagedFileError
+    )
+    refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, **WAYS[how]), DamagedFileError)
+
+
+@pytest.mark.parametrize("source", ["pt", "safetensors", "pkl"])
+@pytest.mark.parametrize("target", ["pt", "safetensors", "pkl"])
+def test_convert_keeps_everything_but_the_format(tmp_path: Path, source: str, target: str) -> None:
+    write(tmp_path / "s", [1, 2, 3], source, seed=8)
+    if source == target:
+        with pytest.raises(CheckpointError, match="nothing to convert"):
+            convert(tmp_path / "s", tmp_path / "t", target, allow_pickle=True)
+        return
+    if "pkl" in {source, target}:
+        with pytest.raises((OptionError, CheckpointError), match="allow_pickle=True"):
+            convert(tmp_path / "s", tmp_path / "t", target)
+    report = convert(tmp_path / "s", tmp_path / "t", target, allow_pickle=True)
+    assert (report.trajectories, report.trajectory_format) == (3, target)
+    assert owners(tmp_path / "t") == {0: 1, 1: 2, 2: 3}
+    assert not verify(tmp_path / "t", allow_pickle=True).damage
+    first, second = TrajectoryReplayBuffer(allow_pickle=True), TrajectoryReplayBuffer(allow_pickle=True)
+    first.load_checkpoint(tmp_path / "s")
+    second.load_checkpoint(tmp_path / "t")
+    assert second.seed == 8
+    assert check_batch(first.sample(30)) == check_batch(second.sample(30))
+    loaded = second.load_trajectory(1)
+    assert (loaded.model_weights_id, loaded.curr_obs["task"]) == ("w-2_0", ["pick", "place"])
+
+
+def test_convert_of_damaged_files_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "s", [1, 2])
+    (tmp_path / "s" / files(tmp_path / "s")[1]).write_bytes(b"x")
+    with pytest.raises(DamagedFileError):
+        convert(tmp_path / "s", tmp_path / "t", "safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize(("form", "to"), [("safetensors", "pt"), ("pt", "safetensors"), ("pkl", "pt")])
+def test_convert_gives_no_new_checksum_to_damaged_bytes(tmp_path: Path, form: str, to: str) -> None:
+    write(tmp_path / "s", [1, 2], form)
+    path = tmp_path / "s" / files(tmp_path / "s")[1]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedFileError, match=path.name):
+        convert(tmp_path / "s", tmp_path / "t", to, allow_pickle=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
+def test_convert_and_merge_refuse_a_file_of_another_shape_than_its_index(tmp_path: Path, form: str) -> None:
+    write(tmp_path / "rank_0", [1, 2], form)
+    write(tmp_path / "long", [1, 2], form)
+    index = json.loads((tmp_path / "rank_0" / "trajectory_index.json").read_text())
+    index["trajectory_index"]["1"] |= {"shape": [3, 2, 1], "num_samples": 6}
+    (tmp_path / "rank_0" / "trajectory_index.json").write_text(json.dumps(index))
+    (tmp_path / "rank_0" / "ostinato_store.jsonl").unlink()
+    to = "pt" if form != "pt" else "safetensors"
+    with pytest.raises(DamagedFileError, match=r"holds \[2, 2, .*the index says \[3, 2, 1\]"):
+        convert(tmp_path / "rank_0", tmp_path / "t", to, allow_pickle=True)
+    assert not (tmp_path / "t").exists()
+    if form != "pkl":
+        with pytest.raises(DamagedFileError, match=r"the index says \[3, 2, 1\].*nothing was touched"):
+            merge(tmp_path, tmp_path / "t")
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_files_of_one_size_that_were_swapped_are_found(tmp_path: Path, form: str) -> None:
+    write(tmp_path / "s" / "rank_0", [1, 2], form)
+    one = tmp_path / "s" / "rank_0"
+    (one / "ostinato_store.jsonl").unlink()  # as RLinf writes it: no checksums
+    first, second = (one / name for name in files(one))
+    first.rename(one / "x")
+    second.rename(first)
+    (one / "x").rename(second)
+    damage = verify(one).damage
+    assert [item.trajectory_id for item in damage] == [0, 1]
+    assert all("files were swapped" in item.problem for item in damage)
+    refused(tmp_path, "files were swapped", lambda: merge(tmp_path / "s", tmp_path / "t"), DamagedFileError)
+
+
+def test_verify_without_lists_of_ours(tmp_path: Path) -> None:
+    write(tmp_path / "s", [1, 2])
+    (tmp_path / "s" / "ostinato_store.jsonl").unlink()
+    assert not verify(tmp_path / "s").damage
+    path = tmp_path / "s" / files(tmp_path / "s")[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert [damage.trajectory_id for damage in verify(tmp_path / "s").damage] == [0]
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(CheckpointError):
+        verify(tmp_path / "s")

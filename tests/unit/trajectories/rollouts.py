@@ -1,0 +1,156 @@
+"""Rollouts whose every number tells where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato import Trajectory, TrajectoryReplayBuffer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def serials(number: int, steps: int, envs: int) -> torch.Tensor:
+    """`number * 1000 + t * B + b` of each transition, `[T, B, 1]`."""
+    return (torch.arange(steps * envs).reshape(steps, envs, 1) + number * 1000).float()
+
+
+def rollout(number: int, steps: int = 6, envs: int = 2, *, epochs: int = 0, **more: Any) -> Trajectory:
+    """A rollout whose fields all follow from the serial numbers of its transitions.
+
+    With `epochs` flags have a leading row for each epoch (-1 in `dones_as_numbers`), and `prev_values` a trailing one.
+    """
+    serial = serials(number, steps, envs)
+    values: dict[str, Any] = {
+        "max_episode_length": steps,
+        "actions": serial.repeat(1, 1, 3),
+        "rewards": serial.clone(),
+        "prev_logprobs": serial.repeat(1, 1, 3),
+        "prev_values": trailing(serial, epochs),
+        "dones": leading((serial % 2).bool(), epochs),
+        "terminations": leading((serial % 3 == 0), epochs),
+        "truncations": leading((serial % 5 == 0), epochs),
+        "forward_inputs": {"action": serial.repeat(1, 1, 4).reshape(steps, envs, 2, 2).double()},
+        "curr_obs": {"states": serial.repeat(1, 1, 2), "main_images": images(serial), "task": ["pick", "place"]},
+        "next_obs": {"states": serial.repeat(1, 1, 2) + 0.5},
+    }
+    return Trajectory(**(values | more))
+
+
+def images(serial: torch.Tensor) -> torch.Tensor:
+    """Small pictures that follow from the serial numbers, uint8 `[T, B, 4, 4, 3]`."""
+    return ((serial.long()[..., None, None] + torch.arange(48).reshape(4, 4, 3)) % 251).to(torch.uint8)
+
+
+def leading(rows: torch.Tensor, epochs: int) -> torch.Tensor:
+    """Put a row that belongs to no transition before each epoch; it is the opposite of its neighbour."""
+    if not epochs:
+        return rows
+    return torch.cat([torch.cat([~part[:1], part]) for part in rows.chunk(epochs)])
+
+
+def trailing(rows: torch.Tensor, epochs: int) -> torch.Tensor:
+    """Put a row that belongs to no transition after each epoch."""
+    if not epochs:
+        return rows
+    return torch.cat([torch.cat([part, part[-1:] - 7777]) for part in rows.chunk(epochs)])
+
+
+def check_batch(batch: dict[str, Any]) -> list[int]:
+    """Check that every row of every field is of one transition; return the serial numbers."""
+    serial = batch["rewards"]
+    assert torch.equal(batch["actions"], serial.repeat(1, 3))
+    assert torch.equal(batch["prev_logprobs"], serial.repeat(1, 3))
+    assert torch.equal(batch["prev_values"], serial)
+    assert torch.equal(batch["dones"], (serial % 2).bool())
+    assert torch.equal(batch["terminations"], serial % 3 == 0)
+    assert torch.equal(batch["truncations"], serial % 5 == 0)
+    assert torch.equal(batch["forward_inputs"]["action"], serial[..., None].expand(-1, 2, 2).double())
+    assert torch.equal(batch["curr_obs"]["states"], serial.repeat(1, 2))
+    assert torch.equal(batch["next_obs"]["states"], serial.repeat(1, 2) + 0.5)
+    expected = (serial.long()[..., None, None] + torch.arange(48).reshape(4, 4, 3)) % 251
+    assert torch.equal(batch["curr_obs"]["main_images"], expected.reshape(-1, 4, 4, 3).to(torch.uint8))
+    assert set(batch["curr_obs"]) == {"states", "main_images"}
+    return [int(number) for number in serial.flatten()]
+
+
+def files(directory: Path) -> list[str]:
+    """Names of the trajectory files of a directory."""
+    return sorted(path.name for path in directory.iterdir() if re.match(r"trajectory_\d", path.name))
+
+
+FORMATS = ("pt", "pkl", "safetensors")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def saving(path: Path, count: int = 0, form: str = "pt", **options: Any) -> TrajectoryReplayBuffer:
+    """A buffer that saves to a directory, with so many rollouts in it that are saved."""
+    options = {"allow_pickle": form == "pkl", **options}
+    buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form, **options)
+    if count:
+        assert add(buffer, *(rollout(number, 3) for number in range(count))) == list(range(count))
+    return buffer
+
+
+def add(buffer: TrajectoryReplayBuffer, *trajectories: Trajectory) -> list[int]:
+    """Add trajectories, wait until they are saved, and return their ids."""
+    future = buffer.add_trajectories(list(trajectories))
+    assert future is not None
+    return future.result(20)
+
+
+def loaded(path: Path, **options: Any) -> TrajectoryReplayBuffer:
+    """A buffer that has loaded a directory."""
+    buffer = TrajectoryReplayBuffer(allow_pickle=True)
+    buffer.load_checkpoint(path, **options)
+    return buffer
+
+
+def ids_on_disk(path: Path) -> list[int]:
+    """The ids that a load of a directory finds."""
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(path)
+    return buffer.trajectory_ids
+
+
+def small(**more: Any) -> Trajectory:
+    """A trajectory of eight random rewards, and what else is given."""
+    return Trajectory(rewards=torch.rand(4, 2, 1), **more)
+
+
+def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer) -> None:
+    for count in (3, 50, 7):
+        one, two = first.sample(count), second.sample(count)
+        assert check_batch(one) == check_batch(two)
+    assert torch.equal(first.sample(5, replace=False)["rewards"], second.sample(5, replace=False)["rewards"])
+
+
+def as_rlinf(root: Path, form: str, *, old_spelling: bool = False) -> None:
+    """Write a directory as RLinf does: no list of ours, one opaque text between id and extension."""
+    root.mkdir(parents=True)
+    index = {}
+    for number in range(3):
+        values = rollout(number, 4, epochs=2).to_dict() | {"model_weights_id": f"opaque-{number}"}
+        name = root / f"trajectory_{number}_opaque-{number}.{form}"
+        if form == "pt":
+            torch.save(values, name)
+        else:
+            name.write_bytes(pickle.dumps(values))
+        index[str(number)] = {
+            "num_samples": 8,
+            "trajectory_id": number,
+            "max_episode_length": 4,
+            "shape": [4, 2, 3],
+            "model_weights_id": f"opaque-{number}",
+        }
+    meta = {"trajectory_format": form, "size": 3, "total_samples": 24, "trajectory_counter": 3, "seed": 9}
+    (root / "metadata.json").write_text(json.dumps(meta))
+    spelt = "trajector_index.json" if old_spelling else "trajectory_index.json"
+    (root / spelt).write_text(json.dumps({"trajectory_index": index, "trajectory_id_list": [0, 1, 2]}))

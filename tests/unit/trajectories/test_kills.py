@@ -1,0 +1,175 @@
+"""`kill -9` at every write, fsync, rename, link and unlink: what was reported saved is there, nothing is torn."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.unit.trajectories.kills import run_and_kill
+from tests.unit.trajectories.rollouts import check_batch, files, rollout
+
+from ostinato import TrajectoryReplayBuffer
+from ostinato.errors import CheckpointError
+from ostinato.tools import merge, split, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),  # some hundred forks, minutes on a busy machine
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
+
+
+def kills(work: Callable[[Callable[[bytes], None]], None], prepare: Callable[[], None]) -> Iterator[tuple[bool, bytes]]:
+    """Run work from the same start again and again, killed one operation later each time, until it comes through."""
+    for at in count():
+        prepare()
+        killed, said = run_and_kill(work, at)
+        yield killed, said
+        if not killed:
+            assert at > 5, "the operations were not counted"
+            return
+
+
+def opened(path: Path) -> TrajectoryReplayBuffer:
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(path)
+    return buffer
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: str) -> None:
+    """Two sessions over one directory: the second finds what a crash of the first left."""
+    place = iter(tmp_path / str(number) for number in count())
+    path = next(place)
+
+    def prepare() -> None:
+        nonlocal path
+        path = next(place)
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as buffer:
+            buffer.add_trajectories([rollout(0, steps=3)])
+
+    def work(report: Callable[[bytes], None]) -> None:
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as buffer:
+            buffer.load_checkpoint(path)
+            for number in (1, 2):
+                future = buffer.add_trajectories([rollout(number, steps=3)])
+                assert future is not None
+                assert future.result() == [number]
+                report(b"%d" % number)
+        report(b"c")
+
+    for _killed, said in kills(work, prepare):
+        buffer = opened(path)
+        ids = buffer.trajectory_ids
+        assert ids == sorted(ids)
+        assert {0, *(int(c) for c in said.decode() if c.isdigit())} <= set(ids) <= {0, 1, 2}
+        serials = check_batch(buffer.sample(64))
+        assert {serial // 1000 for serial in serials} <= set(ids)
+        assert not verify(path).damage
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as again:
+            future = again.add_trajectories([rollout(9, steps=3)])
+            assert future is not None
+            assert future.result()[0] > max(ids)  # never over a file that is there
+        assert set(opened(path).trajectory_ids) == {*ids, *future.result()}
+        assert not [entry.name for entry in path.iterdir() if entry.name.endswith((".tmp", ".lock"))]
+
+
+def test_a_killed_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
+    place = iter(tmp_path / str(number) for number in count())
+    path = next(place)
+
+    def prepare() -> None:
+        nonlocal path
+        path = next(place)
+
+    def work(report: Callable[[bytes], None]) -> None:
+        buffer = TrajectoryReplayBuffer(cache_size=1, trajectory_format="safetensors")
+        buffer.add_trajectories([rollout(number, steps=2) for number in range(3)])
+        buffer.flush()  # two are spilled, one is in memory
+        buffer.save_checkpoint(path)
+        report(b"s")
+        os._exit(0)  # without removing the spilled files, which would be counted, too
+
+    for killed, said in kills(work, prepare):
+        if path.exists():
+            assert opened(path).trajectory_ids == [0, 1, 2]
+            check_batch(opened(path).sample(32))
+        else:
+            assert killed
+            assert not said
+            with pytest.raises(CheckpointError, match="no trajectories at"):
+                opened(path)
+
+
+def ranks(source: Path) -> None:
+    for rank in range(2):
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=source / f"rank_{rank}") as buffer:
+            buffer.add_trajectories([rollout(10 * rank + number, steps=2) for number in range(2)])
+
+
+@pytest.mark.parametrize("verb", ["merge", "split"])
+def test_killed_moves_leave_each_trajectory_in_one_place_and_go_on(tmp_path: Path, verb: str) -> None:
+    place = iter(tmp_path / str(number) for number in count())
+    root = next(place)
+
+    def prepare() -> None:
+        nonlocal root
+        root = next(place)
+        ranks(root / "source")
+
+    def work(_report: Callable[[bytes], None]) -> None:
+        move(root)
+
+    def move(where: Path) -> None:
+        if verb == "merge":
+            merge(where / "source", where / "target", move=True)
+        else:
+            split(where / "source" / "rank_0", where / "target", 1, move=True)
+
+    for killed, _ in kills(work, prepare):
+        everything = [name for directory, _, _ in os.walk(root) for name in files(type(root)(directory))]
+        assert len(everything) == 4
+        if killed and not ((root / "target").exists() and not (root / "target" / "ostinato_plan.json").exists()):
+            move(root)
+        buffer = opened(root / "target")
+        owners = {0: {0, 10, 1, 11}, 1: {0}}[verb == "split"]
+        assert {serial // 1000 for serial in check_batch(buffer.sample(64))} == owners
+        if verb == "split":
+            assert opened(root / "source" / "rank_0").trajectory_ids == [1]
+        else:
+            assert buffer.trajectory_ids == [0, 1, 2, 3]
+            assert not list((root / "source").iterdir())
+        assert not verify(root / "target").damage
+
+
+@pytest.mark.parametrize("verb", ["merge", "split"])
+def test_killed_links_leave_the_source_as_it_was(tmp_path: Path, verb: str) -> None:
+    place = iter(tmp_path / str(number) for number in count())
+    root = next(place)
+
+    def prepare() -> None:
+        nonlocal root
+        root = next(place)
+        ranks(root / "source")
+
+    def link() -> None:
+        if verb == "merge":
+            merge(root / "source", root / "target")
+        else:
+            split(root / "source" / "rank_0", root / "target", 1)
+
+    for killed, _ in kills(lambda _report: link(), prepare):
+        for rank in range(2):
+            assert opened(root / "source" / f"rank_{rank}").trajectory_ids == [0, 1]
+            assert not verify(root / "source" / f"rank_{rank}").damage
+        if killed and not (root / "target").exists():
+            link()
+        assert opened(root / "target").trajectory_ids == {"merge": [0, 1, 2, 3], "split": [0]}[verb]
+        assert not verify(root / "target").damage
+        assert sorted(path.name for path in root.iterdir()) == ["source", "target"]

@@ -1,0 +1,347 @@
+"""Threads and forks: readers beside a saver, adding beside sampling and clearing, callbacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.unit.trajectories.kills import run_and_kill
+from tests.unit.trajectories.rollouts import (
+    add,
+    check_batch,
+    ids_on_disk,
+    needs_fork,
+    rollout,
+    saving,
+    small,
+)
+
+from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato.durable.journal import read_lines, write_lines
+from ostinato.errors import (
+    EmptyBufferError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def tiny() -> Trajectory:
+    return Trajectory(rewards=torch.zeros(2, 2), model_weights_id="w")
+
+
+class Background:
+    """Runs a function again and again in a thread until the block ends; what it raised is raised there."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._end = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._work()
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("fold", ["save_checkpoint", "close"])
+def test_a_reader_finds_all_that_was_saved_before_it_began_while_the_journal_is_folded(
+    tmp_path: Path, fold: str
+) -> None:
+    buffer = saving(tmp_path / "a", save_queue_size=200)
+    future = buffer.add_trajectories([tiny()] * 150)  # reading the index takes a while
+    assert future is not None
+    saved = len(future.result(60))
+
+    def save() -> None:
+        nonlocal saved
+        more = buffer.add_trajectories([tiny()])
+        assert more is not None
+        saved = more.result(20)[0] + 1
+        buffer.save_checkpoint(tmp_path / "a") if fold == "save_checkpoint" else buffer.close()
+
+    with Background(save):
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            least = saved
+            reader = TrajectoryReplayBuffer()
+            reader.load_checkpoint(tmp_path / "a")
+            assert len(reader) >= least
+    buffer.close()
+
+
+def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
+    """A reader sees the last line half written, and the rest of it a moment later."""
+    write_lines(tmp_path / "line", [{"n": 1}])
+    line = (tmp_path / "line").read_bytes()
+    fd = os.open(tmp_path / "j", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def append() -> None:
+        for half in (line[:9], line[9:]):
+            os.write(fd, half)
+            time.sleep(0.00002)
+
+    with Background(append):
+        end = time.monotonic() + 0.7
+        while time.monotonic() < end:
+            assert all(found == {"n": 1} for found in read_lines(tmp_path / "j", whole=False))
+    os.close(fd)
+
+
+def test_the_own_directory_can_be_folded_while_another_thread_adds(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a", save_queue_size=4)
+    numbers: Iterator[int] = iter(range(10**6))
+    with Background(lambda: buffer.add_trajectories([rollout(next(numbers), 2)])):
+        for _ in range(8):  # each waits for what was added before it, not for ever
+            buffer.save_checkpoint(tmp_path / "a")
+    buffer.close()
+    again = TrajectoryReplayBuffer()
+    again.load_checkpoint(tmp_path / "a")
+    assert again.trajectory_ids == buffer.trajectory_ids
+
+
+@pytest.mark.parametrize("again", ["clear", "load_checkpoint"])
+def test_sampling_goes_on_while_another_thread_clears_or_loads(tmp_path: Path, again: str) -> None:
+    """Spilled files vanish while rows of them are read: the rows are drawn anew."""
+    for form in ("pt", "safetensors"):
+        with saving(tmp_path / form, form=form) as saver:
+            saver.add_trajectories([rollout(number) for number in range(20)])
+    forms = iter(["pt", "safetensors"] * 1000)
+    buffer = TrajectoryReplayBuffer(cache_size=1, max_open_files=2)
+    buffer.add_trajectories([rollout(0)])
+
+    def draw() -> None:
+        try:
+            check_batch(buffer.sample(30))
+        except EmptyBufferError:
+            assert again == "clear"
+
+    with Background(draw):
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            buffer.add_trajectories([rollout(number) for number in range(8)])
+            buffer.clear() if again == "clear" else buffer.load_checkpoint(tmp_path / next(forms))
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions of Python warn of every such fork
+def test_a_fork_samples_whatever_other_threads_held_when_it_was_made(tmp_path: Path) -> None:
+    """As the workers of a data loader do, while the parent adds and samples."""
+    buffer = saving(tmp_path / "a", cache_size=1, max_open_files=1, form="safetensors")
+    buffer.add_trajectories([rollout(number) for number in range(4)])
+
+    def work(report: Callable[[bytes], None]) -> None:
+        for _ in range(3):
+            check_batch(buffer.sample(20))
+        buffer.get_stats()
+        report(b"done")
+
+    numbers: Iterator[int] = iter(range(4, 10**6))
+    with (
+        Background(lambda: check_batch(buffer.sample(20))),
+        Background(lambda: buffer.add_trajectories([rollout(next(numbers))])),
+    ):
+        for _ in range(25):
+            assert run_and_kill(work, 10**9) == (False, b"done")
+    buffer.close()
+
+
+@needs_fork
+def test_a_failure_of_the_parent_is_not_reported_to_its_forks(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    buffer.add_trajectories([rollout(0)])
+    buffer.flush()
+    (tmp_path / "a").rename(tmp_path / "away")
+    future = buffer.add_trajectories([rollout(1)])
+    assert future is not None
+    with pytest.raises(FileNotFoundError):
+        future.result(20)
+
+    def work(report: Callable[[bytes], None]) -> None:
+        check_batch(buffer.sample(20))
+        report(b"done")
+
+    (tmp_path / "away").rename(tmp_path / "a")
+    assert run_and_kill(work, 10**9) == (False, b"done")
+    buffer.close()
+
+
+def test_a_callback_of_a_future_may_add_and_is_told_where_it_would_wait_for_itself(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a", save_queue_size=1)
+    heard: list[str] = []
+    done = threading.Event()
+
+    def callback(_: object) -> None:
+        try:
+            for call in (buffer.flush, buffer.clear):
+                with pytest.raises(UsageError, match="it would wait for itself"):
+                    call()
+            buffer.add_trajectories([rollout(number) for number in range(2, 5)])
+            buffer.save_checkpoint(tmp_path / "b")
+            heard.append(threading.current_thread().name)
+        finally:
+            done.set()
+
+    with buffer._shelf._store_lock:  # the saver waits for it, so that the callback comes in time
+        future = buffer.add_trajectories([rollout(0)])
+        assert future is not None
+        future.add_done_callback(callback)
+    assert done.wait(20)
+    assert heard == ["ostinato-saver"]
+    buffer.close()
+    check_batch(buffer.sample(10))
+    assert buffer.trajectory_ids == [0, 1, 2, 3]
+
+
+def test_no_id_is_given_twice_while_others_clear(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a", cache_size=2)
+    given: list[int] = []
+    failed: list[BaseException] = []
+    end = time.monotonic() + 0.6
+
+    def adding() -> None:
+        while time.monotonic() < end:
+            future = buffer.add_trajectories([small(model_weights_id="w")])
+            assert future is not None
+            try:
+                given.extend(future.result(20))
+            except BaseException as error:
+                if not future.cancelled():
+                    failed.append(error)
+
+    threads = [threading.Thread(target=adding) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while time.monotonic() < end:
+        buffer.clear()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert given
+    assert len(set(given)) == len(given)
+    buffer.close()
+    assert sorted(ids_on_disk(tmp_path / "a")) == sorted(buffer.trajectory_ids)
+
+
+def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
+    """The store's own lock is held here, as it is while a batch is written."""
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    added = threading.Event()
+
+    def adding() -> None:
+        buffer.add_trajectories([small()])
+        added.set()
+
+    with buffer._shelf._store_lock:
+        thread = threading.Thread(target=adding)
+        thread.start()
+        assert added.wait(10)
+    thread.join()
+    buffer.close()
+    assert ids_on_disk(tmp_path / "a") == [0, 1]
+
+
+@needs_fork
+def test_a_fork_neither_saves_nor_removes_what_the_parent_has(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    spilling = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")
+    spilling.add_trajectories([rollout(0), rollout(1)])
+    spilling.flush()
+
+    def work(report: Callable[[bytes], None]) -> None:
+        with pytest.raises(UsageError, match="another process"):
+            buffer.add_trajectories([small()])
+        with pytest.raises(UsageError, match="another process"):
+            buffer.flush()
+        with pytest.raises(UsageError, match="another process"):
+            buffer.clear()
+        check_batch(spilling.sample(50))
+        buffer.close()
+        spilling._finalizer()
+        buffer._finalizer()
+        report(b"done")
+
+    assert run_and_kill(work, 10**9) == (False, b"done")
+    check_batch(spilling.sample(50))
+    add(buffer, small())
+    shutil.copytree(tmp_path / "a", tmp_path / "crashed")
+    assert ids_on_disk(tmp_path / "crashed") == [0, 1]
+    buffer.close()
+
+
+def test_several_threads_add_and_sample(tmp_path: Path) -> None:
+    buffer = TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "a", cache_size=2, trajectory_format="safetensors", save_queue_size=3
+    )
+    buffer.add_trajectories([rollout(0, 2)])
+    errors: list[BaseException] = []
+
+    def work(run: Any) -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    def add(first: int) -> None:
+        for number in range(first, first + 12):
+            buffer.add_trajectories([rollout(number, 2)])
+
+    def draw() -> None:
+        for _ in range(25):
+            check_batch(buffer.sample(40))
+
+    jobs = [lambda: add(1), lambda: add(20), draw, draw]
+    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    buffer.close()
+    assert len(buffer) == len(set(buffer.trajectory_ids)) == 25
+    again = TrajectoryReplayBuffer()
+    again.load_checkpoint(tmp_path / "a")
+    assert len(set(check_batch(again.sample(100, replace=False)))) == 100
+
+
+@pytest.mark.slow
+def test_adding_stalls_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: Path) -> None:
+    """The processor time of the adding thread, against that of a copy: other work on the machine does not count."""
+    pictures = torch.randint(0, 256, (50, 4, 64, 64, 3), dtype=torch.uint8)
+    one = Trajectory(rewards=torch.rand(50, 4, 1), curr_obs={"main_images": pictures})
+    added, copied, kept = [], [], []
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "a", trajectory_format="safetensors", save_queue_size=30
+    ) as buffer:
+        buffer.add_trajectories([one])
+        for _ in range(20):
+            start = time.thread_time()
+            buffer.add_trajectories([one])
+            added.append(time.thread_time() - start)
+            start = time.thread_time()
+            kept.append(pictures.clone())  # new memory, as the buffer's copy is
+            copied.append(time.thread_time() - start)
+    assert statistics.median(added) < 3 * statistics.median(copied) + 1e-3
