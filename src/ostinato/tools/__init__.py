@@ -6,12 +6,17 @@ from ostinato.tools.inspect import (
     ChainReport,
     CheckpointReport,
     FieldReport,
+    KeyReport,
     LinkReport,
     PriorityReport,
+    StoreReport,
     inspect_checkpoint,
+    inspect_store,
+    is_store,
+    kind_of,
 )
 from ostinato.tools.moves import MoveReport, merge, split
-from ostinato.tools.verify import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, kind_of, verify
+from ostinato.tools.verify import Damage, VerifyReport, verify
 
 __all__ = [
     "ChainReport",

@@ -5,28 +5,24 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from ostinato.durable import verify_array
 from ostinato.durable.files import open_file
-from ostinato.durable.manifest import MANIFEST_NAME, parse_json
+from ostinato.durable.manifest import parse_json
 from ostinato.durable.tensorfile import file_checksum
-from ostinato.durable.trees import show
-from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, OstinatoError
+from ostinato.errors import DamagedFileError, OstinatoError
 from ostinato.tools.compact import open_checkpoint
+from ostinato.tools.inspect import kind_of, unlisted
 from ostinato.trajectories.index import (
     JOURNAL,
     METADATA,
     STORE,
     Entry,
     Listing,
-    consent,
     file_name,
-    has_listing,
-    id_of_name,
     look,
     read_listing,
-    resolve,
 )
 
 if TYPE_CHECKING:
@@ -34,68 +30,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Header
 
-__all__ = [
-    "Damage",
-    "KeyReport",
-    "StoreReport",
-    "VerifyReport",
-    "check_content",
-    "check_whole",
-    "inspect_store",
-    "is_store",
-    "kind_of",
-    "verify",
-]
-
-_MOST_NAMES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class KeyReport:
-    """One key of the trajectories."""
-
-    name: str
-    """Keys from the root, joined by dots."""
-    dtype: str
-    """Dtype."""
-    shape: tuple[int, ...]
-    """Shape of one transition's value."""
-    trajectories: int
-    """Trajectories that have it in this dtype and shape."""
-    nbytes: int
-    """Bytes of its rows in all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreReport:
-    """One directory of trajectories."""
-
-    path: str
-    """The directory."""
-    trajectory_format: str
-    """`pt`, `pkl` or `safetensors`."""
-    trajectories: int
-    """How many are listed."""
-    total_samples: int
-    """Transitions: the sum of T * B."""
-    trajectory_counter: int
-    """The next id."""
-    seed: int
-    """Seed of the buffer."""
-    exact_resume: bool
-    """Whether the state of a generator was saved, so that sampling goes on with the same rows."""
-    journal: bool
-    """Whether a journal waits to be folded in: the directory is in use, or its process was killed."""
-    models: int
-    """Different weights that acted."""
-    shapes: tuple[tuple[int, ...], ...]
-    """Different `[T, B]`."""
-    unlisted: tuple[str, ...]
-    """Trajectory files that no list names: cleared, or never finished."""
-    nbytes: int | None = None
-    """Bytes of the files; None where they were not looked at."""
-    keys: tuple[KeyReport, ...] = ()
-    """Keys of the batches; empty where the files were not looked at."""
+__all__ = ["Damage", "VerifyReport", "check_content", "check_whole", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,104 +63,6 @@ class VerifyReport:
     """Trajectory files that no list names."""
     damage: tuple[Damage, ...]
     """What is damaged; empty where all is whole."""
-
-
-def is_store(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a directory holds trajectories (and not a buffer's checkpoint)."""
-    root = Path(path)
-    return (root / METADATA).exists() or has_listing(root)
-
-
-def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
-    """Tell what a directory holds: trajectories, or the checkpoint that `dumps` of a buffer wrote.
-
-    Raises:
-        CheckpointNotFoundError: Neither; the message says what is there instead, such as a directory for each rank.
-        CheckpointError: The path is a file.
-    """
-    root = Path(path)
-    if is_store(root):
-        return "trajectories"
-    if (root / MANIFEST_NAME).exists():
-        return "buffer"
-    if not root.is_dir():
-        if root.exists():
-            msg = f"{root} is a file: give a directory of trajectories, or one that dumps() wrote"
-            raise CheckpointError(msg)
-        msg = f"there is no directory {root}"
-        raise CheckpointNotFoundError(msg)
-    if (root / "storage" / "storage_metadata.json").exists():
-        msg = f"{root} is a checkpoint of TorchRL: write it as one of ours first (ostinato convert)"
-        raise CheckpointNotFoundError(msg)
-    inside = sorted(child.name for child in root.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
-    if inside:
-        names = ", ".join(inside[:_MOST_NAMES]) + (", ..." if len(inside) > _MOST_NAMES else "")
-        msg = f"{root} is a directory of others that hold data: give one of {names} in it"
-        if all(is_store(root / name) and name.startswith("rank_") for name in inside):
-            msg += ", or join them first (ostinato merge)"
-    else:
-        msg = f"{root} holds neither trajectories nor a checkpoint that dumps() wrote"
-    raise CheckpointNotFoundError(msg)
-
-
-def inspect_store(
-    path: str | os.PathLike[str], *, read_headers: bool = True, allow_pickle: bool = False
-) -> StoreReport:
-    """Report on a directory of trajectories.
-
-    Args:
-        path: The directory.
-        read_headers: Look at each file, too: its size and its keys (for `pkl` that means to unpickle it). Otherwise
-            only the index is read.
-        allow_pickle: Consent to unpickle.
-
-    Raises:
-        CheckpointNotFoundError: No trajectories are there.
-        CheckpointError: They are pickles without consent.
-        DamagedFileError: naming the file that is damaged.
-    """
-    root = Path(path)
-    listing = read_listing(root)
-    facts = listing.facts.values()
-    entries: list[Entry] = []
-    if read_headers:
-        consent(listing, allow_pickle=allow_pickle)
-        for _, found in resolve(listing, listing.facts, allow_pickle=allow_pickle):
-            if not isinstance(found, Entry):
-                raise found
-            entries.append(found)
-    return StoreReport(
-        path=str(root),
-        trajectory_format=listing.head.trajectory_format,
-        trajectories=len(listing.facts),
-        total_samples=sum(fact.num_samples for fact in facts),
-        trajectory_counter=listing.head.counter,
-        seed=listing.head.seed,
-        exact_resume=listing.head.generator is not None,
-        journal=(root / JOURNAL).exists(),
-        models=len({fact.model_weights_id for fact in facts}),
-        shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
-        unlisted=_unlisted(listing),
-        nbytes=sum(e.place.nbytes for e in entries if e.place is not None) if read_headers else None,
-        keys=_keys(entries),
-    )
-
-
-def _unlisted(listing: Listing) -> tuple[str, ...]:
-    listed = {file_name(fact, listing.head.trajectory_format) for fact in listing.facts.values()}
-    names = (path.name for path in listing.directory.iterdir())
-    return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
-
-
-def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
-    found: dict[Any, list[int]] = {}
-    for entry in entries:
-        for path, (dtype, shape) in entry.form.signature.items():
-            counts = found.setdefault((path, dtype, shape), [0, 0])
-            counts[0] += 1
-        for field in entry.form.fields:
-            found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
-    return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
 
 
 def verify(
@@ -262,7 +99,7 @@ def verify(
         if on_progress is not None:
             on_progress(done, len(listing.facts))
     return VerifyReport(
-        str(root), "trajectories", len(listing.facts), nbytes, checksums, _unlisted(listing), tuple(damage)
+        str(root), "trajectories", len(listing.facts), nbytes, checksums, unlisted(listing), tuple(damage)
     )
 
 
