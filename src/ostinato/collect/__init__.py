@@ -1,4 +1,4 @@
-"""From simulators to buffers: what vector environments return becomes rows."""
+"""Collection from simulators: steps of vector environments as rows of a buffer."""
 
 from ostinato.collect.vector_env import VectorEnvRecorder
 

@@ -1,9 +1,9 @@
-"""What environments return: checked, on tensors, and without aliases of memory that the next step overwrites."""
+"""`VectorEnvRecorder`: writes the steps of a vector environment to a buffer as transitions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, Unpack, final
 
 import numpy as np
 import torch
@@ -26,45 +26,51 @@ if TYPE_CHECKING:
 __all__ = ["VectorEnvRecorder"]
 
 
+class _RecorderOptions(TypedDict, total=False):
+    layout: str | None
+    keys: Mapping[str, Key] | None
+    reward_dtype: torch.dtype
+
+
 @final
 class VectorEnvRecorder:
     """Writes the steps of a vector environment to a buffer, one row per environment and step.
 
-    Each row is a true transition: its next observation is what the action led to, at the end of an episode the last
-    observation, never the first one of the next episode. How that is known depends on the environment's mode
-    (Gymnasium's `AutoresetMode`):
+    The next observation of a row is the observation that its action led to: at the end of an episode the final
+    observation, never the first observation of the next episode. Its source depends on the autoreset mode of the
+    environment (Gymnasium's `AutoresetMode`):
 
-    - NEXT_STEP: the step after an end resets, and its action is ignored. That is no transition. With `ndim=1` no row
-      is written; with `ndim=2`, where every step has a row of each environment, the row's field `mask` is False, and
-      the buffer, made with `episodes=Episodes(mask_key="mask")`, never draws it.
-    - SAME_STEP: the last observation is taken from `info["final_obs"]`.
+    - NEXT_STEP: the step after the end of an episode resets the environment and ignores the action; it is not a
+      transition. With `ndim=1` no row is written for it. With `ndim=2`, where each step writes a row for each
+      environment, its row has `mask=False`; a buffer with `episodes=Episodes(mask_key="mask")` never samples it.
+    - SAME_STEP: the final observation is taken from `info["final_obs"]`.
     - DISABLED: call `reset(obs, mask)` after resetting environments.
 
-    With `ndim=2` lanes are environments. With `ndim=1` rows of the environments follow each other; a buffer that
-    keeps account of episodes (for a unit or a slice sampler) must then read the field `env`, int64:
+    With `ndim=2` the second dimension of the storage is the environment. With `ndim=1` the rows of the environments
+    are interleaved; a buffer that tracks episodes (for a unit or a slice sampler) must then use the field `env`, int64:
     `episodes=Episodes(traj_key="env", end_key=["terminated", "truncated"])`.
 
-    An episode that `reset` breaks off has its newest row marked as truncated, so that no window goes on into the next
-    one; so have those which a buffer with rows in it comes with, when the first `reset` begins new ones.
+    If `reset` interrupts an episode, its newest row is marked as truncated, so that no window continues into the next
+    episode. The first `reset` does the same for unfinished episodes that the buffer already contains.
 
-    Not thread-safe: one thread steps. Other threads may sample meanwhile.
+    Not thread-safe. Other threads may sample from the buffer at the same time.
 
     Args:
-        rb: the buffer.
-        num_envs: environments.
-        autoreset_mode: Gymnasium's `AutoresetMode`, or its name or value; `for_env` reads it off an environment.
+        rb: The buffer.
+        num_envs: Number of environments.
+        autoreset_mode: Gymnasium's `AutoresetMode`, or its name or value. `for_env` reads it from an environment.
         layout: "flat": `obs`, `action`, `reward`, `next_obs`, `terminated`, `truncated`, each `[B, *shape]`. "ted":
             `observation`, `action`, and under `next`: `observation`, `reward`, `done`, `terminated`, `truncated`, the
-            last four `[B, 1]`. None takes "ted" for TensorDict buffers. Each entry of a dict observation is a field
-            of its own: `pos` and `next_pos`, or `pos` and `("next", "pos")`.
-        keys: other names for parts of a row: `obs`, `action`, `reward`, `next_obs`, `terminated`, `truncated`, `done`
+            last four `[B, 1]`. None: "ted" for TensorDict buffers, otherwise "flat". Each entry of a dict observation
+            is a separate field: `pos` and `next_pos`, or `pos` and `("next", "pos")`.
+        keys: Other names for parts of a row: `obs`, `action`, `reward`, `next_obs`, `terminated`, `truncated`, `done`
             ("ted"), `env`, `mask`.
-        reward_dtype: dtype in which rewards are stored; they are cast to it, and observations to the dtypes of the
-            first ones, as `docs/casts.md` says.
+        reward_dtype: Dtype to which rewards are cast. Observations are cast to the dtypes of the first observations.
+            The rules of these casts are in `docs/casts.md`.
 
     Raises:
-        OptionError: if the buffer could not keep episodes apart, saying how to make it.
-        CapacityError: if it is too small for the windows of so many environments.
+        OptionError: The buffer cannot separate episodes; the message names the missing option.
+        CapacityError: The capacity is too small for the windows of all environments.
 
     Example:
         >>> import numpy as np
@@ -72,10 +78,10 @@ class VectorEnvRecorder:
         >>> rb = ReplayBuffer(
         ...     storage=LazyTensorStorage(1000, ndim=2), sample_unit=NStep(3, 0.99), episodes=Episodes(mask_key="mask")
         ... )
-        >>> steps = VectorEnvRecorder(rb, num_envs=2, autoreset_mode="NEXT_STEP")
-        >>> steps.reset(np.zeros((2, 4), np.float32))
-        >>> after, no = np.ones((2, 4), np.float32), np.zeros(2, bool)
-        >>> index = steps.add_step(np.array([0, 1]), after, np.ones(2), no, no)
+        >>> recorder = VectorEnvRecorder(rb, num_envs=2, autoreset_mode="NEXT_STEP")
+        >>> recorder.reset(np.zeros((2, 4), np.float32))
+        >>> next_obs, no = np.ones((2, 4), np.float32), np.zeros(2, bool)
+        >>> index = recorder.add_step(np.array([0, 1]), next_obs, np.ones(2), no, no)
         >>> len(rb)
         2
     """
@@ -94,55 +100,60 @@ class VectorEnvRecorder:
         self._collection = isinstance(rb, TensorDictReplayBuffer) or rb.writer.collections_only
         self._layout = _Layout(layout or ("ted" if self._collection else "flat"), keys)
         self._rb = rb
-        self._envs = num_envs
+        self._num_envs = num_envs
         self._mode = _as_mode(autoreset_mode)
         self._reward_dtype = reward_dtype
         self._warned: set[Any] = set()
         self._parts = (rb.storage, rb.sampler)
         self._writes = rb.write_count
-        self._match = _match(rb, num_envs, self._mode, self._layout)
+        self._episode_fields = _check_buffer(rb, num_envs, self._mode, self._layout)
         self._obs: dict[Path, Tensor] | None = None
-        # whether the episode is over, and the next one has not begun
+        # environments whose episode ended and that were not reset
         self._idle = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
-        # whether the newest row is one of an episode that goes on
+        # environments whose newest row belongs to an unfinished episode
         self._open = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
         self._newest = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
 
     @classmethod
-    def for_env(cls, rb: ReplayBuffer, env: Any, **options: Any) -> Self:
-        """Make one for a Gymnasium vector environment: `env.num_envs`, and the mode in `env.metadata`.
+    def for_env(cls, rb: ReplayBuffer, env: Any, **options: Unpack[_RecorderOptions]) -> Self:
+        """Create a recorder for a Gymnasium vector environment from its `num_envs` and `metadata["autoreset_mode"]`.
+
+        Args:
+            rb: The buffer.
+            env: The environment.
+            **options: `layout`, `keys` and `reward_dtype`; see the class.
 
         Raises:
-            OptionError: if the environment does not say its mode.
+            OptionError: The metadata has no autoreset mode.
         """
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         if mode is None:
             msg = (
-                f"{type(env).__name__} does not say how it resets (metadata['autoreset_mode'], since Gymnasium 1.1): "
+                f"{type(env).__name__} has no metadata['autoreset_mode'] (Gymnasium 1.1 or later): "
                 "use VectorEnvRecorder(rb, num_envs, autoreset_mode)"
             )
             raise OptionError(msg)
         return cls(rb, env.num_envs, mode, **options)
 
     def __repr__(self) -> str:
-        """Options."""
+        """Return the options."""
         name = "ted" if self._layout.ted else "flat"
-        return f"VectorEnvRecorder(num_envs={self._envs}, autoreset_mode={self._mode!r}, layout={name!r})"
+        return f"VectorEnvRecorder(num_envs={self._num_envs}, autoreset_mode={self._mode!r}, layout={name!r})"
 
     def reset(self, obs: Any, mask: Any = None) -> None:
-        """Begin new episodes with the observations that the environment's `reset` returned.
+        """Start new episodes with the observations that the environment's `reset` returned.
 
         Args:
-            obs: `[num_envs, *shape]`, or a dict of these.
-            mask: bool `[num_envs]`: the environments that were reset; None for all. Observations of others are not
-                read.
+            obs: `[num_envs, *shape]`, or a dict of such arrays.
+            mask: bool `[num_envs]`: the environments that were reset; None: all. Observations of the others are
+                ignored.
 
         Raises:
-            SchemaError: for another number of environments, or other shapes; nothing is changed.
-            UsageError: if the first call leaves environments out.
+            SchemaError: The number of environments or a shape differs; nothing is changed.
+            UsageError: The first call does not reset all environments.
         """
-        chosen = torch.ones_like(self._idle) if mask is None else _one_each("mask", mask, self._envs).bool().cpu()
-        fresh = _observations(obs, self._envs, self._obs, self._warned)
+        chosen = torch.ones_like(self._idle) if mask is None else _one_each("mask", mask, self._num_envs).bool().cpu()
+        fresh = _observations(obs, self._num_envs, self._obs, self._warned)
         if self._obs is None:
             if not bool(chosen.all()):
                 msg = "the first reset() must begin an episode in every environment: leave mask out"
@@ -154,7 +165,7 @@ class VectorEnvRecorder:
             fresh = {path: torch.where(kept[path], value, self._obs[path]) for path, value in fresh.items()}
         self._break_off(chosen & self._open)
         self._obs = fresh
-        self._idle = self._idle & ~chosen  # not in place: the mode (torch.inference_mode) may be another by now
+        self._idle = self._idle & ~chosen  # not in place: torch.inference_mode may differ between calls
         self._open = self._open & ~chosen
 
     def add_step(
@@ -168,51 +179,56 @@ class VectorEnvRecorder:
         *,
         extra: Mapping[Any, Any] | None = None,
     ) -> Tensor:
-        """Write one step of all environments: the action taken, and what the environment's `step` returned for it.
+        """Write one step of all environments.
 
         Args:
-            action: `[num_envs, *shape]`, or a dict of these.
-            obs: `[num_envs, *shape]`, or a dict of these.
+            action: The actions taken, `[num_envs, *shape]`, or a dict of such arrays.
+            obs: Observations that the environment's `step` returned, `[num_envs, *shape]`, or a dict of such arrays.
             reward: `[num_envs]`.
             terminated: bool `[num_envs]`.
             truncated: bool `[num_envs]`.
-            info: needed in mode SAME_STEP, where an episode ends.
-            extra: more fields of the rows, `[num_envs, *shape]`, such as the state of a recurrent network before the
+            info: Required in mode SAME_STEP when an episode ends.
+            extra: Further fields of the rows, `[num_envs, *shape]`, such as the state of a recurrent network before the
                 step.
 
         Returns:
-            As `ReplayBuffer.extend`: the slot of each environment's row, int64 `[num_envs]`, -1 where none was
-            written; with `ndim=2` int64 `[num_envs, 2]`.
+            The result of `ReplayBuffer.extend`: the slot of each environment's row, int64 `[num_envs]`, -1 if no row
+            was written; with `ndim=2`, int64 `[num_envs, 2]`.
 
         Raises:
-            UsageError: before the first `reset`, or if the results do not fit the mode; nothing is changed.
-            SchemaError: for another number of environments, or other shapes; nothing is changed.
+            UsageError: `reset` was not called, or the results do not fit the autoreset mode; nothing is changed.
+            SchemaError: The number of environments or a shape differs; nothing is changed.
         """
         before, layout = self._obs, self._layout
         if before is None:
-            msg = "add_step() came before reset(): call reset(obs) with the observations of the environment's reset"
+            msg = (
+                "add_step() was called before reset(): call reset(obs) with the observations of the environment's reset"
+            )
             raise UsageError(msg)
         self._follow()
-        after = _observations(obs, self._envs, before, self._warned)
+        after = _observations(obs, self._num_envs, before, self._warned)
         ends = {
-            "terminated": _flag_each("terminated", terminated, self._envs),
-            "truncated": _flag_each("truncated", truncated, self._envs),
+            "terminated": _flag_each("terminated", terminated, self._num_envs),
+            "truncated": _flag_each("truncated", truncated, self._num_envs),
         }
         ended = ends["terminated"] | ends["truncated"]
         self._check_mode(ended, info or {})
         following = after
         if self._mode == "SAME_STEP":
             following = _final_observations(after, ended, info or {}, self._warned)
-        rewards = cast(_one_each("reward", reward, self._envs), self._reward_dtype, layout["reward"], self._warned)
+        rewards = cast(_one_each("reward", reward, self._num_envs), self._reward_dtype, layout["reward"], self._warned)
         fields = _join(
             [
                 layout.observation(before, after=False),
-                {(*layout["action"], *path): value for path, value in _per_env("action", action, self._envs).items()},
+                {
+                    (*layout["action"], *path): value
+                    for path, value in _per_env("action", action, self._num_envs).items()
+                },
                 {layout["reward"]: layout.column(rewards)},
                 layout.observation(following, after=True),
                 layout.flags(ends),
                 self._origin(),
-                _per_env("extra", dict(extra or {}), self._envs),
+                _per_env("extra", dict(extra or {}), self._num_envs),
             ]
         )
         index = self._write(fields)
@@ -223,19 +239,19 @@ class VectorEnvRecorder:
         return index
 
     def _follow(self) -> None:
-        """Look anew which episodes go on, where parts were exchanged, or others have written or emptied the buffer."""
+        """Find the unfinished episodes again if the buffer was modified by others or its parts were replaced."""
         rb = self._rb
         parts = (rb.storage, rb.sampler)
         if parts == self._parts and rb.write_count == self._writes:
             return
         if parts != self._parts:
-            self._match = _match(rb, self._envs, self._mode, self._layout)
+            self._episode_fields = _check_buffer(rb, self._num_envs, self._mode, self._layout)
         self._parts, self._writes = parts, rb.write_count
         self._open = torch.zeros_like(self._open)
         self._find_newest()
 
     def _check_mode(self, ended: Tensor, info: Mapping[str, Any]) -> None:
-        """Refuse results that an environment of the mode does not give."""
+        """Raise `UsageError` for results that an environment of this mode does not return."""
         if self._mode == "DISABLED" and bool(self._idle.any()):
             msg = (
                 f"environment(s) {_names(self._idle)} ended and have not been reset: with autoreset_mode 'DISABLED' "
@@ -247,25 +263,25 @@ class VectorEnvRecorder:
         if bool((ended & self._idle).any()):
             msg = (
                 f"environment(s) {_names(ended & self._idle)} ended in the step that resets them, which NEXT_STEP "
-                "environments do not: is autoreset_mode right?"
+                "environments do not: check autoreset_mode"
             )
             raise UsageError(msg)
         if "final_obs" in info:
-            msg = "info has 'final_obs', which NEXT_STEP environments do not give: is autoreset_mode 'SAME_STEP'?"
+            msg = "info has 'final_obs', which NEXT_STEP environments do not return: is autoreset_mode 'SAME_STEP'?"
             raise UsageError(msg)
 
     def _origin(self) -> dict[Path, Tensor]:
-        """Return the fields that tell episodes apart, where the buffer reads them."""
+        """Return the fields that separate episodes, if the buffer uses them."""
         out = {}
-        if self._match.env:
-            out[self._layout["env"]] = torch.arange(self._envs, device="cpu")
-        if self._match.mask:
+        if self._episode_fields.env:
+            out[self._layout["env"]] = torch.arange(self._num_envs, device="cpu")
+        if self._episode_fields.mask:
             out[self._layout["mask"]] = ~self._idle
         return out
 
     def _write(self, fields: dict[Path, Tensor]) -> Tensor:
-        """Write rows and remember where they are."""
-        rb, layout, whole = self._rb, self._layout, self._envs
+        """Write rows and store their slots."""
+        rb, layout, whole = self._rb, self._layout, self._num_envs
         if rb.storage.ndim > 1:
             index: Tensor = rb.add(layout.rows(fields, whole, collection=self._collection))
             self._newest = (index[:, 0] * rb.storage.num_envs + index[:, 1]).cpu()
@@ -282,18 +298,18 @@ class VectorEnvRecorder:
         return index
 
     def _find_newest(self) -> None:
-        """Look which episodes go on in the rows that a buffer comes with."""
-        rb, storage, envs = self._rb, self._rb.storage, self._envs
+        """Find the unfinished episodes in the stored rows."""
+        rb, storage, envs = self._rb, self._rb.storage, self._num_envs
         rows, capacity = len(rb), storage.capacity
         if not rows or storage.schema is None:
             return
         order = (torch.arange(rows, device="cpu") + (storage.cursor if rows == capacity else 0)) % capacity
-        if self._match.env:
+        if self._episode_fields.env:
             ids = self._stored("env", order)
         elif storage.num_envs == envs:
             ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
-            return  # rows that do not say where they are from have no episodes
+            return  # without the number of the environment, rows have no episodes
         newest, goes_on = self._newest.clone(), self._open.clone()
         for env in range(envs):
             at = (ids == env).nonzero()
@@ -301,19 +317,19 @@ class VectorEnvRecorder:
                 newest[env] = order[at[-1, 0]]
                 goes_on[env] = True
         goes_on &= ~(self._stored("terminated", newest) | self._stored("truncated", newest))
-        if self._match.mask:
+        if self._episode_fields.mask:
             goes_on &= self._stored("mask", newest)
         self._newest, self._open = newest, goes_on
 
     def _stored(self, part: str, slots: Tensor) -> Tensor:
-        """Return what rows hold in a part with one value each."""
+        """Return the stored values of a part with one value per row."""
         storage = self._rb.storage
         field: Tensor = storage.read(self._layout[part])
         flat = field.reshape(-1) if storage.ndim == 1 else field.reshape(len(storage))
         return flat[slots.to(flat.device)].cpu()
 
     def _break_off(self, chosen: Tensor) -> None:
-        """Mark the newest rows of episodes that do not go on."""
+        """Mark the newest rows of interrupted episodes as truncated."""
         rb, storage = self._rb, self._rb.storage
         slots = self._newest[chosen]
         slots = slots[slots < len(rb)].to(storage.device)  # the buffer may have been emptied
@@ -321,8 +337,8 @@ class VectorEnvRecorder:
             return
         index: Any = slots
         if storage.ndim > 1:
-            steps, lanes = slots // storage.num_envs, slots % storage.num_envs
-            index = (lanes, steps) if rb.dim_extend == 1 else (steps, lanes)
+            steps, envs = slots // storage.num_envs, slots % storage.num_envs
+            index = (envs, steps) if rb.dim_extend == 1 else (steps, envs)
         for part in ("truncated", "done"):
             if part in self._layout.paths:
                 path = self._layout[part]
@@ -335,61 +351,63 @@ def _names(environments: Tensor) -> list[int]:
     return environments.nonzero().flatten().tolist()
 
 
-class _Match(NamedTuple):
-    """What rows must say, besides the step itself, so that the buffer can tell episodes apart."""
+class _EpisodeFields(NamedTuple):
+    """Fields that rows need so that the buffer can separate episodes."""
 
     env: bool
-    """Rows have the field of their environment's number."""
+    """Whether rows have the number of the environment."""
     mask: bool
-    """Rows have the field that says whether they are transitions."""
+    """Whether rows have the flag for transitions."""
 
 
 def _check_arguments(rb: Any, num_envs: Any) -> None:
-    """Refuse what is no buffer, or no number of environments.
+    """Check the buffer and the number of environments.
 
     Raises:
-        KindError: for another kind of buffer.
-        OptionError: for a storage of objects, or a number below 1.
+        KindError: `rb` is not a `ReplayBuffer`.
+        OptionError: The storage is a `ListStorage`, or `num_envs` is not a positive integer.
     """
     if not isinstance(rb, ReplayBuffer):
         msg = f"rb must be a ReplayBuffer, got {type(rb).__name__}"
         raise KindError(msg)
     if isinstance(rb.storage, ListStorage):
-        msg = "a step is rows of fields, which ListStorage does not take: use LazyTensorStorage or LazyMemmapStorage"
+        msg = "rows of a step have fields, which ListStorage does not take: use LazyTensorStorage or LazyMemmapStorage"
         raise OptionError(msg)
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         msg = f"num_envs must be an integer of at least 1, got {num_envs!r}"
         raise OptionError(msg)
 
 
-def _match(rb: ReplayBuffer, envs: int, mode: str, layout: _Layout) -> _Match:
-    """Return which fields rows need.
+def _check_buffer(rb: ReplayBuffer, envs: int, mode: str, layout: _Layout) -> _EpisodeFields:
+    """Return the fields that rows need.
 
     Raises:
-        OptionError: if the buffer would draw rows that are no transitions, or mix episodes; it says how to make it.
-        CapacityError: if it is too small for the windows of so many environments.
+        OptionError: The buffer would sample rows that are not transitions, or mix episodes; the message names the
+            missing option.
+        CapacityError: The capacity is too small for the windows of all environments.
     """
     storage, episodes = rb.storage, rb.episodes
     flat = storage.ndim == 1
     if not flat and storage.laid_out and len(rb) and storage.num_envs != envs:
-        msg = f"the storage has {storage.num_envs} lane(s), one for each environment, got num_envs={envs}"
+        msg = f"the storage has {storage.num_envs} environment(s), got num_envs={envs}"
         raise OptionError(msg)
-    found = _Match(
+    found = _EpisodeFields(
         env=episodes is not None and episodes.traj_path == layout["env"],
         mask=episodes is not None and episodes.mask_path == layout["mask"],
     )
     if mode == "NEXT_STEP" and not flat and not found.mask:
         msg = (
-            "a storage with ndim=2 keeps the row of the step that resets a NEXT_STEP environment, which is no "
-            f"transition and must not be drawn: make the buffer with {_advice(layout, None, mask=True)}, or use ndim=1"
+            "a storage with ndim=2 stores a row for the step that resets a NEXT_STEP environment, which is not a "
+            f"transition and must not be sampled: create the buffer with {_advice(layout, None, mask=True)}, or use "
+            "ndim=1"
         )
         raise OptionError(msg)
     if episodes is None:
         return found
     if flat and envs > 1 and not found.env:
         msg = (
-            f"rows of {envs} environments follow each other in a storage with ndim=1, and this buffer would take them "
-            f"for one episode: make it with {_advice(layout, 'env', mask=False)} (and name no keys in unit and "
+            f"rows of {envs} environments are interleaved in a storage with ndim=1, and this buffer would treat "
+            f"them as one episode: create it with {_advice(layout, 'env', mask=False)} (and pass no keys to unit and "
             "sampler), or use ndim=2"
         )
         raise OptionError(msg)
@@ -398,37 +416,37 @@ def _match(rb: ReplayBuffer, envs: int, mode: str, layout: _Layout) -> _Match:
     return found
 
 
-def _check_ends(episodes: Episodes, layout: _Layout, found: _Match) -> None:
-    """Refuse a buffer that overlooks ends."""
+def _check_ends(episodes: Episodes, layout: _Layout, found: _EpisodeFields) -> None:
+    """Raise `OptionError` if the buffer ignores an end flag."""
     if episodes.fixed:
-        msg = f"{episodes!r} tells the episodes of rows that stay as they are: use keys for rows that are to come"
+        msg = f"{episodes!r} describes stored rows only: use keys, which also apply to new rows"
         raise OptionError(msg)
     ends = set(episodes.resolve(layout.known(env=found.env, mask=found.mask)).end_paths)
     flags = {layout["terminated"], layout["truncated"]}
     if not flags <= ends and layout.paths.get("done") not in ends:
         read = ", ".join(sorted(map(show_path, ends))) or "none"
         msg = (
-            f"the buffer must read both flags that end an episode, it reads {read}: make it with "
-            f"{_advice(layout, 'env' if found.env else None, mask=found.mask)} (and name no keys in unit and sampler)"
+            f"the buffer must use both end flags of episodes, it uses {read}: create it with "
+            f"{_advice(layout, 'env' if found.env else None, mask=found.mask)} (and pass no keys to unit and sampler)"
         )
         raise OptionError(msg)
 
 
 def _check_room(rb: ReplayBuffer, envs: int) -> None:
-    """Refuse a capacity that overwrites windows before they are whole."""
+    """Raise `CapacityError` if windows would be overwritten before they are complete."""
     unit, storage = rb.sample_unit, rb.storage
     span = max(rb.sampler.span, 1 if unit is None else unit.span)
     steps = storage.max_size // envs if storage.ndim == 1 else -(-storage.max_size // envs)
     if steps < span:
         msg = (
-            f"max_size={storage.max_size} keeps {steps} steps of each of {envs} environment(s), a window takes {span}: "
+            f"max_size={storage.max_size} holds {steps} steps of each of {envs} environment(s), a window has {span}: "
             f"use max_size >= {span * envs}, or a shorter window"
         )
         raise CapacityError(msg)
 
 
 def _advice(layout: _Layout, env: str | None, *, mask: bool) -> str:
-    """Return the `episodes=` argument that would do."""
+    """Return the `episodes=` argument to recommend."""
     usual = layout["terminated"][-1] == "terminated" and layout["truncated"][-1] == "truncated"
     said = [] if env is None else [f"traj_key={_shown(layout, 'env')}"]
     if env is not None or not usual:
@@ -473,10 +491,10 @@ class _Layout:
 
     Args:
         name: "flat" or "ted".
-        keys: other names for some parts.
+        keys: Other names for some parts.
 
     Raises:
-        OptionError: for a layout or a part that there is not, or one name for two parts.
+        OptionError: The layout or a part does not exist, or two parts have the same name.
     """
 
     def __init__(self, name: str, keys: Mapping[str, Key] | None) -> None:
@@ -486,13 +504,13 @@ class _Layout:
         usual, given = _LAYOUTS[name], dict(keys or {})
         unknown = sorted(set(given) - set(usual))
         if unknown:
-            msg = f"keys names parts of a step, {list(usual)} in layout {name!r}, got {unknown}"
+            msg = f"keys must name parts of a step, {list(usual)} in layout {name!r}, got {unknown}"
             raise OptionError(msg)
         self.ted = name == "ted"
         self.paths: dict[str, Path] = {**usual, **{part: as_path(key) for part, key in given.items()}}
         self._obs_named = bool({"obs", "next_obs"} & set(given))
         if len(set(self.paths.values())) < len(self.paths):
-            msg = f"each part of a step needs a name of its own, got {self.paths}"
+            msg = f"parts of a step must have different names, got {self.paths}"
             raise OptionError(msg)
 
     def __getitem__(self, part: str) -> Path:
@@ -500,24 +518,26 @@ class _Layout:
         return self.paths[part]
 
     def flags(self, ends: Mapping[str, Tensor]) -> dict[Path, Tensor]:
-        """Return the fields that say how a step ended, from the flags `terminated` and `truncated`, `[n]`."""
+        """Return the end flags of a step as fields, from `terminated` and `truncated`, `[n]`."""
         shown = {**ends, "done": ends["terminated"] | ends["truncated"]} if "done" in self.paths else ends
         return {self.paths[part]: self.column(value) for part, value in shown.items()}
 
     def column(self, values: Tensor) -> Tensor:
-        """Give one number per row the shape that it has in this layout: `[n]`, or `[n, 1]` with `ted`."""
+        """Return one value per row in the shape of this layout: `[n]`, or `[n, 1]` for `ted`."""
         return values[:, None] if self.ted else values
 
     def observation(self, parts: Mapping[Path, Tensor], *, after: bool) -> dict[Path, Tensor]:
-        """Return the fields of an observation: each entry of a dict is a field of its own.
+        """Return the fields of an observation; each entry of a dict is a separate field.
 
         Raises:
-            OptionError: if observations are dicts, and their parts were given one name.
+            OptionError: Observations are dicts, and `keys` renames `obs` or `next_obs`.
         """
         if () in parts:
             return {self.paths["next_obs" if after else "obs"]: parts[()]}
         if self._obs_named:
-            msg = "each entry of a dict observation is a field under its own name: leave obs and next_obs out of keys"
+            msg = (
+                "the entries of a dict observation are fields with their own names: leave obs and next_obs out of keys"
+            )
             raise OptionError(msg)
         return {(self._after(path) if after else path): value for path, value in parts.items()}
 
@@ -525,12 +545,12 @@ class _Layout:
         return ("next", *path) if self.ted else (*path[:-1], f"next_{path[-1]}")
 
     def known(self, *, env: bool, mask: bool) -> set[Path]:
-        """Return the fields that rows have, but for observations."""
+        """Return the fields of rows, except observations."""
         unsaid = {"obs", "next_obs"} | (set() if env else {"env"}) | (set() if mask else {"mask"})
         return {path for part, path in self.paths.items() if part not in unsaid}
 
     def rows(self, fields: Mapping[Path, Tensor], count: int, *, collection: bool) -> Any:
-        """Put the fields of rows, `[count, ...]`, together: a dict, or a TensorDict."""
+        """Return rows with the given fields, `[count, ...]`, as a dict or a TensorDict."""
         if not collection:
             return kinds.with_fields({}, fields)  # type: ignore[arg-type]
         empty = kinds.make(kinds.Node("tensordict", ()), [], (count,), torch.device("cpu"))
@@ -538,16 +558,16 @@ class _Layout:
 
 
 def _join(groups: list[dict[Path, Tensor]]) -> dict[Path, Tensor]:
-    """Join the fields of a row.
+    """Merge fields into one dict.
 
     Raises:
-        SchemaError: if two of them have one name.
+        SchemaError: Two fields have the same name.
     """
     out: dict[Path, Tensor] = {}
     for group in groups:
         twice = sorted(kinds.show_path(path) for path in out.keys() & group.keys())
         if twice:
-            msg = f"two parts of a step are called {', '.join(twice)}: give one of them another name with keys"
+            msg = f"two parts of a step have the name {', '.join(twice)}: rename one of them with keys"
             raise SchemaError(msg)
         out |= group
     return out
@@ -555,14 +575,14 @@ def _join(groups: list[dict[Path, Tensor]]) -> dict[Path, Tensor]:
 
 _MODES = {"NEXTSTEP": "NEXT_STEP", "SAMESTEP": "SAME_STEP", "DISABLED": "DISABLED"}
 _FINAL = ("final_obs", "final_observation")
-"""Gymnasium's name since 1.1, and the one before, which some simulators still use."""
+"""The name since Gymnasium 1.1, and the earlier one, which some simulators still use."""
 
 
 def _as_mode(mode: Any) -> str:
     """Return the name of an autoreset mode, given as Gymnasium's enum, its name or its value.
 
     Raises:
-        OptionError: for anything else.
+        OptionError: There is no such mode.
     """
     text = str(getattr(mode, "name", mode)).replace("_", "").upper()
     if text not in _MODES:
@@ -572,10 +592,10 @@ def _as_mode(mode: Any) -> str:
 
 
 def _one_each(name: str, values: Any, envs: int) -> Tensor:
-    """Return one number per environment, `[envs]`.
+    """Return one value per environment, `[envs]`.
 
     Raises:
-        SchemaError: for another shape.
+        SchemaError: The shape differs.
     """
     tensor = as_tensor(np.asarray(values) if isinstance(values, (list, tuple)) else values, (name,))
     if tensor.shape not in {(envs,), (envs, 1)}:
@@ -588,7 +608,7 @@ def _flag_each(name: str, values: Any, envs: int) -> Tensor:
     """Return one bool per environment, `[envs]`, on the CPU.
 
     Raises:
-        SchemaError: for another shape, or values that are neither true nor false.
+        SchemaError: The shape differs, or a value is neither 0 nor 1.
     """
     tensor = _one_each(name, values, envs).cpu()
     flags = tensor != 0
@@ -599,11 +619,11 @@ def _flag_each(name: str, values: Any, envs: int) -> Tensor:
 
 
 def _per_env(name: str, data: Any, envs: int) -> dict[Path, Tensor]:
-    """Return the leaves of data `[envs, *shape]`, an array or a dict of arrays, by their paths; `()` for an array.
+    """Return the leaves of an array or a dict of arrays, `[envs, *shape]`, by path; the path of an array is `()`.
 
     Raises:
-        SchemaError: for another number of environments.
-        KindError: for data of another kind.
+        SchemaError: The number of environments differs.
+        KindError: `data` is neither.
     """
     if isinstance(data, list):
         data = np.asarray(data)
@@ -620,10 +640,10 @@ def _per_env(name: str, data: Any, envs: int) -> dict[Path, Tensor]:
 
 
 def _observations(data: Any, envs: int, like: dict[Path, Tensor] | None, warned: set[Any]) -> dict[Path, Tensor]:
-    """Return observations as `per_env` does, cast to the dtypes in `like`, those before. Copies.
+    """Return observations like `_per_env`, as copies, cast to the dtypes of `like`, which are earlier observations.
 
     Raises:
-        SchemaError: if they have other entries or shapes, or values that do not fit the dtypes.
+        SchemaError: Entries or shapes differ, or values do not fit the dtypes.
     """
     out = _per_env("obs", data, envs)
     if like is not None:
@@ -636,8 +656,8 @@ def _observations(data: Any, envs: int, like: dict[Path, Tensor] | None, warned:
 def _check_like(data: dict[Path, Tensor], like: dict[Path, Tensor]) -> None:
     if data.keys() != like.keys():
         msg = (
-            f"obs has the entries {sorted(map(show_path, data))}, those before had {sorted(map(show_path, like))}: "
-            "they must stay the same"
+            f"obs must have the entries of earlier observations, {sorted(map(show_path, like))}, got "
+            f"{sorted(map(show_path, data))}"
         )
         raise SchemaError(msg)
     for path, tensor in data.items():
@@ -649,11 +669,11 @@ def _check_like(data: dict[Path, Tensor], like: dict[Path, Tensor]) -> None:
 def _final_observations(
     after: dict[Path, Tensor], ended: Tensor, info: Mapping[str, Any], warned: set[Any]
 ) -> dict[Path, Tensor]:
-    """Return the observations `after` a step, of environments that ended in it the last ones, from `info`.
+    """Return the observations `after` a step; for environments whose episode ended, the final observations from `info`.
 
     Raises:
-        UsageError: if `info` has none for one of them.
-        SchemaError: if one of them has another shape, or values that do not fit the dtype.
+        UsageError: `info` lacks a final observation.
+        SchemaError: The shape of a final observation differs, or its values do not fit the dtype.
     """
     which = ended.nonzero().flatten().tolist()
     if not which:
@@ -682,13 +702,13 @@ def _final_observations(
 
 def _no_final(envs: list[int]) -> str:
     return (
-        f"environment(s) {envs} ended, and info['final_obs'] has no last observation of them, which autoreset_mode "
-        "'SAME_STEP' needs: pass info as the environment's step returned it"
+        f"environment(s) {envs} ended, and info['final_obs'] has no final observation for them, which autoreset_mode "
+        "'SAME_STEP' requires: pass the info that the environment's step returned"
     )
 
 
 def _entry(final: Any, path: Path, env: int) -> Any:
-    """Find one environment's entry, in an array of dicts as well as in a dict of arrays."""
+    """Return the entry of one environment, from an array of dicts or a dict of arrays."""
     node, chosen = final, False
     try:
         for key in path:
@@ -699,7 +719,7 @@ def _entry(final: Any, path: Path, env: int) -> Any:
             node = node[key]
         return node if chosen else node[env]
     except (KeyError, IndexError, TypeError):
-        msg = f"info['final_obs'] has no entry{_at(path)} of environment {env}: {type(final).__name__} of another form"
+        msg = f"info['final_obs'] has no entry{_at(path)} of environment {env}, got {type(final).__name__}"
         raise KindError(msg) from None
 
 

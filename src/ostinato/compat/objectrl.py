@@ -1,7 +1,8 @@
-"""What a saved memory is on disk: `<path>.metadata`, as ObjectRL reads it, and the experience in a directory beside it.
+"""The replay buffer of ObjectRL, on top of Ostinato. `docs/compat/objectrl.md` lists the differences from the original.
 
-The metadata names the directory. A save writes a new directory, puts the new metadata in the place of the old with one
-rename, and removes the old directory last: whenever it is interrupted, metadata and experience belong together.
+A saved buffer is the file `<path>.metadata`, which ObjectRL can read, and a directory with the experience, which the
+metadata names. A save writes a new directory, replaces the metadata with one rename, and then removes the old
+directory. If it is interrupted, metadata and experience still match.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ __all__ = ["LoadReport", "Metadata", "ReplayBuffer"]
 
 @final
 class ReplayBuffer:
-    """A memory of the newest experience, TensorDict in and TensorDict out.
+    """A buffer of the most recent experience, with TensorDicts as input and output.
 
-    Rows are kept in memory-mapped files (`storing_device` CPU) or on a GPU; what is sampled is a copy on `device`.
-    Draws follow torch's global generator. Serves one thread at a time.
+    Rows are stored in memory-mapped files (`storing_device` is a CPU) or on a GPU; samples are copies on `device`.
+    Samples are drawn with torch's global generator. Not thread-safe.
 
     Args:
-        device: where samples go.
-        storing_device: where rows are kept: a CPU or CUDA device.
-        buffer_size: most rows kept; further ones replace the oldest.
-        print_gc_warning: warn when a write found no room and is tried again after garbage collection.
+        device: Device of samples.
+        storing_device: Device of the stored rows, CPU or CUDA.
+        buffer_size: Capacity; further rows replace the oldest.
+        print_gc_warning: Warn when a write ran out of memory and is repeated after garbage collection.
 
     Raises:
-        KindError: if `buffer_size` is not an integer.
-        OptionError: if it is below 1, or for another storing device.
+        KindError: `buffer_size` is not an integer.
+        OptionError: `buffer_size` is below 1, or the storing device is neither CPU nor CUDA.
 
     Example:
         >>> import torch
@@ -85,7 +86,7 @@ class ReplayBuffer:
         self._epochs: _Epochs | None = None
 
     def _get_storage(self, buffer_size: int, device: torch.device) -> LazyMemmapStorage | LazyTensorStorage:
-        """Return the storage for a device: files on the CPU, tensors on a GPU."""
+        """Return the storage for a device: memory-mapped files on a CPU, tensors on a GPU."""
         if device.type == "cpu":
             return LazyMemmapStorage(buffer_size)
         if device.type == "cuda":
@@ -97,11 +98,11 @@ class ReplayBuffer:
         storage = self._get_storage(positive("buffer_size", buffer_size), storing_device or self._storing_device)
         return buffers.TensorDictReplayBuffer(storage=storage)
 
-    # -- numbers ----------------------------------------------------------------------------------------------
+    # -- sizes ------------------------------------------------------------------------------------------------
 
     @property
     def storing_device(self) -> torch.device:
-        """Where rows are kept; setting it moves them."""
+        """Device of the stored rows. Setting it moves the rows."""
         return self._storing_device
 
     @storing_device.setter
@@ -112,7 +113,7 @@ class ReplayBuffer:
 
     @property
     def buffer_size(self) -> int:
-        """Most rows kept; setting it keeps the newest rows, from slot 0 on, oldest first."""
+        """Capacity. Setting it keeps the newest rows, from slot 0 on, oldest first."""
         return self._memory.storage.capacity
 
     @buffer_size.setter
@@ -122,36 +123,36 @@ class ReplayBuffer:
 
     @property
     def data_size(self) -> int:
-        """Rows stored; setting it to fewer keeps the first slots."""
+        """Number of rows stored. Setting it to a smaller number keeps the first slots."""
         return len(self._memory)
 
     @data_size.setter
     def data_size(self, rows: int) -> None:
-        _require("data_size", rows, len(self), "add rows, or load() saved ones")
+        _require("data_size", rows, len(self), "add rows, or load() saved rows")
         if rows < len(self):
             self._exchange(self._make(self.buffer_size), torch.arange(rows, device="cpu"))
 
     @property
     def pointer(self) -> int:
-        """Slot of the next row; setting it makes the next rows replace others, or go on after the last."""
+        """Slot of the next row. Setting it makes the next rows replace others, or follow the last row."""
         return self._memory.writer.cursor
 
     @pointer.setter
     def pointer(self, slot: int) -> None:
-        _require("pointer", slot, min(len(self), self.buffer_size - 1), "no slot may stay empty between rows")
+        _require("pointer", slot, min(len(self), self.buffer_size - 1), "there must be no empty slots between rows")
         self._memory.writer.load_state_dict({"cursor": slot})
 
     @property
     def size(self) -> int:
-        """Rows stored."""
+        """Number of rows stored."""
         return len(self)
 
     def __len__(self) -> int:
-        """Rows stored."""
+        """Return the number of rows stored."""
         return len(self._memory)
 
     def __repr__(self) -> str:
-        """Devices and numbers."""
+        """Return devices and sizes."""
         return (
             f"{type(self).__name__}(device={self.device}, storing_device={self.storing_device}, "
             f"buffer_size={self.buffer_size}, data_size={self.data_size}, pointer={self.pointer})"
@@ -164,7 +165,7 @@ class ReplayBuffer:
         return (torch.arange(held - rows, held, device="cpu") + first) % max(held, 1)
 
     def _exchange(self, fresh: buffers.TensorDictReplayBuffer, slots: Tensor) -> None:
-        """Go on with another memory that holds the rows of some slots of this one."""
+        """Replace the underlying buffer by `fresh` and copy the rows at `slots` to it."""
         if slots.numel():
             fresh.extend(self._memory[slots])
         if self._epochs is not None:
@@ -174,122 +175,122 @@ class ReplayBuffer:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def reset(self, buffer_size: int | None = None) -> None:
-        """Forget all rows, their form and the epoch iterator; give memory and disk back.
+        """Remove all rows, their schema and the epoch iterator; release memory and disk space.
 
         Args:
-            buffer_size: most rows from now on; None keeps the number.
+            buffer_size: New capacity; None keeps it.
         """
         self._exchange(
             self._make(self.buffer_size if buffer_size is None else buffer_size), torch.arange(0, device="cpu")
         )
 
     def add(self, experience: TensorDict) -> None:
-        """Add one row: a TensorDict without batch dimensions, from any device.
+        """Add one row: a TensorDict without batch dimensions, on any device.
 
         Raises:
-            KindError: if it is no TensorDict.
-            SchemaError: naming the field, if it does not match the rows stored; nothing is changed.
-            StorageMemoryError: if there is no room, also after garbage collection.
+            KindError: `experience` is not a TensorDict.
+            SchemaError: A field does not match the stored rows; nothing is changed.
+            StorageMemoryError: There is not enough memory, even after garbage collection.
         """
         self._write(lambda: self._memory.add(experience))
 
     def add_batch(self, batch: TensorDict) -> None:
-        """Add rows `[B]`, in order; see `add`. Of more than `buffer_size` rows the last ones stay."""
+        """Add rows `[B]` in order; see `add`. If there are more than `buffer_size`, the last ones are kept."""
         self._write(lambda: self._memory.extend(batch))
 
     def _write(self, write: Callable[[], Any]) -> None:
-        """Write; where memory, disk or files run out, collect garbage and write once more."""
+        """Write; if memory, disk space or file handles run out, collect garbage and write again."""
         pointer = self.pointer
         try:
             write()
         except (MemoryError, OSError, torch.cuda.OutOfMemoryError) as error:
             if self.print_gc_warning:
-                msg = f"a write failed ({error}): trying once more after garbage collection"
+                msg = f"a write failed ({error}): repeating it after garbage collection"
                 warnings.warn(msg, RuntimeWarning, stacklevel=3)
             self.pointer = pointer
         else:
             return
-        gc.collect()  # outside the except block: the error's traceback keeps what it passed alive
+        gc.collect()  # outside the except block, where the traceback keeps objects alive
         write()
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     def sample_batch(self, batch_size: int) -> TensorDict:
-        """Draw independent uniform rows.
+        """Sample rows uniformly with replacement.
 
         Args:
-            batch_size: rows.
+            batch_size: Number of rows.
 
         Returns:
-            A TensorDict `[batch_size]` on `device`, with the slots of its rows as `index`. Copy.
+            A TensorDict `[batch_size]` on `device` with the slots of the rows as `index`. A copy.
 
         Raises:
-            EmptyBufferError: if nothing is stored.
+            EmptyBufferError: The buffer is empty.
         """
         batch: TensorDict = self._memory.sample(positive("batch_size", batch_size))
         return batch.to(self.device)
 
     def sample_random(self, batch_size: int) -> TensorDict:
-        """Do `sample_batch`."""
+        """Same as `sample_batch`."""
         return self.sample_batch(batch_size)
 
     def sample_by_index(self, indices: list[int] | Tensor | range) -> TensorDict:
-        """Read rows by their slots, negative ones from the end.
+        """Read rows by slot; negative slots count from the end.
 
         Returns:
-            A TensorDict `[len(indices)]` on `device`. Copy.
+            A TensorDict `[len(indices)]` on `device`. A copy.
 
         Raises:
-            SlotError: if a slot is out of range of the rows stored.
+            SlotError: A slot is out of range.
         """
-        rows: TensorDict = self._memory[_many(indices)]
+        rows: TensorDict = self._memory[_check_indices(indices)]
         return rows.to(self.device)
 
     def sample_by_index_fields(
         self, indices: list[int] | Tensor | range, fields: list[str]
     ) -> Tensor | tuple[Tensor, ...]:
-        """Read some fields of rows by their slots; the other fields are not touched.
+        """Read some fields of rows by slot; other fields are not read.
 
         Args:
-            indices: as in `sample_by_index`.
-            fields: names, nested ones as tuples.
+            indices: See `sample_by_index`.
+            fields: Names; tuples for nested fields.
 
         Returns:
-            For one field a tensor `[len(indices), *shape]` on `device`, for several a tuple of them. Copies.
+            For one field a tensor `[len(indices), *shape]` on `device`, for several a tuple of tensors. Copies.
 
         Raises:
-            KeyMissingError: if there is no such field.
-            SlotError: if a slot is out of range of the rows stored.
+            KeyMissingError: A field does not exist.
+            SlotError: A slot is out of range.
         """
         _require_names(fields)
-        index = plain_index(_many(indices))
+        index = plain_index(_check_indices(indices))
         columns = [self._memory[field] for field in fields]
         picked = tuple(apply_index(column, index.to(column.device)).to(self.device) for column in columns)
         return picked[0] if len(picked) == 1 else picked
 
     def sample_all(self) -> TensorDict:
-        """Read all rows in the order of their slots: the order of writing, until the memory is full. Copy.
+        """Read all rows in the order of their slots, which is the order of writing until the buffer is full. A copy.
 
         Raises:
-            UsageError: if nothing is stored.
+            UsageError: The buffer is empty.
         """
         return self.sample_by_index(range(len(self)))
 
     # -- epochs -----------------------------------------------------------------------------------------------
 
     def calculate_num_batches(self, batch_size: int) -> int:
-        """Return the batches of one epoch over the rows stored; the last one may be smaller, and counts."""
+        """Return the number of batches per epoch over the stored rows, including a smaller last batch."""
         return -(-len(self) // positive("batch_size", batch_size))
 
     def create_epoch_iterator(self, batch_size: int, n_epochs: int = 1) -> Iterator[TensorDict]:
-        """Begin epochs: in each, every row stored now comes exactly once, in an order shuffled anew.
+        """Start epochs. Each epoch has every row stored now exactly once, in a new random order.
 
-        `get_next_batch` goes on with the same iterator. Rows added meanwhile wait for the next call; those that they
-        replace are given out as what they are then.
+        `get_next_batch` continues the same iterator. Rows added later are not included; if they replace rows, the
+        iterator returns the new contents of the slots.
 
         Args:
-            batch_size: rows of a batch; the last one of an epoch holds what is left.
-            n_epochs: epochs, at least 1.
+            batch_size: Rows per batch; the last batch of an epoch can be smaller.
+            n_epochs: Number of epochs, at least 1.
 
         Returns:
             An iterator over `n_epochs * calculate_num_batches(batch_size)` TensorDicts on `device`.
@@ -299,14 +300,14 @@ class ReplayBuffer:
         return self._epochs
 
     def get_next_batch(self, batch_size: int) -> TensorDict:
-        """Return the next batch of the epoch iterator, or random rows where none was made.
+        """Return the next batch of the epoch iterator, or a random batch if there is no iterator.
 
         Args:
-            batch_size: rows of a random batch; the iterator has its own size.
+            batch_size: Rows of a random batch; the iterator has its own batch size.
 
         Raises:
-            EpochEndError: if the iterator has given all its batches; a kind of `StopIteration`.
-            EmptyBufferError: if nothing is stored.
+            EpochEndError: The iterator is exhausted; a subclass of `StopIteration`.
+            EmptyBufferError: The buffer is empty.
         """
         epochs = self._epochs
         if epochs is None:
@@ -315,18 +316,18 @@ class ReplayBuffer:
             return next(epochs)
         except StopIteration:
             msg = (
-                f"the epochs are over: all {epochs.batches} batches were given; call create_epoch_iterator() or "
-                "get_steps_and_iterator() for new ones (n_epochs=0 for random batches)"
+                f"the epochs are over: all {epochs.batches} batches were returned; call create_epoch_iterator() or "
+                "get_steps_and_iterator() for new epochs (n_epochs=0 for random batches)"
             )
             raise EpochEndError(msg) from None
 
     def get_steps_and_iterator(self, n_epochs: int, max_iter: int, batch_size: int) -> int:
-        """Begin epochs, or go back to random batches, and return how many batches to ask `get_next_batch` for.
+        """Start epochs or return to random batches; return the number of batches to request from `get_next_batch`.
 
         Args:
-            n_epochs: epochs; 0 ends any and makes `get_next_batch` sample at random.
-            max_iter: batches to ask for if `n_epochs` is 0; not used otherwise.
-            batch_size: rows of a batch.
+            n_epochs: Number of epochs; 0 ends the iterator, and `get_next_batch` samples at random.
+            max_iter: Number of batches if `n_epochs` is 0; otherwise ignored.
+            batch_size: Rows per batch.
 
         Returns:
             `n_epochs * calculate_num_batches(batch_size)`, or `max_iter`.
@@ -341,36 +342,36 @@ class ReplayBuffer:
     # -- saving -----------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, metadata_only: bool = False) -> None:
-        """Write `<path>.metadata`, which ObjectRL reads as well, and the experience beside it.
+        """Write `<path>.metadata`, which ObjectRL can read, and the experience.
 
-        Whole or not at all: until the last step an earlier save under this path stays what it was.
+        The save is atomic: until it is complete, an earlier save under the same path stays valid.
 
         Args:
-            path: path without extension; its directory is made if it is missing.
-            metadata_only: leave the experience out; that of an earlier save is then not loaded any more.
+            path: Path without extension; missing directories are created.
+            metadata_only: Do not save the experience; the experience of an earlier save is then no longer loaded.
 
         Raises:
-            StorageMemoryError: if the disk is too small.
+            StorageMemoryError: There is not enough disk space.
         """
         numbers = Metadata(self.buffer_size, self.data_size, self.pointer)
         _save_files(str(path), numbers, None if metadata_only else self._memory.dumps)
 
     def load(self, path: str | Path) -> LoadReport:
-        """Restore what is there: experience and metadata, or metadata alone, with a warning.
+        """Load experience and metadata, or the metadata only, with a warning.
 
-        Without experience an empty memory takes over `buffer_size`, and a memory that holds `data_size` rows already
-        the `pointer`; numbers of rows that are not there are reported, not believed.
+        Without experience, an empty buffer takes `buffer_size` from the metadata, and a buffer that already has
+        `data_size` rows takes `pointer`. Sizes of missing rows are reported, not restored.
 
         Args:
-            path: as given to `save`.
+            path: The path that was passed to `save`.
 
         Returns:
             What was restored.
 
         Raises:
-            CheckpointNotFoundError: if nothing is saved there; nothing is changed.
-            CheckpointError: if metadata and experience disagree; nothing is changed.
-            DamagedFileError: naming the damaged file; nothing is changed.
+            CheckpointNotFoundError: There is no such file; nothing is changed.
+            CheckpointError: Metadata and experience contradict each other; nothing is changed.
+            DamagedFileError: A file is damaged; nothing is changed.
         """
         metadata, name, told = _read_metadata(str(path))
         directory = _find_experience(str(path), metadata, name, told=told)
@@ -384,16 +385,16 @@ class ReplayBuffer:
             return LoadReport(str(path), metadata, ("buffer_size",), 0)
         if (self.buffer_size, self.data_size) != metadata[:2]:
             msg = (
-                f"{path}.metadata says buffer_size={metadata.buffer_size}, data_size={metadata.data_size} and comes "
-                f"without experience, this memory holds {len(self)} rows of {self.buffer_size}: reset() it first"
+                f"{path}.metadata has buffer_size={metadata.buffer_size}, data_size={metadata.data_size} and no "
+                f"experience, but this buffer holds {len(self)} rows of {self.buffer_size}: reset() it first"
             )
             raise CheckpointError(msg)
         self.pointer = metadata.pointer
         return LoadReport(str(path), metadata, Metadata._fields, 0)
 
 
-def _many(indices: Any) -> Any:
-    """Refuse what would choose no batch of rows."""
+def _check_indices(indices: Any) -> Any:
+    """Check that indices select a batch of rows."""
     shape = list(indices.shape) if isinstance(indices, torch.Tensor) else None
     if not isinstance(indices, (list, range, torch.Tensor)) or (shape is not None and len(shape) != 1):
         shown = repr(indices) if shape is None else f"a tensor of shape {shape}"
@@ -404,7 +405,7 @@ def _many(indices: Any) -> Any:
 
 def _require(name: str, given: Any, most: int | None, hint: str) -> None:
     if not isinstance(given, int) or isinstance(given, bool) or given < 0 or (most is not None and given > most):
-        msg = f"{name} must be {'an integer from 0 on' if most is None else f'in [0, {most}]'}, got {given!r}: {hint}"
+        msg = f"{name} must be {'a non-negative integer' if most is None else f'in [0, {most}]'}, got {given!r}: {hint}"
         raise OptionError(msg)
 
 
@@ -416,22 +417,24 @@ def _require_names(fields: Any) -> None:
 
 @final
 class _Epochs:
-    """An iterator over the batches of some epochs.
+    """An iterator over the batches of several epochs, each with every row once in a new random order.
 
     Args:
-        read: gives the rows of slots, int64 `[B]`.
-        rows: rows of an epoch: the slots `[0, rows)`.
-        batch_size: rows of a batch; the last one of an epoch holds what is left.
-        n_epochs: epochs.
+        read: Returns the rows of slots, int64 `[B]`.
+        rows: Rows of an epoch: the slots `[0, rows)`.
+        batch_size: Rows per batch; the last batch of an epoch can be smaller.
+        n_epochs: Number of epochs.
     """
 
     def __init__(self, read: Callable[[Tensor], TensorDict], rows: int, batch_size: int, n_epochs: int) -> None:
         self.batches = n_epochs * -(-rows // batch_size)
-        """Batches in all."""
+        """Total number of batches."""
         self._read = read
         self._batch_size = batch_size
         self._sampler = SamplerWithoutReplacement()
-        self._view = View(rows, rows, 0, Stamps(rows), torch.device("cpu"))  # fixed: an epoch takes no more rows in
+        self._view = View(
+            rows, rows, 0, Stamps(rows), torch.device("cpu")
+        )  # a fixed view: new rows do not join the epoch
         self._left = self.batches
         self._ended = False
 
@@ -443,10 +446,10 @@ class _Epochs:
         """Return the next batch.
 
         Raises:
-            UsageError: if the memory holds other rows by now.
+            UsageError: The buffer was reset, resized or loaded.
         """
         if self._ended:
-            msg = "the memory was reset, resized or loaded since this iterator was made: make a new one"
+            msg = "the buffer was reset, resized or loaded since this iterator was created: create a new one"
             raise UsageError(msg)
         if self._left == 0:
             raise StopIteration
@@ -455,7 +458,7 @@ class _Epochs:
         return batch
 
     def end(self) -> None:
-        """Give no more batches: the rows are gone."""
+        """Invalidate the iterator, because the rows were removed."""
         self._ended = True
 
 
@@ -463,7 +466,7 @@ _NUMBERS = ("buffer_size", "data_size", "pointer")
 
 
 class Metadata(NamedTuple):
-    """Capacity, rows stored, and the slot of the next row."""
+    """Capacity, number of rows, and the slot of the next row."""
 
     buffer_size: int
     data_size: int
@@ -471,56 +474,56 @@ class Metadata(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """What `load` found and restored; as text, a sentence that says so."""
+    """The result of `load`; `str` returns a sentence."""
 
     path: str
-    """The path given to `load`."""
+    """The path that was passed to `load`."""
     metadata: Metadata
-    """What the metadata file says."""
+    """The contents of the metadata file."""
     restored: tuple[str, ...]
-    """Which of `buffer_size`, `data_size`, `pointer` and `experience` the buffer has now from the files."""
+    """Which of `buffer_size`, `data_size`, `pointer` and `experience` were restored."""
     rows: int
-    """Rows of experience read."""
+    """Number of rows loaded."""
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return the report as a sentence."""
         found = f"{self.rows} rows of experience" if "experience" in self.restored else "no experience"
         return f"{self.path}: restored {', '.join(self.restored) or 'nothing'} ({found} found)"
 
 
 def _save_files(path: str, metadata: Metadata, dump: Callable[[Path], None] | None) -> None:
-    """Save metadata, and the experience through `dump`; None saves the metadata alone.
+    """Write metadata, and the experience with `dump`, unless it is None.
 
     Raises:
-        StorageMemoryError: if the disk is too small; an earlier save stays whole.
+        StorageMemoryError: There is not enough disk space; an earlier save stays valid.
     """
     target = _metadata_file(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    before = _named_before(path)
+    before = _previous_directory(path)
     name = None
     if dump is not None:
-        directory = next(place for place in _places(path) if place.name != before)
+        directory = next(place for place in _directories(path) if place.name != before)
         dump(directory)
         name = directory.name
     file = io.BytesIO()
     torch.save({**metadata._asdict(), "experience": name}, file)
     atomic_write(target, file.getbuffer())
-    for place in _places(path) if name is not None else ():
+    for place in _directories(path) if name is not None else ():
         if place.name != name:
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
-    """Read `<path>.metadata`, written here or by ObjectRL; nothing in it is executed.
+    """Read `<path>.metadata`, written by Ostinato or ObjectRL, without executing code in it.
 
     Returns:
-        The numbers, the name of the experience's directory (None if there is none), and whether the file says so at
-        all: ObjectRL's does not.
+        The numbers; the name of the directory with the experience (None if there is none); and whether the file has
+        that entry, which ObjectRL does not write.
 
     Raises:
-        CheckpointNotFoundError: if there is no such file.
-        CheckpointError: if it is a directory, or its numbers contradict each other.
-        DamagedFileError: if it is damaged or something else.
+        CheckpointNotFoundError: There is no such file.
+        CheckpointError: It is a directory, or its numbers contradict each other.
+        DamagedFileError: It is damaged or not a metadata file.
     """
     file = _metadata_file(path)
     try:
@@ -532,7 +535,7 @@ def _read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
         msg = f"{file} is a directory, give the path that was given to save(), without '.metadata'"
         raise CheckpointError(msg) from error
     except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        msg = f"{file} is damaged, or no metadata: {str(error).splitlines()[0] if str(error) else error!r}"
+        msg = f"{file} is damaged or not a metadata file: {str(error).splitlines()[0] if str(error) else error!r}"
         raise DamagedFileError(msg) from error
     if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in _NUMBERS):
         msg = f"{file} must hold the integers {', '.join(_NUMBERS)}, got {_show(found)}"
@@ -543,29 +546,29 @@ def _read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
         msg = f"{file} contradicts itself: {_show(numbers._asdict())}"
         raise CheckpointError(msg)
     name = found.get("experience")
-    if name is not None and name not in {place.name for place in _places(path)}:
-        msg = f"{file} names the experience {name!r}, which is not beside it under the name of this path"
+    if name is not None and name not in {place.name for place in _directories(path)}:
+        msg = f"{file} has the experience {name!r}, which is not a directory name for this path"
         raise DamagedFileError(msg)
     return numbers, name, "experience" in found
 
 
 def _find_experience(path: str, metadata: Metadata, name: str | None, *, told: bool) -> Path | None:
-    """Return the directory of the experience that belongs to the metadata; None, with a warning, if there is none.
+    """Return the directory with the experience for the metadata. If there is none, warn and return None.
 
     Raises:
-        CheckpointError: if there is experience, but not the one that the metadata speaks of.
-        DamagedFileError: if it is damaged.
+        CheckpointError: There is experience that does not match the metadata.
+        DamagedFileError: The experience is damaged.
     """
-    candidates = [place for place in _places(path) if place.exists() and (not told or place.name == name)]
+    candidates = [place for place in _directories(path) if place.exists() and (not told or place.name == name)]
     differs = ""
     for directory in candidates:
-        held = _held(directory)
+        held = _saved_sizes(directory)
         if held == metadata:
             return directory
         differs = f"{directory} holds {_show(held._asdict())}"
     if differs:
         msg = (
-            f"{_metadata_file(path)} says {_show(metadata._asdict())}, but {differs}: they are not of one save; remove "
+            f"{_metadata_file(path)} has {_show(metadata._asdict())}, but {differs}: they are not of one save; remove "
             "the wrong one"
         )
         raise CheckpointError(msg)
@@ -575,28 +578,28 @@ def _find_experience(path: str, metadata: Metadata, name: str | None, *, told: b
     return None
 
 
-def _held(directory: Path) -> Metadata:
-    """Read off a checkpoint how many rows it holds, without reading them."""
+def _saved_sizes(directory: Path) -> Metadata:
+    """Return the sizes of a checkpoint without reading its rows."""
     try:
         state = CheckpointReader(directory, format_name=FORMAT).state()
         storage = state["storage"]["state"]
         return Metadata(int(storage["capacity"]), int(storage["rows"]), int(state["writer"]["state"]["cursor"]))
     except (KeyError, TypeError) as error:
-        msg = f"{directory} has no readable state ({error!r}): it was not written by save()"
+        msg = f"{directory} has no valid state ({error!r}): it was not written by save()"
         raise DamagedFileError(msg) from error
 
 
-def _named_before(path: str) -> str | None:
-    """Return the directory that an earlier save counts on, so that this one leaves it alone until it is done."""
+def _previous_directory(path: str) -> str | None:
+    """Return the directory of an earlier save, which must be kept until the new save is complete."""
     try:
         _, name, told = _read_metadata(path)
     except CheckpointError:
         return None
-    return name if told else next((place.name for place in _places(path) if place.exists()), None)
+    return name if told else next((place.name for place in _directories(path) if place.exists()), None)
 
 
-def _places(path: str) -> tuple[Path, Path]:
-    """Return the two directories that saves take in turn."""
+def _directories(path: str) -> tuple[Path, Path]:
+    """Return the two directories that saves use alternately."""
     file = Path(path)
     return file.with_name(f"{file.name}.experience-0"), file.with_name(f"{file.name}.experience-1")
 

@@ -486,7 +486,7 @@ class SavedBuffer:
         self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
         self.columns = _mapped(reader, storage)
         self._late = {".".join(path): reader.open_mapped(name).nbytes for path, name, _ in storage["late"]}
-        self._lanes = max(1, int(storage["lanes"]))
+        self._num_envs = max(1, int(storage["lanes"]))
         stamps = Stamps(self.capacity)
         stamps.load_state_dict(state["stamps"])
         slots = torch.arange(self.rows, device="cpu")
@@ -547,7 +547,7 @@ class SavedBuffer:
 
     def at(self, path: TreePath, slots: Tensor) -> Tensor:
         """Return the values of a field at `slots`, `[N, ...]`, as a copy."""
-        after = (slots + self._lanes).remainder(self.capacity).clamp(max=self.rows - 1)
+        after = (slots + self._num_envs).remainder(self.capacity).clamp(max=self.rows - 1)
         return self.columns[path].rows(slots, after)
 
     def row_ages(self) -> np.ndarray:

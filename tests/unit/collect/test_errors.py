@@ -43,7 +43,7 @@ def step(steps: VectorEnvRecorder, ends: np.ndarray = NO, info: Any = None, **ch
 
 
 BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "rows that reset, in lanes": (
+    "rows of reset steps": (
         {"ndim": 2},
         {"autoreset_mode": "NEXT_STEP"},
         r"episodes=Episodes\(mask_key='mask'\), or use ndim=1",
@@ -62,17 +62,17 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "an end overlooked": (
         {"ndim": 2, "sample_unit": SequenceUnit(3, done_key="terminated")},
         {},
-        r"must read both flags that end an episode, it reads 'terminated': .* episodes=Episodes\(\)",
+        r"must use both end flags of episodes, it uses 'terminated': .* episodes=Episodes\(\)",
     ),
     "all ends overlooked": (
         {"episodes": Episodes(traj_key="env")},
         {},
-        r"it reads none: .*Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
+        r"it uses none: .*Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
     ),
     "an end of another name": (
         {"ndim": 2, "episodes": Episodes()},
         {"keys": {"truncated": "timeout"}},
-        r"it reads 'terminated': .*Episodes\(end_key=\['terminated', 'timeout'\]\)",
+        r"it uses 'terminated': .*Episodes\(end_key=\['terminated', 'timeout'\]\)",
     ),
     "a mode that there is not": (
         {},
@@ -84,10 +84,10 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a part that there is not": (
         {},
         {"keys": {"observation": "o"}},
-        r"keys names parts of a step, .*got \['observation'\]",
+        r"keys must name parts of a step, .*got \['observation'\]",
     ),
-    "one name twice": ({}, {"keys": {"obs": "reward"}}, "each part of a step needs a name of its own"),
-    "fixed episodes": ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "rows that stay as they are"),
+    "one name twice": ({}, {"keys": {"obs": "reward"}}, "parts of a step must have different names"),
+    "fixed episodes": ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "describes stored rows only"),
 }
 
 
@@ -114,7 +114,7 @@ def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fit
         "episodes": Episodes(**ONE_EACH),
     }
     VectorEnvRecorder(buffer(fits, **options), 4, "SAME_STEP")
-    message = rf"max_size={fits - 1} keeps 9 steps of each of 4 environment\(s\), a window takes 10: use max_size >= 40"
+    message = rf"max_size={fits - 1} holds 9 steps of each of 4 environment\(s\), a window has 10: use max_size >= 40"
     with pytest.raises(CapacityError, match=message):
         VectorEnvRecorder(buffer(fits - 1, **options), 4, "SAME_STEP")
 
@@ -131,7 +131,7 @@ def test_another_sampler_is_looked_at() -> None:
     steps = begun(rb)
     step(steps)
     rb.set_sampler(SliceSampler(slice_len=2))
-    with pytest.raises(OptionError, match="rows of 2 environments follow each other"):
+    with pytest.raises(OptionError, match="rows of 2 environments are interleaved"):
         step(steps)
     assert len(rb) == 2
 
@@ -146,9 +146,7 @@ def test_only_buffers_and_environments_that_say_their_mode() -> None:
         num_envs = 2
         metadata = None
 
-    with pytest.raises(
-        OptionError, match=r"Old does not say how it resets .* VectorEnvRecorder\(rb, num_envs, autoreset_mode\)"
-    ):
+    with pytest.raises(OptionError, match=r"Old has no metadata.* VectorEnvRecorder\(rb, num_envs, autoreset_mode\)"):
         VectorEnvRecorder.for_env(buffer(), Old())
 
 
@@ -161,12 +159,12 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         SchemaError,
         r"'reward' must be float32, got float64 .*1e\+300 at \[1\]",
     ),
-    "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "they must stay the same"),
+    "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "the entries of earlier observations"),
     "action": ({"action": np.zeros(3)}, SchemaError, r"action must be of 2 environment\(s\)"),
     "reward": ({"reward": np.ones((2, 2))}, SchemaError, r"reward must hold one value per environment, shape \[2\]"),
     "flag": ({"terminated": np.zeros(3, bool)}, SchemaError, r"terminated must hold one value .*got \[3\]"),
     "text": ({"obs": np.array(["a", "b"])}, KindError, "field 'obs' holds a numpy array of dtype"),
-    "extra": ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step are called 'obs'"),
+    "extra": ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step have the name 'obs'"),
     "no last observation": ({"ends": YES}, UsageError, r"environment\(s\) \[1\] ended, and info\['final_obs'\] has no"),
     "the last of another": (
         {"ends": YES, "info": {"final_obs": np.ones((2, 3)), "_final_obs": ~YES}},
@@ -199,7 +197,7 @@ def test_a_bad_step_changes_nothing(name: str, ndim: int) -> None:
 
 def test_steps_need_a_reset_of_all_first() -> None:
     steps = VectorEnvRecorder(buffer(), 2, "DISABLED")
-    with pytest.raises(UsageError, match=r"add_step\(\) came before reset\(\)"):
+    with pytest.raises(UsageError, match=r"add_step\(\) was called before reset\(\)"):
         step(steps)
     with pytest.raises(UsageError, match=r"the first reset\(\) must begin an episode in every environment"):
         steps.reset(np.zeros((2, 3)), YES)
@@ -230,11 +228,11 @@ def test_results_of_another_mode_are_noticed() -> None:
 def test_the_entries_of_a_dict_observation_have_their_own_names() -> None:
     steps = VectorEnvRecorder(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
     steps.reset({"a": np.zeros(2)})
-    with pytest.raises(OptionError, match="each entry of a dict observation is a field under its own name"):
+    with pytest.raises(OptionError, match="the entries of a dict observation are fields with their own names"):
         step(steps, obs={"a": np.zeros(2)})
     clash = VectorEnvRecorder(buffer(), 2, "SAME_STEP")
     clash.reset({"action": np.zeros(2)})
-    with pytest.raises(SchemaError, match="two parts of a step are called 'action'"):
+    with pytest.raises(SchemaError, match="two parts of a step have the name 'action'"):
         step(clash, obs={"action": np.zeros(2)})
 
 

@@ -282,7 +282,7 @@ def test_epochs_give_every_row_once_and_as_many_batches_as_announced(count: int,
     steps = buffer.get_steps_and_iterator(n_epochs=epochs, max_iter=7, batch_size=batch)
     assert steps == epochs * buffer.calculate_num_batches(batch)
     drawn = [ids(buffer.get_next_batch(99)) for _ in range(steps)]
-    with pytest.raises(EpochEndError, match=f"all {steps} batches were given"):
+    with pytest.raises(EpochEndError, match=f"all {steps} batches were returned"):
         buffer.get_next_batch(99)
     for epoch in range(epochs):
         batches = drawn[epoch * steps // epochs : (epoch + 1) * steps // epochs]
