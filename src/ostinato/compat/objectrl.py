@@ -22,7 +22,7 @@ from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.buffers.options import positive
 from ostinato.core.index import apply_index, plain_index
 from ostinato.core.records import View
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader, atomic_write
 from ostinato.errors import (
     CheckpointError,
@@ -135,12 +135,12 @@ class ReplayBuffer:
     @property
     def pointer(self) -> int:
         """Slot of the next row. Setting it makes the next rows replace others, or follow the last row."""
-        return self._memory.writer.cursor
+        return self._memory.cursor
 
     @pointer.setter
     def pointer(self, slot: int) -> None:
         _require("pointer", slot, min(len(self), self.buffer_size - 1), "there must be no empty slots between rows")
-        self._memory.writer.load_state_dict({"cursor": slot})
+        self._memory.cursor = slot
 
     @property
     def size(self) -> int:
@@ -200,14 +200,12 @@ class ReplayBuffer:
 
     def _write(self, write: Callable[[], Any]) -> None:
         """Write; if memory, disk space or file handles run out, collect garbage and write again."""
-        pointer = self.pointer
         try:
             write()
         except (MemoryError, OSError, torch.cuda.OutOfMemoryError) as error:
             if self.print_gc_warning:
                 msg = f"a write failed ({error}): repeating it after garbage collection"
                 warnings.warn(msg, RuntimeWarning, stacklevel=3)
-            self.pointer = pointer
         else:
             return
         gc.collect()  # outside the except block, where the traceback keeps objects alive
@@ -433,7 +431,7 @@ class _Epochs:
         self._batch_size = batch_size
         self._sampler = SamplerWithoutReplacement()
         self._view = View(
-            rows, rows, 0, Stamps(rows), torch.device("cpu")
+            rows, rows, 0, Ring(rows), torch.device("cpu")
         )  # a fixed view: new rows do not join the epoch
         self._left = self.batches
         self._ended = False
@@ -583,7 +581,11 @@ def _saved_sizes(directory: Path) -> Metadata:
     try:
         state = CheckpointReader(directory, format_name=FORMAT).state()
         storage = state["storage"]["state"]
-        return Metadata(int(storage["capacity"]), int(storage["rows"]), int(state["writer"]["state"]["cursor"]))
+        return Metadata(
+            int(storage["capacity"]),
+            int(storage["rows"]),
+            int(state["writer"]["state"].get("cursor", state["stamps"]["cursor"])),
+        )
     except (KeyError, TypeError) as error:
         msg = f"{directory} has no valid state ({error!r}): it was not written by save()"
         raise DamagedFileError(msg) from error

@@ -174,7 +174,7 @@ class ReplayBuffer(HostBuffer):
         """Update the attributes of the base class."""
         rows = self._rows
         self.full = len(rows) == self.buffer_size * self.n_envs
-        self.pos = rows.writer.cursor // self.n_envs
+        self.pos = rows.cursor // self.n_envs
 
     def _observation(self, name: str, given: Any) -> Any:
         if () in self._schemas:

@@ -459,7 +459,7 @@ def spoil_queue(rb: ReplayBuffer) -> None:
 
 
 def spoil_cursor(rb: ReplayBuffer) -> None:
-    rb.writer._cursor = 99  # type: ignore[attr-defined]
+    rb._engine.ring.cursor = 99  # type: ignore[misc]
 
 
 def spoil_counts(rb: ReplayBuffer) -> None:

@@ -254,7 +254,7 @@ def test_batches_of_every_length_follow_a_deque(storage: str, capacity: int) -> 
             assert slots.tolist() == [(start + i) % capacity for i in range(count)]
             assert len(rb) == present
             assert read_ids(rb[:]) == model[:present]
-            assert rb.writer.cursor == (start + count) % capacity
+            assert rb.cursor == (start + count) % capacity
 
 
 def test_a_list_storage_takes_any_objects() -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import View
+    from ostinato.core.ring import Ring
 
 
 def test_default_parts() -> None:
@@ -208,7 +209,7 @@ class _Backwards(Writer):
     def __init__(self, first: int = 0) -> None:
         self.first = first
 
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
         slots = torch.arange(2 * rows, dtype=torch.int32)[::2] // 2 + self.first
         order = torch.arange(rows - 1, -1, -1, dtype=torch.int32)
         return Picks(slots, order, order.to(torch.int64) + self.first)
@@ -224,8 +225,8 @@ def test_picks_of_own_writers_are_brought_into_form() -> None:
 @pytest.mark.parametrize("chosen", [[0, 1, 5], [-1, 0, 1], [0, 1], [0, 1, 2, 2]])
 def test_a_writer_names_a_row_of_the_batch_for_each_slot(chosen: list[int]) -> None:
     class Names(_Backwards):
-        def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
-            picks = super().place(rows, capacity, scores)
+        def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
+            picks = super().place(rows, ring, scores)
             return picks._replace(rows=torch.tensor(chosen))
 
     rb = ReplayBuffer(storage=LazyTensorStorage(10), writer=Names())
@@ -319,7 +320,7 @@ def test_reprs_name_parts_rows_and_bytes() -> None:
         "capacity=5",
         "bytes=",
         "RandomSampler()",
-        "RoundRobinWriter(cursor=4)",
+        "RoundRobinWriter()",
         "Identity()",
         "batch_size=3",
         "prefetch=2",

@@ -117,7 +117,7 @@ def test_one_process_alone_meets_no_difference(ranked: bool) -> None:
     assert torch.equal(private[:]["id"], shared[:]["id"])
     assert torch.equal(private[torch.tensor([3, 3, 1])]["wide"], shared[torch.tensor([3, 3, 1])]["wide"])
     assert torch.equal(private["id"], shared["id"])
-    assert private.writer.cursor == shared.writer.cursor
+    assert private.cursor == shared.cursor
     check_ring(shared)
 
 

@@ -123,7 +123,7 @@ def test_whoever_comes_after_a_death_in_the_lock_brings_all_in_order(at: str) ->
     assert stats.repairs == ring_of(rb).repairs == 1
     check_ring(rb)
     ring = ring_of(rb)
-    whole = ring.of(torch.arange(40)) > 0
+    whole = ring.generations(torch.arange(40)) > 0
     assert int(whole.sum()) == {"commit": 35, "reserve": 30}.get(at, 40)
     leaves = torch.empty(40, dtype=torch.float64)
     ring.tree.leaves(leaves.data_ptr(), 40)

@@ -148,15 +148,15 @@ def test_loading_moves_the_stamps_before_the_first_row_changes(monkeypatch: pyte
     load = type(rb.storage).load_state_dict
 
     def loading(self: Any, saved: Any) -> None:
-        seen.append(engine.stamps)
+        seen.append(engine.ring)
         load(self, saved)
 
     engine = rb._engine
-    before = engine.stamps
+    before = engine.ring
     monkeypatch.setattr(type(rb.storage), "load_state_dict", loading)
     rb.load_state_dict(state)
     assert seen[0] is not before
-    assert engine.stamps is not before
+    assert engine.ring is not before
 
 
 def test_emptying_while_sampling_ends_in_an_error_or_whole_rows() -> None:
@@ -456,7 +456,7 @@ def test_a_late_field_in_the_middle_of_a_write_is_waited_for(count: int) -> None
     has = storage._late.has[("late",)]
 
     def begin_write() -> None:
-        engine.stamps.touch(torch.arange(count))
+        engine.ring.record_edit(torch.arange(count))
         has[:count] = False
         storage.before = end_write  # the engine reads again, under the lock, when the writer is done
 

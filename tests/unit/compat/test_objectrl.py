@@ -182,7 +182,7 @@ def test_a_write_that_fails_is_tried_again_after_garbage_collection(told: bool) 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert ids(buffer.sample_all()) == [0, 1, 2, 3, 4]
     said = [str(w.message) for w in caught if w.category is RuntimeWarning]
-    assert (len(said) == 1 and "once more after garbage collection" in said[0]) if told else not said
+    assert (len(said) == 1 and "repeating it after garbage collection" in said[0]) if told else not said
 
 
 def test_a_write_that_fails_twice_raises() -> None:

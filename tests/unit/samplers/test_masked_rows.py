@@ -501,7 +501,7 @@ def test_any_history_leaves_what_plain_python_leaves(seed: int, *, within: bool)
         else:
             slots = some(view.rows)
             given = torch.randint(0, 4, slots.shape, generator=generator).double() / 3
-            stamps = view.stamps.of(slots)
+            stamps = view.ring.generations(slots)
             if step == 4:
                 ledger.assign(slots, given, view)
             elif step == 5 or ledger.learn(slots, given, stamps, view) is None:

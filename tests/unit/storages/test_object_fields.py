@@ -269,7 +269,7 @@ def test_text_that_does_not_fit_raises_and_changes_nothing(case: str, storage: s
     for write in (rb.extend, lambda data: rb.__setitem__(slice(0, 2), data)):
         with pytest.raises(OstinatoError, match=message):
             write(rows)
-        assert (len(rb), rb["p"], rb["x"].tolist(), rb.writer.cursor) == (2, ["u", "v"], [1, 1], 2)
+        assert (len(rb), rb["p"], rb["x"].tolist(), rb.cursor) == (2, ["u", "v"], [1, 1], 2)
 
 
 FIRST: dict[str, tuple[Any, str]] = {
@@ -634,7 +634,7 @@ def _plain(value: Any) -> Any:
 
 def held(rb: ReplayBuffer) -> tuple[Any, ...]:
     rows = [show(rb.storage[i]) for i in range(len(rb))]
-    return len(rb), rb.writer.cursor, rb.write_count, rb.storage.laid_out, rows
+    return len(rb), rb.cursor, rb.write_count, rb.storage.laid_out, rows
 
 
 @pytest.mark.filterwarnings("ignore")
