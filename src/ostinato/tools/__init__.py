@@ -1,4 +1,4 @@
-"""Tools: they look at files, move and convert them, and return reports; printing is the command line's work."""
+"""Tools that inspect, verify, convert, merge, split and compact saved data. They return reports and print nothing."""
 
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
@@ -15,7 +15,7 @@ from ostinato.tools.inspect import (
     is_store,
     kind_of,
 )
-from ostinato.tools.moves import MoveReport, merge, split
+from ostinato.tools.merge_split import MoveReport, merge, split
 from ostinato.tools.verify import Damage, VerifyReport, verify
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a buffer's checkpoint holds, read from its files alone: no buffer is made, no row kept, nothing printed."""
+"""Reports on the contents of a checkpoint or a directory of trajectories, read from the files without a buffer."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ __all__ = [
     "KeyReport",
     "LinkReport",
     "PriorityReport",
+    "RunningStatistics",
     "StoreReport",
-    "Tally",
     "elements",
     "inspect_checkpoint",
     "inspect_store",
@@ -62,23 +62,23 @@ class FieldReport:
     """One field of the rows."""
 
     name: str
-    """Keys from the root, joined by dots; `(data)` where a row is a bare tensor, `(objects)` for a list storage."""
+    """Keys joined by dots; `(data)` for rows that are single tensors, `(objects)` for a list storage."""
     dtype: str
     """Dtype, or `object`."""
     shape: tuple[int, ...]
-    """Shape of one row's value."""
+    """Shape of one row."""
     rows: int
-    """Rows that have the field."""
+    """Number of rows that have the field."""
     nbytes: int
-    """Bytes of its values."""
+    """Bytes of the values."""
     minimum: float | int | None = None
-    """Smallest number, NaN left out; None without data, for complex numbers, objects, or if data was not read."""
+    """Minimum, without NaN; None without values, for complex numbers, for objects, or if data was not read."""
     maximum: float | int | None = None
-    """Largest number; None as above."""
+    """Maximum; None as for `minimum`."""
     mean: float | None = None
-    """Mean; None as above."""
+    """Mean; None as for `minimum`."""
     nan_count: int | None = None
-    """Numbers that are NaN; None as above."""
+    """Number of NaN; None as for `minimum`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,43 +86,43 @@ class PriorityReport:
     """The priorities of a prioritized buffer."""
 
     rows: int
-    """Rows that have one: all."""
+    """Number of rows, which all have a priority."""
     alpha: float
-    """Exponent of priorities."""
+    """Exponent of the priorities."""
     beta: float
-    """Exponent of importance weights."""
+    """Exponent of the importance weights."""
     minimum: float | None = None
-    """Smallest priority; None without rows, or if data was not read."""
+    """Minimum; None without rows, or if data was not read."""
     mean: float | None = None
-    """Mean; None as above."""
+    """Mean; None as for `minimum`."""
     maximum: float | None = None
-    """Largest; None as above."""
+    """Maximum; None as for `minimum`."""
     zero_share: float | None = None
-    """Share of rows with priority 0; None as above."""
+    """Fraction of rows with priority 0; None as for `minimum`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """One file of an array: its base, or a patch over what comes before it."""
+    """One file of an array: its base or a patch."""
 
     kind: str
     """`base` or `patch`."""
     rows: int
-    """Rows that it holds."""
+    """Number of rows in the file."""
     runs: int
-    """Runs of rows that follow each other."""
+    """Number of ranges of consecutive rows."""
     nbytes: int
-    """Bytes of its file."""
+    """Bytes of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """An array that incremental saves have added to; `compact` folds it into one file."""
+    """An array with patches of incremental saves; `compact` merges them into one file."""
 
     name: str
-    """Name of the array: `rows.0` holds the packed rows of several fields."""
+    """Name of the array; `rows.0` has the packed rows of several fields."""
     links: tuple[LinkReport, ...]
-    """Its files, in the order in which they are laid over each other."""
+    """The files, in the order in which they are applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class CheckpointReport:
     """One checkpoint."""
 
     path: str
-    """Its directory."""
+    """The directory."""
     format: str
     """Kind of checkpoint."""
     version: str
@@ -142,42 +142,42 @@ class CheckpointReport:
     writer: str
     """Class of the writer."""
     rows: int
-    """Rows saved."""
+    """Number of saved rows."""
     capacity: int
-    """Rows that fitted into the buffer."""
+    """Capacity of the buffer."""
     rows_written: int
-    """Rows ever written."""
+    """Number of rows ever written."""
     rows_drawn: int
-    """Rows ever sampled."""
+    """Number of rows ever sampled."""
     exact_resume: bool
-    """Whether the state of a generator was saved, so that sampling goes on with the same rows."""
+    """Whether the state of a generator was saved, so that sampling resumes with the same rows."""
     nbytes: int
-    """Bytes of all files, the manifest among them."""
+    """Bytes of all files, including the manifest."""
     verified: bool
-    """Whether every file was read and its checksums compared."""
+    """Whether all files were read and their checksums verified."""
     fields: tuple[FieldReport, ...]
-    """The fields of the rows, in their order."""
+    """The fields of the rows, in order."""
     priorities: PriorityReport | None = None
-    """Priorities; None where the sampler has none."""
+    """The priorities; None if the sampler has none."""
     chains: tuple[ChainReport, ...] = ()
-    """Arrays that have patches of incremental saves."""
+    """Arrays with patches of incremental saves."""
 
 
 def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) -> CheckpointReport:
-    """Report on a checkpoint that `dumps` wrote.
+    """Return a report on a checkpoint that `dumps` wrote.
 
-    Files are read block by block: the extra memory is some tens of MB, whatever their size (and one byte per row for a
-    field that only some rows have).
+    Files are read in blocks: this takes some tens of MB of memory for files of any size, plus one byte per row for a
+    field that only some rows have.
 
     Args:
         path: Directory of the checkpoint.
-        read_data: Read every file, compare checksums and make statistics; without it only the manifest is read and
-            the size of each file compared.
+        read_data: Read all files, verify checksums and compute statistics. Otherwise only the manifest is read and the
+            size of each file is checked.
 
     Raises:
-        CheckpointNotFoundError: if there is no checkpoint.
-        CheckpointError: if it is one that this release cannot read.
-        DamagedFileError: naming the file that is damaged.
+        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointError: The version is not supported.
+        DamagedFileError: A file is damaged; the message names it.
 
     Example:
         >>> import torch
@@ -243,7 +243,7 @@ def _chain(root: Path, name: str, record: ArrayRecord) -> ChainReport:
 
 
 def _priorities(state: Any, *, read_data: bool) -> PriorityReport | None:
-    """Report on the state of a prioritized sampler; the manifest's loader has compared its checksums."""
+    """Return the report on the state of a prioritized sampler; its checksums were verified with the manifest."""
     kept = state.get("priorities") if isinstance(state, dict) else None
     if kept is None:
         return None
@@ -257,7 +257,7 @@ def _priorities(state: Any, *, read_data: bool) -> PriorityReport | None:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A field, the name of its array, and which rows have it (None: all)."""
+    """A field, the name of its array, and the mask of rows that have it (None: all)."""
 
     field: FieldReport
     name: str
@@ -265,7 +265,7 @@ class _Column:
 
 
 def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
-    """Find the fields: those that every row has, then those that came later."""
+    """Yield the fields: first those that every row has, then those that only some rows have."""
     if "items" in storage:
         field = FieldReport("(objects)", "object", (), int(storage["items"]), reader.record("items").nbytes)
         yield _Column(field, "items")
@@ -278,7 +278,7 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
     leaves = storage["schema"]["leaves"] if storage["schema"] else ()
     paths = {column_name(leaf["path"], position): leaf["path"] for position, leaf in enumerate(leaves)}
     for name in storage.get("objects", ()):
-        # the path stands behind the position, as in the names of columns
+        # the path follows the position, as in the names of columns
         shown, ends = name.partition(".")[2], reader.record(f"{name}.ends")
         text = reader.record(f"{name}.text")
         nbytes = ends.nbytes + text.nbytes
@@ -292,12 +292,12 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         rows = record.shape[0] if has is None else int(has.sum())
         shown = ".".join(str(key) for key in keys) or "(data)"
         if name not in paths and name not in late:
-            shown += " (kept apart)"  # the rest of a single copy is the field of the row that follows
+            shown += " (kept apart)"  # with single_copy, other rows use the field of the next row
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
 
 
 def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
-    """Find the arrays that saving hooks made of the rows."""
+    """Yield the arrays that saving hooks made from the rows."""
     for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
         yield from _converted(reader, child, (*path, key))
     if tree["kind"] == "tensor":
@@ -308,25 +308,31 @@ def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> It
 
 
 def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
-    """Read a column, comparing the checksum of each block, and add its statistics."""
+    """Read a column, verify the checksum of each block, and return the field with its statistics."""
     record, field = reader.record(column.name), column.field
     if field.dtype == "object" or record.torch_dtype.is_complex:
         if isinstance(record, ArrayRecord):
             verify_array(root, record)
         return field
-    width, start, tally = math.prod(field.shape), 0, Tally()
+    width, start, statistics = math.prod(field.shape), 0, RunningStatistics()
     for numbers in _numbers(root, reader, column.name):
         end = start + numbers.numel()
-        tally.see(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
+        statistics.update(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
         start = end
-    return replace(field, minimum=tally.minimum, maximum=tally.maximum, mean=tally.mean, nan_count=tally.nan_count)
+    return replace(
+        field,
+        minimum=statistics.minimum,
+        maximum=statistics.maximum,
+        mean=statistics.mean,
+        nan_count=statistics.nan_count,
+    )
 
 
 def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor]:
-    """Yield the elements of a field in order; checksums of files of its own are compared, others were."""
+    """Yield the elements of a field in order; verifies the checksum of a field with its own file."""
     record = reader.record(name)
     if isinstance(record, ArrayRecord) and not record.patches:
-        raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the bytes of the file as they are
+        raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the raw bytes of the file
         yield from elements(read_stream(root, raw), record.torch_dtype)
         return
     whole = reader.whole(record.of) if isinstance(record, ColumnRecord) else record
@@ -336,19 +342,19 @@ def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor
 
 
 def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:
-    """Spread a mask over rows of `width` elements to one over the elements `[start, end)`."""
+    """Expand a mask over rows of `width` elements to a mask over the elements `[start, end)`."""
     first = start // width
     rows = has[first : -(-end // width)]
     return rows.repeat_interleave(width)[start - first * width : end - first * width]
 
 
 _PIECE = 2**20
-"""Elements looked at in one go: 8 MiB as float64."""
+"""Number of elements processed at a time: 8 MiB as float64."""
 
 
 @final
-class Tally:
-    """Counts, bounds and mean of the numbers seen so far; NaN is counted and otherwise left out."""
+class RunningStatistics:
+    """Count, bounds and mean of a stream of numbers; NaN is counted separately."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -358,13 +364,13 @@ class Tally:
         self._high: float | int | None = None
         self._sum = 0.0
 
-    def see(self, numbers: Tensor) -> None:
-        """Take in real numbers, flags or integers of any dtype, `[n]`."""
+    def update(self, numbers: Tensor) -> None:
+        """Add real numbers of any dtype, `[n]`."""
         for piece in torch.split(numbers, _PIECE):
-            self._see(piece)
+            self._update(piece)
 
-    def _see(self, piece: Tensor) -> None:
-        # Wide enough for every value; integers stay integers, so that their bounds are exact.
+    def _update(self, piece: Tensor) -> None:
+        # Integers stay integers, so that their bounds are exact.
         exact = not piece.is_floating_point() and piece.dtype is not torch.uint64
         wide = piece.to(torch.int64 if exact else torch.float64)
         if not exact:
@@ -381,27 +387,27 @@ class Tally:
 
     @property
     def minimum(self) -> float | int | None:
-        """Smallest number; None if there is none."""
+        """Smallest number; None if there are none."""
         return self._low
 
     @property
     def maximum(self) -> float | int | None:
-        """Largest number; None if there is none."""
+        """Largest number; None if there are none."""
         return self._high
 
     @property
     def mean(self) -> float | None:
-        """Mean; None if there is none, or infinities of both signs leave none."""
+        """Mean; None if there are no numbers or infinities of both signs."""
         mean = self._sum / self.count if self.count else math.nan
         return None if math.isnan(mean) else mean
 
 
 def elements(blocks: Iterable[bytes], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Cut a stream of bytes into tensors of whole elements, `[n]` each.
+    """Convert a stream of bytes to tensors of whole elements, `[n]` each.
 
     Args:
-        blocks: Bytes of any lengths; an element may lie across two of them.
-        dtype: What the bytes are.
+        blocks: Bytes of any lengths; an element can span two blocks.
+        dtype: Dtype of the elements.
     """
     rest = b""
     for block in blocks:
@@ -417,15 +423,15 @@ class KeyReport:
     """One key of the trajectories."""
 
     name: str
-    """Keys from the root, joined by dots."""
+    """Keys joined by dots."""
     dtype: str
     """Dtype."""
     shape: tuple[int, ...]
-    """Shape of one transition's value."""
+    """Shape of one transition."""
     trajectories: int
-    """Trajectories that have it in this dtype and shape."""
+    """Number of trajectories that have the key with this dtype and shape."""
     nbytes: int
-    """Bytes of its rows in all of them."""
+    """Bytes of its rows in all trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,44 +443,43 @@ class StoreReport:
     trajectory_format: str
     """`pt`, `pkl` or `safetensors`."""
     trajectories: int
-    """How many are listed."""
+    """Number of trajectories."""
     total_samples: int
-    """Transitions: the sum of T * B."""
+    """Number of transitions: the sum of T * B."""
     trajectory_counter: int
     """The next id."""
     seed: int
     """Seed of the buffer."""
     exact_resume: bool
-    """Whether the state of a generator was saved, so that sampling goes on with the same rows."""
+    """Whether the state of a generator was saved, so that sampling resumes with the same rows."""
     journal: bool
-    """Whether a journal waits to be folded in: the directory is in use, or its process was killed."""
+    """Whether there is a journal: the directory is in use, or its process was killed."""
     models: int
-    """Different weights that acted."""
+    """Number of different model weights."""
     shapes: tuple[tuple[int, ...], ...]
     """Different `[T, B]`."""
     unlisted: tuple[str, ...]
-    """Trajectory files that no list names: cleared, or never finished."""
+    """Trajectory files that are not in the index: removed or incomplete."""
     nbytes: int | None = None
-    """Bytes of the files; None where they were not looked at."""
+    """Bytes of the files; None if they were not read."""
     keys: tuple[KeyReport, ...] = ()
-    """Keys of the batches; empty where the files were not looked at."""
+    """Keys of the batches; empty if the files were not read."""
 
 
 def inspect_store(
     path: str | os.PathLike[str], *, read_headers: bool = True, allow_pickle: bool = False
 ) -> StoreReport:
-    """Report on a directory of trajectories.
+    """Return a report on a directory of trajectories.
 
     Args:
         path: The directory.
-        read_headers: Look at each file, too: its size and its keys (for `pkl` that means to unpickle it). Otherwise
-            only the index is read.
-        allow_pickle: Consent to unpickle.
+        read_headers: Read the size and keys of each file (a `pkl` file is unpickled). Otherwise only the index is read.
+        allow_pickle: Allow unpickling, which executes the code in the files.
 
     Raises:
-        CheckpointNotFoundError: No trajectories are there.
-        CheckpointError: They are pickles without consent.
-        DamagedFileError: naming the file that is damaged.
+        CheckpointNotFoundError: There are no trajectories.
+        CheckpointError: The trajectories are pickled, and `allow_pickle` is False.
+        DamagedFileError: A file is damaged; the message names it.
     """
     root = Path(path)
     listing = read_listing(root)
@@ -522,10 +527,10 @@ def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
-    """Tell what a directory holds: trajectories, or the checkpoint that `dumps` of a buffer wrote.
+    """Return the kind of data in a directory: trajectories, or the checkpoint that `dumps` of a buffer wrote.
 
     Raises:
-        CheckpointNotFoundError: Neither; the message says what is there instead, such as a directory for each rank.
+        CheckpointNotFoundError: Neither; the message describes what is there instead.
         CheckpointError: The path is a file.
     """
     root = Path(path)
@@ -540,20 +545,20 @@ def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
         msg = f"there is no directory {root}"
         raise CheckpointNotFoundError(msg)
     if (root / "storage" / "storage_metadata.json").exists():
-        msg = f"{root} is a checkpoint of TorchRL: write it as one of ours first (ostinato convert)"
+        msg = f"{root} is a checkpoint of TorchRL: convert it first (ostinato convert)"
         raise CheckpointNotFoundError(msg)
     inside = sorted(child.name for child in root.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
     if inside:
         names = ", ".join(inside[:_MAX_NAMES]) + (", ..." if len(inside) > _MAX_NAMES else "")
-        msg = f"{root} is a directory of others that hold data: give one of {names} in it"
+        msg = f"{root} contains directories with data: give one of {names} in it"
         if all(is_store(root / name) and name.startswith("rank_") for name in inside):
-            msg += ", or join them first (ostinato merge)"
+            msg += ", or merge them first (ostinato merge)"
     else:
-        msg = f"{root} holds neither trajectories nor a checkpoint that dumps() wrote"
+        msg = f"{root} has neither trajectories nor a checkpoint that dumps() wrote"
     raise CheckpointNotFoundError(msg)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a directory holds trajectories (and not a buffer's checkpoint)."""
+    """Return whether a directory has trajectories, as opposed to the checkpoint of a buffer."""
     root = Path(path)
     return (root / METADATA).exists() or has_listing(root)

@@ -1,4 +1,4 @@
-"""Looking at one trajectory file: does it hold what the index says. Shared by verify, convert, merge and split."""
+"""Verification of a checkpoint or a directory of trajectories."""
 
 from __future__ import annotations
 
@@ -30,57 +30,58 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Header
 
-__all__ = ["Damage", "VerifyReport", "check_content", "check_whole", "verify"]
+__all__ = ["Damage", "VerifyReport", "check_file", "check_header", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One file that is not as it should be."""
+    """One damaged file."""
 
     file: str
     """Its name."""
     trajectory_id: int | None
-    """The trajectory that it holds."""
+    """Id of its trajectory; None if it has none."""
     problem: str
-    """What is wrong."""
+    """Description of the damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What reading everything found."""
+    """The result of `verify`."""
 
     path: str
     """The directory."""
     kind: str
     """`trajectories` or `buffer`."""
     files: int
-    """Files read."""
+    """Number of files read."""
     nbytes: int
-    """Bytes read."""
+    """Number of bytes read."""
     checksums: int
-    """Files whose bytes were compared with a checksum kept elsewhere or in the file itself."""
+    """Number of files whose checksum was verified."""
     unlisted: tuple[str, ...]
-    """Trajectory files that no list names."""
+    """Trajectory files that are not in the index."""
     damage: tuple[Damage, ...]
-    """What is damaged; empty where all is whole."""
+    """The damaged files; empty if there are none."""
 
 
 def verify(
     path: str | os.PathLike[str], *, allow_pickle: bool = False, on_progress: Callable[[int, int], None] | None = None
 ) -> VerifyReport:
-    """Read every file of a directory of trajectories, or of a buffer's checkpoint, and compare what can be compared.
+    """Read all files of a directory of trajectories or of the checkpoint of a buffer, and verify them.
 
     Args:
         path: The directory.
-        allow_pickle: Consent to unpickle; without it `pkl` files are compared by size and checksum alone, where kept.
-        on_progress: Called with the number of files done and of all files.
+        allow_pickle: Allow unpickling, which executes the code in the files; otherwise only the sizes and available
+            checksums of `pkl` files are verified.
+        on_progress: Called with the number of files done and the total.
 
     Returns:
-        What was read, and every damaged file.
+        What was read, and all damaged files.
 
     Raises:
-        CheckpointNotFoundError: Neither kind is there; the message names what is.
-        CheckpointError: Its lists cannot be read at all.
+        CheckpointNotFoundError: There is no such data; the message describes what is there instead.
+        CheckpointError: The index cannot be read.
     """
     root = Path(path)
     if kind_of(root) == "buffer":
@@ -92,7 +93,7 @@ def verify(
     for done, (number, fact) in enumerate(listing.facts.items(), 1):
         name = file_name(fact, listing.head.trajectory_format)
         try:
-            read, compared = check_whole(listing, number, allow_pickle=allow_pickle)
+            read, compared = check_file(listing, number, allow_pickle=allow_pickle)
             nbytes, checksums = nbytes + read, checksums + compared
         except (OstinatoError, OSError) as error:
             damage.append(Damage(name, number, str(error)))
@@ -104,7 +105,7 @@ def verify(
 
 
 def _metadata_damage(listing: Listing) -> list[Damage]:
-    """Compare the counts of the metadata with the index; while a journal waits they may lag."""
+    """Compare the counts in the metadata with the index. While there is a journal, the metadata may be older."""
     path = listing.directory / METADATA
     if not path.exists() or (listing.directory / JOURNAL).exists():
         return []
@@ -115,15 +116,17 @@ def _metadata_damage(listing: Listing) -> list[Damage]:
         "total_samples": sum(fact.num_samples for fact in listing.facts.values()),
     }
     wrong = [
-        f"{key} is {str(meta.get(key))[:40]}, the index has {n}" for key, n in expected.items() if meta.get(key) != n
+        f"{key} is {str(meta.get(key))[:40]}, but the index has {n}"
+        for key, n in expected.items()
+        if meta.get(key) != n
     ]
     if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.facts, default=-1):
-        wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, not above every id")
+        wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, but must be above every id")
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
 
 
 def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | None) -> VerifyReport:
-    """Read every array of a checkpoint with its patches, and the state; a damaged one does not hide the next."""
+    """Verify all arrays of a checkpoint with their patches, and the state, even if some are damaged."""
     reader = open_checkpoint(root)
     damage, files, nbytes = [], 0, 0
     for done, record in enumerate(reader.arrays.values(), 1):
@@ -140,15 +143,15 @@ def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | Non
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))
 
 
-def check_content(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
-    """Read the header of a file and compare it with the index; `pkl` is unpickled.
+def check_header(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
+    """Read the header of a file and compare it with the index; a `pkl` file is unpickled.
 
     Returns:
         The trajectory, without a checksum.
 
     Raises:
-        DamagedFileError: The file is missing, damaged, or not the one that the index means.
-        SchemaError: It is no trajectory.
+        DamagedFileError: The file is missing, damaged, or does not match the index.
+        SchemaError: The file is not a trajectory.
     """
     entry, header = look(listing, number, allow_pickle=allow_pickle)
     for name in ("model_weights_id", "max_episode_length"):
@@ -157,27 +160,27 @@ def check_content(listing: Listing, number: int, *, allow_pickle: bool) -> Entry
 
 
 def _compare(path: Path, header: Header, name: str, expected: object) -> None:
-    """Compare what the file says of itself, if it does: files of one shape may have been swapped."""
+    """Compare an entry of the file with the index, if the file has it: files of equal shape may have been swapped."""
     found = header.plain.get((name,))
     if type(found) is type(expected) and found != expected:
-        msg = f"{path} has the {name} {str(found)[:200]!r}, the index says {str(expected)!r}: files were swapped"
+        msg = f"{path} has the {name} {str(found)[:200]!r}, but the index has {str(expected)!r}: files were swapped"
         raise DamagedFileError(msg)
 
 
-def check_whole(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
-    """Read one file and compare everything that can be compared.
+def check_file(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
+    """Read a file and verify everything that can be verified.
 
     Args:
-        listing: The directory.
+        listing: The index of the directory.
         number: Id of the trajectory.
-        allow_pickle: Consent to unpickle; without it a `pkl` file is compared with its kept checksum alone.
+        allow_pickle: Allow unpickling; otherwise only the checksum in the index is verified for a `pkl` file.
 
     Returns:
-        Its bytes, and whether a checksum was compared: one kept in our list, or those that `pt` files hold themselves.
+        Its size in bytes, and whether a checksum was verified: one in the index, or those in a `pt` file.
 
     Raises:
-        DamagedFileError: The file is missing, damaged, or not the one that the index means.
-        SchemaError: It is no trajectory.
+        DamagedFileError: The file is missing, damaged, or does not match the index.
+        SchemaError: The file is not a trajectory.
     """
     format_name, fact, known = listing.head.trajectory_format, listing.facts[number], listing.known.get(number)
     path = listing.directory / file_name(fact, format_name)
@@ -187,11 +190,11 @@ def check_whole(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[i
         msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
         raise DamagedFileError(msg)
     if format_name != "pkl" or allow_pickle:
-        check_content(listing, number, allow_pickle=allow_pickle)
+        check_header(listing, number, allow_pickle=allow_pickle)
     elif not kept:
         msg = (
-            f"{path} is a pickle without a kept checksum and cannot be checked: give allow_pickle=True "
-            "(--allow-pickle) if it comes from you"
+            f"{path} is a pickle without a checksum in the index and cannot be verified: give allow_pickle=True "
+            "(--allow-pickle) if you trust it"
         )
         raise DamagedFileError(msg)
     return path.stat().st_size, bool(kept) or format_name == "pt"

@@ -300,8 +300,8 @@ def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str,
     saved.rename(ranks / "rank_0")
     (tmp_path / "empty").mkdir()
     for path, words in (
-        (ranks, "give one of rank_0 in it, or join them first (ostinato merge)"),
-        (tmp_path / "empty", "holds neither trajectories nor a checkpoint that dumps() wrote"),
+        (ranks, "give one of rank_0 in it, or merge them first (ostinato merge)"),
+        (tmp_path / "empty", "has neither trajectories nor a checkpoint that dumps() wrote"),
         (tmp_path / "nowhere", "there is no directory"),
     ):
         done = ostinato(command, path, *more)

@@ -1,12 +1,12 @@
-"""Joining and dividing directories of trajectories: by hard links, by copying files, or by moving them.
+"""Merging and splitting directories of trajectories with hard links, copies or moves.
 
-Linked and copied files go into a temporary directory that becomes the target once it is complete; the sources are only
-read. Links are safe because trajectory files are never edited in place, only written anew under another name and
-renamed; lists and metadata, which are rewritten, are written anew for the target and never linked.
+Linked and copied files go to a temporary directory, which is renamed to the target when it is complete; sources are
+only read. Hard links are safe because trajectory files are never modified in place: new contents are written to
+another file, which is then renamed. Index and metadata are written anew for the target.
 
-Moved files go by `rename` into `TARGET.partial`, which becomes the target once it is complete; a plan in it names each
-file, so that a later run of the same command goes on with these and no others. So each trajectory is in exactly one
-place at any moment; one that a source gets meanwhile stays there and on its list.
+Moved files are renamed into `TARGET.partial`, which is renamed to the target when it is complete. A plan in this
+directory lists the files, so that a later run of the same command resumes with exactly these. Each trajectory is in
+exactly one place at any time; trajectories that a source receives meanwhile stay there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ostinato.errors import (
     OptionError,
     OstinatoError,
 )
-from ostinato.tools.verify import check_content
+from ostinato.tools.verify import check_header
 from ostinato.trajectories.checkpoint import check_new, new_directory
 from ostinato.trajectories.index import (
     INDEX,
@@ -56,22 +56,22 @@ __all__ = ["MoveReport", "merge", "split"]
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """What was joined or divided."""
+    """The result of `merge` or `split`."""
 
     path: str
     """The new directory."""
     trajectories: int
-    """Trajectories in it."""
+    """Number of trajectories in the new directory."""
     total_samples: int
-    """Transitions in it."""
+    """Number of transitions in the new directory."""
     sources: tuple[str, ...]
-    """Directories that they came from."""
+    """The source directories."""
     how: Literal["linked", "copied", "moved"]
-    """Whether the sources share the files (hard links), have files of their own, or no longer have them."""
+    """Whether the files are hard links, copies, or were moved out of the sources."""
     resumed: bool = False
-    """Whether an earlier run had begun with it."""
+    """Whether an earlier run was resumed."""
     left: tuple[str, ...] = ()
-    """After a merge that moved: directories that list trajectories which came later; they stay there."""
+    """After a merge with `move`: sources that received trajectories meanwhile, which stay there."""
 
 
 def merge(
@@ -82,28 +82,28 @@ def merge(
     move: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MoveReport:
-    """Join the `rank_*` directories of a directory into one: interleaved by original id, renumbered from 0.
+    """Merge the `rank_*` directories of a directory, interleaved by original id and renumbered from 0.
 
-    Of equal ids the lower rank comes first. The new directory has the seed of the lowest rank. By default it gets hard
-    links: the ranks keep their files, and no disk space is used. Where that is not possible (another file system, or
-    one without links), files are copied. A move that goes on after it stopped takes what it had planned; trajectories
-    that came later stay in their ranks, which the report names.
+    For equal ids, the lower rank comes first. The new directory has the seed of the lowest rank. By default it has hard
+    links: the ranks keep their files, and no disk space is used. Where hard links are not possible, files are copied. A
+    resumed move takes the files of its plan; trajectories added later stay in their ranks, which the report names.
 
     Args:
-        source_path: Directory that holds `rank_0`, `rank_1` and so on.
+        source_path: Directory with `rank_0`, `rank_1` and so on.
         save_path: New directory.
-        copy: Copy the files in any case.
-        move: Move the files: the ranks lose them, and the emptied directories are removed.
-        on_progress: Called with the number of files done and of all files.
+        copy: Always copy the files.
+        move: Move the files: the ranks lose them, and empty ranks are removed.
+        on_progress: Called with the number of files done and the total.
 
     Raises:
-        OptionError: Both `copy` and `move`.
+        OptionError: Both `copy` and `move` are given.
         CheckpointNotFoundError: There are no ranks.
-        CheckpointError: Formats of the ranks differ, the target exists, or files would have to be moved to another
-            file system; nothing was touched. Or moving stopped half-way: run it again to go on.
-        StorageMemoryError: The disk has too little room for copies; nothing was touched.
-        DamagedFileError: A list, or a file by its size or header, is missing or damaged; nothing was touched. Rows are
-            not read: `verify` does that. Of an unfinished move: a file that still has to be moved.
+        CheckpointError: The formats of the ranks differ, the target exists, or files would have to be moved to another
+            file system; nothing was touched. Or the move was interrupted: run it again to resume it.
+        StorageMemoryError: There is not enough disk space for copies; nothing was touched.
+        DamagedFileError: An index is damaged, or a file is missing or has the wrong size or header; nothing was
+            touched. Rows are not read; use `verify`. Or, when a move is resumed, a file that still has to be moved is
+            damaged.
     """
     source = Path(source_path).absolute()
     name = {"work": "merge", "source": str(source)}
@@ -118,8 +118,8 @@ def merge(
             raise CheckpointNotFoundError(msg)
         return ranks
 
-    work = _Work(name, find, lambda ranks: _merge_plan(name, ranks), on_progress)
-    report = _run(work, Path(save_path).absolute(), copy=copy, move=move)
+    request = _Request(name, find, lambda ranks: _merge_plan(name, ranks), on_progress)
+    report = _run(request, Path(save_path).absolute(), copy=copy, move=move)
     return replace(report, left=_left(_ranks_of(source))) if move else report
 
 
@@ -132,50 +132,51 @@ def split(
     move: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MoveReport:
-    """Take the first `count` trajectories of a directory into a new one; they keep their ids.
+    """Take the first `count` trajectories of a directory into a new one; ids stay the same.
 
-    By default the new directory gets hard links, or copies where links are not possible, and the source keeps all of
-    its trajectories.
+    By default the new directory has hard links, or copies where links are not possible, and the source keeps all
+    trajectories.
 
     Args:
         source_path: Directory of trajectories.
         save_path: New directory.
-        count: How many.
-        copy: Copy the files in any case.
-        move: Move the files: the source loses them, and lists the rest.
-        on_progress: Called with the number of files done and of all files.
+        count: Number of trajectories.
+        copy: Always copy the files.
+        move: Move the files: the source loses them and keeps the rest.
+        on_progress: Called with the number of files done and the total.
 
     Raises:
-        OptionError: `count` is not positive, or both `copy` and `move`.
-        CheckpointNotFoundError: No trajectories are there.
+        OptionError: `count` is not positive, or both `copy` and `move` are given.
+        CheckpointNotFoundError: There are no trajectories.
         CheckpointError: There are fewer trajectories, the target exists, or files would have to be moved to another
-            file system; nothing was touched. Or moving stopped half-way: run it again to go on.
-        StorageMemoryError: The disk has too little room for copies; nothing was touched.
-        DamagedFileError: A list, or a file by its size or header, is missing or damaged; nothing was touched. Rows are
-            not read: `verify` does that. Of an unfinished move: a file that still has to be moved.
+            file system; nothing was touched. Or the move was interrupted: run it again to resume it.
+        StorageMemoryError: There is not enough disk space for copies; nothing was touched.
+        DamagedFileError: An index is damaged, or a file is missing or has the wrong size or header; nothing was
+            touched. Rows are not read; use `verify`. Or, when a move is resumed, a file that still has to be moved is
+            damaged.
     """
     if count < 1:
-        msg = f"split_count must be 1 or more, got {count}"
+        msg = f"split_count must be at least 1, got {count}"
         raise OptionError(msg)
     source = Path(source_path).absolute()
     name = {"work": "split", "source": str(source), "count": count}
 
     def find() -> Sequence[Path]:
-        read_listing(source)  # tells what is wrong before the directory is locked
+        read_listing(source)  # raises before the directory is locked
         return (source,)
 
-    work = _Work(name, find, lambda _: _split_plan(name, source, count), on_progress)
-    return _run(work, Path(save_path).absolute(), copy=copy, move=move)
+    request = _Request(name, find, lambda _: _split_plan(name, source, count), on_progress)
+    return _run(request, Path(save_path).absolute(), copy=copy, move=move)
 
 
-class _Work(NamedTuple):
-    """What is asked for."""
+class _Request(NamedTuple):
+    """A requested merge or split."""
 
     name: dict[str, Any]
     find: Callable[[], Sequence[Path]]
     """Finds the sources."""
     make: Callable[[Sequence[Path]], _Plan]
-    """Reads the sources, looks at every file, and plans."""
+    """Reads the sources, checks all files, and returns the plan."""
     on_progress: Callable[[int, int], None] | None
 
     def tell(self, done: int, plan: _Plan) -> None:
@@ -184,33 +185,33 @@ class _Work(NamedTuple):
             self.on_progress(done, len(plan.steps))
 
 
-def _run(work: _Work, target: Path, *, copy: bool, move: bool) -> MoveReport:
+def _run(request: _Request, target: Path, *, copy: bool, move: bool) -> MoveReport:
     if copy and move:
         msg = "copy and move exclude each other: give one of them, or neither for hard links"
         raise OptionError(msg)
-    return _move(work, target) if move else _link_or_copy(work, target, copy=copy)
+    return _move(request, target) if move else _link_or_copy(request, target, copy=copy)
 
 
-def _move(work: _Work, target: Path) -> MoveReport:
-    if _has_plan(target, work.name):
+def _move(request: _Request, target: Path) -> MoveReport:
+    if _has_plan(target, request.name):
         return _finish(target, resumed=True)
     check_new(target)
     partial = target.with_name(f"{target.name}.partial")
-    resumed = _has_plan(partial, work.name)
+    resumed = _has_plan(partial, request.name)
     if not resumed and not _is_free(partial):
-        msg = f"{partial} is in the way: it holds other unfinished work; finish that first, or choose another target"
+        msg = f"{partial} is in the way: it has other unfinished work; finish that first, or choose another target"
         raise CheckpointError(msg)
-    found = _read_plan(partial).sources if resumed else work.find()
+    found = _read_plan(partial).sources if resumed else request.find()
     sources = [source for source in found if source.is_dir()]
     with _locked(sources):
         if resumed:
             plan = _read_plan(partial)
             _check_rest(plan, partial)
         else:
-            plan = work.make(sources)
+            plan = request.make(sources)
             _check_one_disk(sources, target)
             plan.begin(partial)
-        _rename_files(work, plan, partial)
+        _rename_files(request, plan, partial)
         for directory in (partial, *sources):
             fsync_dir(directory)
         if target.is_dir():
@@ -220,41 +221,41 @@ def _move(work: _Work, target: Path) -> MoveReport:
     return _finish(target, resumed=resumed)
 
 
-def _link_or_copy(work: _Work, target: Path, *, copy: bool) -> MoveReport:
+def _link_or_copy(request: _Request, target: Path, *, copy: bool) -> MoveReport:
     for unfinished in (target, target.with_name(f"{target.name}.partial")):
-        if _has_plan(unfinished, work.name):
+        if _has_plan(unfinished, request.name):
             msg = (
-                f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) once more, so "
-                "that it goes on; nothing was touched"
+                f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) again to resume "
+                "it; nothing was touched"
             )
             raise CheckpointError(msg)
     check_new(target)
-    sources = work.find()
-    plan = work.make(sources)
+    sources = request.find()
+    plan = request.make(sources)
     with new_directory(target) as temporary:
-        rest = plan.steps if copy else _link(work, plan, temporary)
+        rest = plan.steps if copy else _link(request, plan, temporary)
         check_free(temporary, sum(step.source.stat().st_size for step in rest))
         for done, step in enumerate(rest, len(plan.steps) - len(rest) + 1):
             copy_file(step.source, plan.target_of(step, temporary))
-            work.tell(done, plan)
-        plan.write_lists(temporary)
+            request.tell(done, plan)
+        plan.write_index(temporary)
     return _report(target, sources, "copied" if rest else "linked")
 
 
-def _link(work: _Work, plan: _Plan, directory: Path) -> list[_Step]:
-    """Link the files into a directory; return those that cannot be linked, which were left alone."""
+def _link(request: _Request, plan: _Plan, directory: Path) -> list[_Step]:
+    """Link the files into a directory. Return the steps whose files cannot be linked."""
     rest, done = [], 0
     for step in plan.steps:
         if link_file(step.source, plan.target_of(step, directory)):
             done += 1
-            work.tell(done, plan)
+            request.tell(done, plan)
         else:
             rest.append(step)
     return rest
 
 
 def _check_rest(plan: _Plan, partial: Path) -> None:
-    """Look at the files that an earlier run had not moved yet."""
+    """Check the files that an earlier run did not move."""
     waiting = [step for step in plan.steps if not plan.target_of(step, partial).exists()]
     for step in waiting:
         try:
@@ -262,8 +263,8 @@ def _check_rest(plan: _Plan, partial: Path) -> None:
         except DamagedFileError as error:
             done = len(plan.steps) - len(waiting)
             msg = (
-                f"{error}. {done} of {len(plan.steps)} trajectories lie in {partial} already, the others where they "
-                "were: restore the file from a copy, then run the same command again"
+                f"{error}. {done} of {len(plan.steps)} trajectories are in {partial} already, the others in their "
+                "sources: restore the file from a copy, then run the same command again"
             )
             raise DamagedFileError(msg) from error
 
@@ -272,13 +273,13 @@ def _check_one_disk(sources: Sequence[Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if {path.stat().st_dev for path in sources} != {target.parent.stat().st_dev}:
         msg = (
-            f"{target} is on another file system, where files cannot be moved at once: leave out move=True (--move), "
+            f"{target} is on another file system, to which files cannot be renamed: leave out move=True (--move), "
             "so that they are copied, then remove the source"
         )
         raise CheckpointError(msg)
 
 
-def _rename_files(work: _Work, plan: _Plan, partial: Path) -> None:
+def _rename_files(request: _Request, plan: _Plan, partial: Path) -> None:
     moved = 0
     try:
         for step in plan.steps:
@@ -286,17 +287,17 @@ def _rename_files(work: _Work, plan: _Plan, partial: Path) -> None:
             if not path.exists():
                 step.source.rename(path)
             moved += 1
-            work.tell(moved, plan)
+            request.tell(moved, plan)
     except OSError as error:
         msg = (
-            f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; those moved lie in {partial}, the "
-            "others where they were: run the same command again to go on"
+            f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, the "
+            "others in their sources: run the same command again to resume"
         )
         raise CheckpointError(msg) from error
 
 
 def _finish(target: Path, *, resumed: bool) -> MoveReport:
-    """Bring the lists of the sources up to date; the plan in the target goes last, so that this can be done again."""
+    """Update the indexes of the sources. The plan is removed last, so that this step can be repeated."""
     plan = _read_plan(target)
     merged = plan.name["work"] == "merge"
     moved: dict[Path, set[str]] = {source: set() for source in plan.sources}
@@ -306,18 +307,18 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
     with _locked(there):
         for source in there:
             sweep(source)
-            _take_off(source, moved[source], remove=merged)
+            _remove_from_index(source, moved[source], remove=merged)
     for source in there if merged else ():
-        with contextlib.suppress(OSError):  # something else lies there: it stays
+        with contextlib.suppress(OSError):  # the directory has other files and is kept
             source.rmdir()
     (target / _PLAN).unlink(missing_ok=True)
     fsync_dir(target)
     return _report(target, plan.sources, "moved", resumed=resumed)
 
 
-def _take_off(source: Path, moved: set[str], *, remove: bool) -> None:
-    """Take moved files off the list of a source; a file that came later under the name of a moved one stays on it."""
-    if _has_lists(source):
+def _remove_from_index(source: Path, moved: set[str], *, remove: bool) -> None:
+    """Remove moved files from the index of a source, except a new file with the name of a moved one."""
+    if _has_index(source):
         listing = read_listing(source)
         names = {number: file_name(fact, listing.head.trajectory_format) for number, fact in listing.facts.items()}
         facts = {n: listing.facts[n] for n, name in names.items() if name not in moved or (source / name).exists()}
@@ -328,14 +329,14 @@ def _take_off(source: Path, moved: set[str], *, remove: bool) -> None:
         (source / name).unlink(missing_ok=True)
 
 
-def _has_lists(source: Path) -> bool:
-    """Tell whether there is a list to read, however its index is spelt; an earlier run may have removed it."""
+def _has_index(source: Path) -> bool:
+    """Return whether there is an index under any of its names; an earlier run may have removed it."""
     return (source / JOURNAL).exists() or any(source.glob("trajector*_index.json"))
 
 
 def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
-    """Name the directories that list trajectories after a merge."""
-    return tuple(str(rank) for rank in ranks if _has_lists(rank) and read_listing(rank).facts)
+    """Return the directories that have trajectories after a merge."""
+    return tuple(str(rank) for rank in ranks if _has_index(rank) and read_listing(rank).facts)
 
 
 def _report(
@@ -348,7 +349,7 @@ def _report(
 
 @contextlib.contextmanager
 def _locked(sources: Sequence[Path]) -> Iterator[None]:
-    """Hold the right to save into the sources."""
+    """Hold the locks of the sources."""
     with contextlib.ExitStack() as stack:
         for source in sources:
             lock = DirectoryLock(source)
@@ -362,7 +363,7 @@ _RANK = re.compile(r"rank_(\d+)")
 
 
 class _Step(NamedTuple):
-    """One file: where it lies, what it is in the new directory, and where its fields lie (None: a pickle)."""
+    """One file: its path, its entry in the new index, and the layout of its fields (None for a pickle)."""
 
     source: Path
     facts: Facts
@@ -370,7 +371,7 @@ class _Step(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Everything to be done: `name` tells the same work from other work."""
+    """All steps of a merge or split; `name` identifies the request."""
 
     name: dict[str, Any]
     sources: tuple[Path, ...]
@@ -378,27 +379,27 @@ class _Plan(NamedTuple):
     steps: list[_Step]
 
     def target_of(self, step: _Step, directory: Path) -> Path:
-        """Return the place of a file in the new directory."""
+        """Return the path of a file in the new directory."""
         return directory / file_name(step.facts, self.head.trajectory_format)
 
-    def write_lists(self, directory: Path) -> None:
-        """Write index, metadata and list of the new directory."""
+    def write_index(self, directory: Path) -> None:
+        """Write index, metadata and journal of the new directory."""
         facts = {step.facts.trajectory_id: step.facts for step in self.steps}
         fold(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
 
     def begin(self, partial: Path) -> None:
-        """Write down what will be moved: first the lists of the new directory, last the plan, which makes it valid."""
+        """Write the index of the new directory, and last the plan, which makes it valid."""
         partial.mkdir(exist_ok=True)
         sweep(partial)
         fsync_dir(partial.parent)
-        self.write_lists(partial)
+        self.write_index(partial)
         steps = [[self.sources.index(s.source.parent), s.source.name, s.facts.trajectory_id] for s in self.steps]
         node = {"name": self.name, "sources": [str(source) for source in self.sources], "steps": steps}
         atomic_write(partial / _PLAN, canonical(node))
 
 
 def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
-    """Tell whether a directory belongs to this work, and the work is not done."""
+    """Return whether a directory has the unfinished plan of this request."""
     path = directory / _PLAN
     if not path.exists():
         return False
@@ -407,16 +408,16 @@ def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
 
 
 def _is_free(partial: Path) -> bool:
-    """Tell whether nothing lies in a directory but what a run that had moved nothing left."""
+    """Return whether a directory has at most the files of a run that moved nothing."""
     own = (f"{_PLAN}.", INDEX, METADATA, STORE)
     return not partial.exists() or all(path.name.startswith(own) for path in partial.iterdir())
 
 
 def _read_plan(directory: Path) -> _Plan:
-    """Read the plan of an earlier run, and what it had found out of the files.
+    """Read the plan of an earlier run and the index of its files.
 
     Raises:
-        DamagedFileError: It is not as it should be.
+        DamagedFileError: The plan is damaged.
     """
     path = directory / _PLAN
     node, listing = _parse(path), read_listing(directory)
@@ -430,7 +431,7 @@ def _read_plan(directory: Path) -> _Plan:
             steps.append(_Step(sources[place] / file, listing.facts[number], listing.known.get(number)))
         return _Plan(node["name"], sources, listing.head, steps)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        msg = f"{path} is damaged: no plan ({error!r})"
+        msg = f"{path} is damaged: not a valid plan ({error!r})"
         raise DamagedFileError(msg) from error
 
 
@@ -440,7 +441,7 @@ def _parse(path: Path) -> Any:
 
 
 def _ranks_of(source: Path) -> tuple[Path, ...]:
-    """Return the directories `rank_*` of a directory in the order of their numbers."""
+    """Return the directories `rank_*` in the order of their numbers."""
     if not source.is_dir():
         return ()
     found = [
@@ -450,11 +451,11 @@ def _ranks_of(source: Path) -> tuple[Path, ...]:
 
 
 def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
-    """Plan to join directories: interleaved by id, of equal ids the first directory's first, renumbered from 0.
+    """Plan a merge: interleaved by id, equal ids in the order of the directories, renumbered from 0.
 
     Raises:
-        CheckpointError: Their formats differ, or one holds no trajectories.
-        DamagedFileError: A file or a list is missing or damaged.
+        CheckpointError: The formats differ, or a directory has no trajectories.
+        DamagedFileError: A file or an index is missing or damaged.
     """
     listings = [read_listing(rank) for rank in ranks]
     formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
@@ -471,11 +472,11 @@ def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
 
 
 def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
-    """Plan to take the first trajectories of a directory; they keep their ids.
+    """Plan a split: the first trajectories of a directory, with the same ids.
 
     Raises:
-        CheckpointError: There are fewer.
-        DamagedFileError: A file or a list is missing or damaged.
+        CheckpointError: There are fewer trajectories.
+        DamagedFileError: A file or an index is missing or damaged.
     """
     listing = read_listing(source)
     if count > len(listing.facts):
@@ -487,7 +488,7 @@ def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
 
 
 def _step(listing: Listing, number: int, new: int) -> _Step:
-    """Look at one file before anything is touched: its size, and where no size is known, what it holds."""
+    """Check the size of a file before anything is changed; if its size is unknown, check its header."""
     facts, known, format_name = listing.facts[number], listing.known.get(number), listing.head.trajectory_format
     path = listing.directory / file_name(facts, format_name)
     try:
@@ -496,7 +497,7 @@ def _step(listing: Listing, number: int, new: int) -> _Step:
         elif format_name == "pkl":
             _check_end_of_pickle(path)
         else:
-            known = check_content(listing, number, allow_pickle=False)
+            known = check_header(listing, number, allow_pickle=False)
     except OstinatoError as error:
         msg = f"{error}: nothing was touched"
         raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
@@ -505,10 +506,10 @@ def _step(listing: Listing, number: int, new: int) -> _Step:
 
 
 def _check_size(path: Path, known: Entry | None) -> None:
-    """Refuse a file that is missing, no regular file, or of another size than its list says.
+    """Check that a file exists, is a regular file, and has the size in the index.
 
     Raises:
-        DamagedFileError: naming it.
+        DamagedFileError: It does not; the message names the file.
     """
     fd = open_file(path)
     try:
@@ -516,15 +517,15 @@ def _check_size(path: Path, known: Entry | None) -> None:
     finally:
         os.close(fd)
     if known is not None and known.place is not None and known.place.nbytes != size:
-        _damaged(path, f"{size} bytes, its list says {known.place.nbytes} (ostinato verify tells more)")
+        _damaged(path, f"{size} bytes, but the index has {known.place.nbytes} (run ostinato verify for details)")
 
 
 def _check_end_of_pickle(path: Path) -> None:
-    """Refuse a pickle that was cut, without running it: a whole one ends with a dot."""
+    """Check that a pickle ends with the opcode STOP, without unpickling it."""
     fd = open_file(path)
     try:
         if pread(fd, 1, max(os.fstat(fd).st_size - 1, 0)) != b".":
-            _damaged(path, "a pickle without its end")
+            _damaged(path, "the pickle is truncated")
     finally:
         os.close(fd)
 
