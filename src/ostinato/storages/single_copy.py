@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Picks, Request, Run, ring_range
-from ostinato.core.rows import Flat, Schema, as_bits, same_rows
+from ostinato.core.rows import Flat, Schema, as_bits, column_name, same_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Room, Table, check_alike, checked_choice, last_of_each, plan_layout
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOLLOWS",
-    "NAME_LENGTH",
     "NOTHING",
     "Links",
     "MirroredTable",
@@ -44,7 +43,6 @@ __all__ = [
     "check_option",
     "checked_apart",
     "chunk_rows",
-    "column_name",
     "copy_column",
     "dense",
     "fill_mirrored",
@@ -844,14 +842,7 @@ class MirroredTable:
         self.sides.put(slots, [as_bits(x).index_select(0, here).view(x.dtype) for x in columns])
 
 
-NAME_LENGTH = 1000
-"""Most characters of a column's name: files take 1024, and what belongs to a column has its name with a suffix."""
 _BLOCK_ROWS = 4096
-
-
-def column_name(path: Path, position: int) -> str:
-    """Return the name of a column in a state: its position and path, of which long ones are cut."""
-    return f"{position}.{'.'.join(map(str, path))}"[:NAME_LENGTH] if path else f"{position}.data"
 
 
 def dense(source: Any) -> Tensor:

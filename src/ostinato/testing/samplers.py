@@ -32,7 +32,7 @@ class SamplerContract(ABC):
 
     # -- tests -----------------------------------------------------------------------------------------------
 
-    def test_slots_hold_rows(self) -> None:
+    def test_slots_are_in_range(self) -> None:
         """Slots are contiguous int64 `[B]` in `[0, rows)`, for partly filled, full and wrapped buffers."""
         for rows, capacity in ((1, 9), (8, 9), (9, 9), (10, 9), (31, 9), (1, 1)):
             sampler = self.make()
@@ -45,7 +45,7 @@ class SamplerContract(ABC):
                 assert slots.device == view.device
                 assert 0 <= int(slots.min()) <= int(slots.max()) < view.rows
 
-    def test_batches_have_the_size_asked_for(self) -> None:
+    def test_batches_have_the_requested_size(self) -> None:
         """Only samplers with epochs return fewer rows, and always at least one."""
         sampler = self.make()
         view = self.rows(sampler, 7, 9)
@@ -91,7 +91,7 @@ class SamplerContract(ABC):
                 assert torch.equal(before, torch.get_rng_state())
         assert sequences[0] == sequences[1]
 
-    def test_the_global_generator_stands_in(self) -> None:
+    def test_the_global_generator_is_the_default(self) -> None:
         """Without a generator, torch's global generator is used."""
         sequences = []
         with torch.random.fork_rng(devices=[]):
@@ -100,7 +100,7 @@ class SamplerContract(ABC):
                 sequences.append(self.sequence(self.make(), None))
         assert sequences[0] == sequences[1]
 
-    def test_state_continues_the_sequence(self) -> None:
+    def test_state_resumes_the_sequence(self) -> None:
         """A new sampler that loads the state continues with the same draws."""
         first, generator = self.make(), torch.Generator().manual_seed(5)
         view = self.rows(first, 7, 9)
@@ -127,7 +127,7 @@ class SamplerContract(ABC):
             alone, torch.Generator().manual_seed(7)
         )
 
-    def test_pickles_continue_the_sequence(self) -> None:
+    def test_pickles_resume_the_sequence(self) -> None:
         """A pickled sampler is a copy that continues with the same draws."""
         first = self.make()
         view = self.rows(first, 7, 9)
@@ -137,7 +137,7 @@ class SamplerContract(ABC):
             second, torch.Generator().manual_seed(6)
         )
 
-    def test_a_cleared_sampler_knows_no_old_rows(self) -> None:
+    def test_clear_removes_old_rows(self) -> None:
         """After `clear`, draws are within a buffer that has fewer rows."""
         sampler = self.make()
         sampler.draw(self.rows(sampler, 9, 9), 4, None)
@@ -146,7 +146,7 @@ class SamplerContract(ABC):
         for _ in range(20):
             assert int(sampler.draw(view, 2, None).slots.max()) < 2
 
-    def test_an_epoch_holds_each_row_once(self) -> None:
+    def test_an_epoch_has_each_row_once(self) -> None:
         """From `restart` to `ran_out`, every row is drawn exactly once (at most once with `drop_last`)."""
         sampler = self.make()
         if not sampler.epochal:

@@ -27,7 +27,7 @@ class StorageContract(ABC):
     All fields of a row are functions of an id, so that any mixing of rows or fields is detected.
     """
 
-    checks_form: bool = True
+    checks_schema: bool = True
     """False for storages that accept rows of any schema."""
 
     @abstractmethod
@@ -77,13 +77,13 @@ class StorageContract(ABC):
         _, count = storage.admit(self.row(7), 0)
         assert count == 1
 
-    def test_rows_come_back_whole(self) -> None:
+    def test_get_returns_the_rows_that_were_set(self) -> None:
         """`get` returns the rows that were set, in any order, with repetitions."""
         storage = self.filled(5, 4)
         assert self.stored(storage, [2, 0, 3, 3]) == [2, 0, 3, 3]
         assert len(storage) == 4
 
-    def test_one_row_comes_back_whole(self) -> None:
+    def test_get_returns_a_single_row(self) -> None:
         """`admit(row, 0)` stores one row; with `batch=()` it is presented like the input."""
         storage = self.make(5)
         payload, _ = storage.admit(self.row(9), 0)
@@ -115,7 +115,7 @@ class StorageContract(ABC):
         self.write(storage, picks, 100, 3)
         assert self.stored(storage) == [102, 1, 2, 100]
 
-    def test_the_source_may_be_reused(self) -> None:
+    def test_inputs_are_copied(self) -> None:
         """Changes of the input tensors after `set` do not affect the storage."""
         storage = self.make(5)
         source = self.rows(torch.arange(3, device="cpu"))
@@ -124,29 +124,29 @@ class StorageContract(ABC):
         map_leaves(source, lambda leaf: leaf.zero_())
         assert self.stored(storage) == [0, 1, 2]
 
-    def test_what_was_read_stays(self) -> None:
+    def test_outputs_are_copies(self) -> None:
         """Later writes do not change the result of an earlier `get`."""
         storage = self.filled(5, 5)
         payload = storage.get(torch.arange(5, device=storage.device))
         self.write(storage, Run(0, 5, 5), 100, 5)
         assert self.ids(storage, storage.present(payload, (5,))) == [0, 1, 2, 3, 4]
 
-    def test_slots_out_of_range_are_refused(self) -> None:
+    def test_slots_out_of_range_raise(self) -> None:
         """`get` raises IndexError for slots beyond the capacity."""
         storage = self.filled(5, 5)
         with raises(IndexError):
             storage.get(torch.tensor([0, 5], device=storage.device))
 
-    def test_wrong_rows_are_refused_before_anything_changes(self) -> None:
+    def test_rows_of_another_schema_raise(self) -> None:
         """Rows with another schema raise ValueError or TypeError in `admit`, and stored rows stay."""
-        if not self.checks_form:
+        if not self.checks_schema:
             return
         storage = self.filled(5, 4)
         with raises(ValueError, TypeError):
             storage.admit(self.wrong_rows(2), 1)
         assert self.stored(storage) == [0, 1, 2, 3]
 
-    def test_reads_see_the_rows_present(self) -> None:
+    def test_an_index_addresses_the_stored_rows(self) -> None:
         """An index addresses `[0, len)`, whatever the capacity; integers may be negative."""
         storage = self.filled(9, 4)
         mask = torch.tensor([True, False, False, True], device="cpu")
@@ -161,7 +161,7 @@ class StorageContract(ABC):
             assert len(expected) == 0 or self.ids(storage, got) == expected, f"index {index!r}"
         assert int(storage.read(-1)["id"]) == 3
 
-    def test_indices_out_of_range_are_refused(self) -> None:
+    def test_indices_out_of_range_raise(self) -> None:
         """Slots never written are out of range, although there is room for them."""
         storage = self.filled(9, 4)
         for index in (4, -5, 9, torch.tensor([0, 4], device="cpu"), torch.ones(9, dtype=torch.bool, device="cpu")):
@@ -176,14 +176,14 @@ class StorageContract(ABC):
         change()
         assert self.stored(storage) == [101, 1, 100, 3]
 
-    def test_edits_with_another_number_of_rows_are_refused(self) -> None:
+    def test_edits_with_another_number_of_rows_raise(self) -> None:
         """Rows are not broadcast: one for each slot, or a ValueError and no change."""
         storage = self.filled(5, 4)
         with raises(ValueError):
             storage.prepare_edit(torch.tensor([2, 0], device=storage.device), self.given(storage, 100, 3), (2,))
         assert self.stored(storage) == [0, 1, 2, 3]
 
-    def test_a_cleared_storage_begins_again(self) -> None:
+    def test_clear_removes_the_rows(self) -> None:
         """`clear` removes the rows and keeps the schema; rows can be stored again."""
         storage = self.filled(5, 5)
         storage.clear()
@@ -202,13 +202,13 @@ class StorageContract(ABC):
         self.write(other, Run(2, 1, 5), 200, 1)
         assert self.stored(storage) == [100, 101, 2, 3, 4]
 
-    def test_state_of_an_empty_storage_empties(self) -> None:
+    def test_the_state_of_an_empty_storage_removes_the_rows(self) -> None:
         """Loading the state of a storage without rows removes all rows."""
         storage = self.filled(5, 4)
         storage.load_state_dict(self.make(5).state_dict())
         assert len(storage) == 0
 
-    def test_state_with_too_many_rows_is_refused(self) -> None:
+    def test_a_state_with_too_many_rows_raises(self) -> None:
         """A storage that is too small raises and keeps its own rows."""
         small = self.filled(3, 2)
         with raises(CheckpointError):

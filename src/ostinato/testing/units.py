@@ -50,20 +50,20 @@ class UnitContract(ABC):
             assert torch.equal(one.slots_read(), other.slots_read())
             assert one.notes.keys() == other.notes.keys()
 
-    def test_rows_read_are_present(self) -> None:
+    def test_slots_read_are_in_range(self) -> None:
         """All slots are int64 in `[0, rows)`, for partly filled, full and wrapped buffers."""
         for written in (10, 15, 16, 17, 40):
             slots = self._plan(self.buffer(written), seed=written).slots_read()
             assert slots.dtype is torch.int64
             assert 0 <= int(slots.min()) <= int(slots.max()) < min(written, _CAPACITY)
 
-    def test_what_is_said_of_records_fits_them(self) -> None:
+    def test_notes_and_fields_have_one_entry_per_record(self) -> None:
         """Notes and fields have one entry for each record."""
         plan = self._plan(self.buffer(40), seed=0)
         for value in (*plan.notes.values(), *plan.fields.values()):
             assert value.shape[0] == plan.records.shape[0]
 
-    def test_batches_are_fresh(self) -> None:
+    def test_batches_are_copies(self) -> None:
         """The result of `finish` shares no memory with the storage."""
         made = self.buffer(40)
         before = {key: value.clone() for key, value in made[:].items()}
@@ -71,7 +71,7 @@ class UnitContract(ABC):
             value.zero_()
         assert all(torch.equal(value, before[key]) for key, value in made[:].items())
 
-    def test_the_rows_it_needs_are_few_enough(self) -> None:
+    def test_need_is_within_span(self) -> None:
         """`need` is at most `span`, and both are positive."""
         unit = self.make()
         assert 1 <= unit.need <= unit.span

@@ -25,7 +25,7 @@ __all__ = ["WriterContract"]
 class WriterContract(ABC):
     """Requirements of a buffer on a writer: slots within the capacity, no gaps, and a state that resumes."""
 
-    refuses: bool = False
+    read_only: bool = False
     """True for read-only writers, whose `place` always raises UsageError."""
 
     @abstractmethod
@@ -56,9 +56,9 @@ class WriterContract(ABC):
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
-    def test_a_refusing_writer_refuses(self) -> None:
+    def test_a_read_only_writer_raises(self) -> None:
         """A read-only writer raises UsageError and does not change."""
-        if not self.refuses:
+        if not self.read_only:
             return
         writer = self.make()
         before = copy.deepcopy(writer.state_dict())
@@ -68,7 +68,7 @@ class WriterContract(ABC):
 
     def test_rows_fill_the_slots_without_gaps(self) -> None:
         """Until the buffer is full, the written slots are `[0, rows)`."""
-        if self.refuses:
+        if self.read_only:
             return
         for sizes in ((1, 1, 1, 1, 1), (2, 3), (5,), (4, 4), (1, 9)):
             writer, ring, written, total = self.make(), Ring(5), set(), 0
@@ -79,7 +79,7 @@ class WriterContract(ABC):
 
     def test_batches_of_any_size_are_placed(self) -> None:
         """Batches of one row less than the capacity, of the capacity, one row more, and several times the capacity."""
-        if self.refuses:
+        if self.read_only:
             return
         for capacity in (1, 2, 5):
             for rows in {1, max(1, capacity - 1), capacity, capacity + 1, 2 * capacity, 3 * capacity + 1}:
@@ -87,9 +87,9 @@ class WriterContract(ABC):
                 for _ in range(3):
                     self.place(writer, rows, ring)
 
-    def test_a_cleared_writer_begins_again(self) -> None:
+    def test_clear_starts_at_slot_0(self) -> None:
         """After `clear` the first row is placed in slot 0."""
-        if self.refuses:
+        if self.read_only:
             return
         writer, ring = self.make(), Ring(5)
         self.place(writer, 7, ring)
@@ -97,9 +97,9 @@ class WriterContract(ABC):
         ring.clear()
         assert _slots(self.place(writer, 2, ring)) == {0, 1}
 
-    def test_rows_brought_along_are_not_overwritten_early(self) -> None:
+    def test_resume_uses_free_slots_first(self) -> None:
         """After `resume(3, 3)` with free slots, the next row gets a free slot, or `resume` raises UsageError."""
-        if self.refuses:
+        if self.read_only:
             return
         writer, ring = self.make(), Ring(5)
         ring.take_over(3, 3)
@@ -109,9 +109,9 @@ class WriterContract(ABC):
             return
         assert _slots(self.place(writer, 1, ring)) == {3}
 
-    def test_state_continues(self) -> None:
+    def test_state_resumes(self) -> None:
         """A new writer that loads the state places rows like the original; the state does not change."""
-        if self.refuses:
+        if self.read_only:
             return
         first, ring, other = self.make(), Ring(5), Ring(5)
         self.place(first, 3, ring)
@@ -122,9 +122,9 @@ class WriterContract(ABC):
         second.load_state_dict(saved)
         assert [self.place(second, rows, other).positions().tolist() for rows in (1, 4, 9)] == expected
 
-    def test_pickles_continue(self) -> None:
+    def test_pickles_resume(self) -> None:
         """A pickled writer is a copy that places rows like the original."""
-        if self.refuses:
+        if self.read_only:
             return
         first, ring = self.make(), Ring(5)
         self.place(first, 3, ring)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.core.rows import column_name
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
 from ostinato.durable.trees import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
-from ostinato.storages.single_copy import column_name
 from ostinato.trajectories.index import (
     JOURNAL,
     METADATA,

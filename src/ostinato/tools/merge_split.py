@@ -119,7 +119,7 @@ def merge(
         return ranks
 
     request = _Request(name, find, lambda ranks: _merge_plan(name, ranks), on_progress)
-    report = _run(request, Path(save_path).absolute(), copy=copy, move=move)
+    report = request.run(Path(save_path).absolute(), copy=copy, move=move)
     return replace(report, left=_left(_ranks_of(source))) if move else report
 
 
@@ -166,10 +166,11 @@ def split(
         return (source,)
 
     request = _Request(name, find, lambda _: _split_plan(name, source, count), on_progress)
-    return _run(request, Path(save_path).absolute(), copy=copy, move=move)
+    return request.run(Path(save_path).absolute(), copy=copy, move=move)
 
 
-class _Request(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Request:
     """A requested merge or split."""
 
     name: dict[str, Any]
@@ -179,79 +180,92 @@ class _Request(NamedTuple):
     """Reads the sources, checks all files, and returns the plan."""
     on_progress: Callable[[int, int], None] | None
 
-    def tell(self, done: int, plan: _Plan) -> None:
+    def run(self, target: Path, *, copy: bool, move: bool) -> MoveReport:
+        """Execute the request."""
+        if copy and move:
+            msg = "copy and move exclude each other: give one of them, or neither for hard links"
+            raise OptionError(msg)
+        return self._move(target) if move else self._link_or_copy(target, copy=copy)
+
+    def _move(self, target: Path) -> MoveReport:
+        if _has_plan(target, self.name):
+            return _finish(target, resumed=True)
+        check_new(target)
+        partial = target.with_name(f"{target.name}.partial")
+        resumed = _has_plan(partial, self.name)
+        if not resumed and not _is_free(partial):
+            msg = f"{partial} is in the way: it has other unfinished work; finish that first, or choose another target"
+            raise CheckpointError(msg)
+        found = _read_plan(partial).sources if resumed else self.find()
+        sources = [source for source in found if source.is_dir()]
+        with _locked(sources):
+            if resumed:
+                plan = _read_plan(partial)
+                _check_rest(plan, partial)
+            else:
+                plan = self.make(sources)
+                _check_one_disk(sources, target)
+                plan.begin(partial)
+            self._rename_files(plan, partial)
+            for directory in (partial, *sources):
+                fsync_dir(directory)
+            if target.is_dir():
+                target.rmdir()
+            partial.rename(target)
+            fsync_dir(target.parent)
+        return _finish(target, resumed=resumed)
+
+    def _link_or_copy(self, target: Path, *, copy: bool) -> MoveReport:
+        for unfinished in (target, target.with_name(f"{target.name}.partial")):
+            if _has_plan(unfinished, self.name):
+                msg = (
+                    f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) again to resume "
+                    "it; nothing was touched"
+                )
+                raise CheckpointError(msg)
+        check_new(target)
+        sources = self.find()
+        plan = self.make(sources)
+        with new_directory(target) as temporary:
+            rest = plan.steps if copy else self._link(plan, temporary)
+            check_free(temporary, sum(step.source.stat().st_size for step in rest))
+            for done, step in enumerate(rest, len(plan.steps) - len(rest) + 1):
+                copy_file(step.source, plan.target_of(step, temporary))
+                self._tell(done, plan)
+            plan.write_index(temporary)
+        return _report(target, sources, "copied" if rest else "linked")
+
+    def _link(self, plan: _Plan, directory: Path) -> list[_Step]:
+        """Link the files into a directory. Return the steps whose files cannot be linked."""
+        rest, done = [], 0
+        for step in plan.steps:
+            if link_file(step.source, plan.target_of(step, directory)):
+                done += 1
+                self._tell(done, plan)
+            else:
+                rest.append(step)
+        return rest
+
+    def _rename_files(self, plan: _Plan, partial: Path) -> None:
+        moved = 0
+        try:
+            for step in plan.steps:
+                path = plan.target_of(step, partial)
+                if not path.exists():
+                    step.source.rename(path)
+                moved += 1
+                self._tell(moved, plan)
+        except OSError as error:
+            msg = (
+                f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, the "
+                "others in their sources: run the same command again to resume"
+            )
+            raise CheckpointError(msg) from error
+
+    def _tell(self, done: int, plan: _Plan) -> None:
         """Report progress."""
         if self.on_progress is not None:
             self.on_progress(done, len(plan.steps))
-
-
-def _run(request: _Request, target: Path, *, copy: bool, move: bool) -> MoveReport:
-    if copy and move:
-        msg = "copy and move exclude each other: give one of them, or neither for hard links"
-        raise OptionError(msg)
-    return _move(request, target) if move else _link_or_copy(request, target, copy=copy)
-
-
-def _move(request: _Request, target: Path) -> MoveReport:
-    if _has_plan(target, request.name):
-        return _finish(target, resumed=True)
-    check_new(target)
-    partial = target.with_name(f"{target.name}.partial")
-    resumed = _has_plan(partial, request.name)
-    if not resumed and not _is_free(partial):
-        msg = f"{partial} is in the way: it has other unfinished work; finish that first, or choose another target"
-        raise CheckpointError(msg)
-    found = _read_plan(partial).sources if resumed else request.find()
-    sources = [source for source in found if source.is_dir()]
-    with _locked(sources):
-        if resumed:
-            plan = _read_plan(partial)
-            _check_rest(plan, partial)
-        else:
-            plan = request.make(sources)
-            _check_one_disk(sources, target)
-            plan.begin(partial)
-        _rename_files(request, plan, partial)
-        for directory in (partial, *sources):
-            fsync_dir(directory)
-        if target.is_dir():
-            target.rmdir()
-        partial.rename(target)
-        fsync_dir(target.parent)
-    return _finish(target, resumed=resumed)
-
-
-def _link_or_copy(request: _Request, target: Path, *, copy: bool) -> MoveReport:
-    for unfinished in (target, target.with_name(f"{target.name}.partial")):
-        if _has_plan(unfinished, request.name):
-            msg = (
-                f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) again to resume "
-                "it; nothing was touched"
-            )
-            raise CheckpointError(msg)
-    check_new(target)
-    sources = request.find()
-    plan = request.make(sources)
-    with new_directory(target) as temporary:
-        rest = plan.steps if copy else _link(request, plan, temporary)
-        check_free(temporary, sum(step.source.stat().st_size for step in rest))
-        for done, step in enumerate(rest, len(plan.steps) - len(rest) + 1):
-            copy_file(step.source, plan.target_of(step, temporary))
-            request.tell(done, plan)
-        plan.write_index(temporary)
-    return _report(target, sources, "copied" if rest else "linked")
-
-
-def _link(request: _Request, plan: _Plan, directory: Path) -> list[_Step]:
-    """Link the files into a directory. Return the steps whose files cannot be linked."""
-    rest, done = [], 0
-    for step in plan.steps:
-        if link_file(step.source, plan.target_of(step, directory)):
-            done += 1
-            request.tell(done, plan)
-        else:
-            rest.append(step)
-    return rest
 
 
 def _check_rest(plan: _Plan, partial: Path) -> None:
@@ -277,23 +291,6 @@ def _check_one_disk(sources: Sequence[Path], target: Path) -> None:
             "so that they are copied, then remove the source"
         )
         raise CheckpointError(msg)
-
-
-def _rename_files(request: _Request, plan: _Plan, partial: Path) -> None:
-    moved = 0
-    try:
-        for step in plan.steps:
-            path = plan.target_of(step, partial)
-            if not path.exists():
-                step.source.rename(path)
-            moved += 1
-            request.tell(moved, plan)
-    except OSError as error:
-        msg = (
-            f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, the "
-            "others in their sources: run the same command again to resume"
-        )
-        raise CheckpointError(msg) from error
 
 
 def _finish(target: Path, *, resumed: bool) -> MoveReport:

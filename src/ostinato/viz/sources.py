@@ -17,6 +17,7 @@ from ostinato.core.episodes.keys import Episodes, as_flags
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.core.ring import Ring
+from ostinato.core.rows import column_name
 from ostinato.durable import CheckpointReader
 from ostinato.durable.files import open_file
 from ostinato.durable.headers import Placed
@@ -24,7 +25,6 @@ from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.storages.single_copy import column_name
 from ostinato.trajectories.index import file_name, form_of, read_listing
 from ostinato.viz.figures import format_number
 
@@ -651,7 +651,7 @@ def _table(
     for path in wanted.end_paths:
         column = columns[tuple(str(key) for key in path)]
         ends |= as_flags(column.rows(everything, everything), path, rows)
-    table.note(run, ends[run.slots(torch.device("cpu"))], None, None)
+    table.record(run, ends[run.slots(torch.device("cpu"))], None, None)
     return table
 
 

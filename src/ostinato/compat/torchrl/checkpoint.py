@@ -21,14 +21,13 @@ from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.compat.torchrl.files import Folder, damaged
 from ostinato.core import kinds
 from ostinato.core.kinds import Node
-from ostinato.core.rows import describe, encode_schema
+from ostinato.core.rows import column_name, describe
 from ostinato.durable.files import open_file
 from ostinato.durable.ted import Flat2TED
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, OptionError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from ostinato.storages.object_columns import ObjectColumns
-from ostinato.storages.single_copy import column_name
 from ostinato.transforms import Compose
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -327,7 +326,7 @@ def _read_rows(folder: Folder, ndim: int | None) -> _Stored:
         "lanes": ring.num_envs,
         "ndim": ring.ndim,
         "capacity": ring.capacity,
-        "schema": encode_schema(schema),
+        "schema": schema.to_json(),
         "single_copy": None,
         "columns": columns,
         "late": [],
