@@ -219,8 +219,8 @@ class _Request:
         for unfinished in (target, target.with_name(f"{target.name}.partial")):
             if _has_plan(unfinished, self.name):
                 msg = (
-                    f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) again to resume "
-                    "it; nothing was touched"
+                    f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) again to "
+                    "resume it; nothing was touched"
                 )
                 raise CheckpointError(msg)
         check_new(target)
@@ -257,8 +257,8 @@ class _Request:
                 self._tell(moved, plan)
         except OSError as error:
             msg = (
-                f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, the "
-                "others in their sources: run the same command again to resume"
+                f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, "
+                "the others in their sources: run the same command again to resume"
             )
             raise CheckpointError(msg) from error
 
