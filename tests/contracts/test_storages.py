@@ -197,7 +197,7 @@ def test_the_contract_finds_a_storage_that_keeps_the_callers_tensors() -> None:
         def make(self, capacity: int) -> Storage:
             return _Leaky(capacity)
 
-    with pytest.raises(AssertionError, match=r"not that of the rows|=="):
+    with pytest.raises(AssertionError, match=r"does not match the rows|=="):
         Suite().test_inputs_are_copied()
 
 
