@@ -53,15 +53,15 @@ def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
 def test_one_camera_and_refusals(tmp_path: Path) -> None:
     from ostinato.viz.rerun_export import export
 
-    source = store(tmp_path / "a")
-    source = TrajectoryFolder(source)
+    path = store(tmp_path / "a")
+    source = TrajectoryFolder(path)
     found = read(export(source, 1, tmp_path / "out.rrd", camera="wrist_images"))
     assert "/current/wrist_images" in found
     assert "/current/main_images" not in found
     for name in ("out.png", "gone/out.rrd"):
-        with pytest.raises(OptionError, match=r"ends in \.rrd"):
+        with pytest.raises(OptionError, match=r"must end in \.rrd"):
             export(source, 0, tmp_path / name)
-    file_of(source, 0).unlink()
+    file_of(path, 0).unlink()
     with pytest.raises(DamagedFileError, match="missing"):
         export(source, 0, tmp_path / "broken.rrd")
     assert not (tmp_path / "broken.rrd").exists()
@@ -70,12 +70,12 @@ def test_one_camera_and_refusals(tmp_path: Path) -> None:
 def test_a_trajectory_that_breaks_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     from ostinato.viz.rerun_export import export
 
-    source = store(tmp_path / "a")
-    source = TrajectoryFolder(source)
+    path = store(tmp_path / "a")
+    source = TrajectoryFolder(path)
     target = tmp_path / "out.rrd"
     target.write_bytes(b"before")
     source.open(2)
-    file_of(source, 2).unlink()  # its header is in the cache, its pictures are not
+    file_of(path, 2).unlink()  # its header is in the cache, its pictures are not
     with pytest.raises(DamagedFileError, match="missing"):
         export(source, 2, target)
     assert target.read_bytes() == b"before"
