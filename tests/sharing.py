@@ -79,7 +79,7 @@ def check_ring(rb: ReplayBuffer) -> None:
     ring = ring_of(rb)
     with ring.lock:
         _, holes, filled, committed = ring.now()
-        stamps = ring.of(torch.arange(ring.capacity))
+        stamps = ring.generations(torch.arange(ring.capacity))
         assert int((stamps > 0).sum()) == committed == len(rb)
         assert holes == filled - committed
         whole = stamps[stamps > 0]

@@ -118,12 +118,12 @@ def n_step() -> Scene:
         elif steps < 3 and not ended:
             what = f"newest row: {what}"
         lines.append(Line(anchor, (*reads, Read(last, "next")), (), f"k = {steps}, {what}"))
-    title = "NStep(3, gamma): rewards that are added up, and where the return stops"
+    title = "NStep(3, gamma): rewards in the sum, and where the return stops"
     return Scene(
         "nstep",
         title,
         (Block("anchor", tuple(lines)),),
-        (("learn", "reward, with its factor"), ("next", "end of the step")),
+        (("learn", "reward, with its factor"), ("next", "end of the return")),
     )
 
 
@@ -131,9 +131,9 @@ def sequence() -> Scene:
     """Windows of two rows of burn-in and four to learn from, at the ends of episodes."""
     blocks = []
     words = {
-        "pad": "the last row is repeated; repeats are masked",
+        "pad": "the last row is repeated and masked",
         "stop": "the window moves back until it fits",
-        "strict": "only anchors with all four rows are drawn",
+        "strict": "only rows followed by a whole window are drawn",
     }
     for boundary, word in words.items():
         anchors, lines = [10, 7, 3], []
@@ -154,16 +154,16 @@ def sequence() -> Scene:
             reads = tuple(Read(read.slot, read.kind) for read in held if read.kind != "masked")
             lines.append(Line(anchor, reads, (("", tuple(held)),)))
         blocks.append(Block(f"{boundary}: {word}", tuple(lines)))
-    legend = (("burn", "burn-in"), ("learn", "to learn from"), ("masked", "repeated, masked"))
+    legend = (("burn", "burn-in"), ("learn", "trained on"), ("masked", "repeated, masked"))
     return Scene(
-        "sequence", "SequenceUnit(4, boundary, burn_in=2): windows that end with their episode", tuple(blocks), legend
+        "sequence", "SequenceUnit(4, boundary, burn_in=2): windows at the ends of episodes", tuple(blocks), legend
     )
 
 
 def frame_stack() -> Scene:
     """Stacks of three frames, at the starts of episodes and in the middle."""
     anchors, blocks = [12, 10, 9, 5, 0], []
-    for padding, word in (("repeat", "the first frame is repeated"), ("zeros", "frames that there are not are zeros")):
+    for padding, word in (("repeat", "the first frame is repeated"), ("zeros", "missing frames are zeros")):
         batch = make_ring(Chosen(anchors), FrameStack(3, ["obs"], padding=padding)).sample(len(anchors))
         lines = []
         for i, anchor in enumerate(anchors):
@@ -172,9 +172,7 @@ def frame_stack() -> Scene:
             lines.append(Line(anchor, tuple(Read(slot, "learn") for slot in sorted(seen)), stacks))
         blocks.append(Block(f'padding="{padding}": {word}', tuple(lines)))
     legend = (("learn", "frame"), ("next", "next observation of the row"), ("masked", "before the episode"))
-    return Scene(
-        "framestack", 'FrameStack(3, ["obs"]): the frames of each stack, the oldest first', tuple(blocks), legend
-    )
+    return Scene("framestack", 'FrameStack(3, ["obs"]): the frames of each stack, oldest first', tuple(blocks), legend)
 
 
 def _frames(stack: Tensor) -> tuple[Read, ...]:
@@ -196,7 +194,7 @@ def slices() -> Scene:
         ("SliceSampler(slice_len=4)", {"slice_len": 4}),
         ("SliceSampler(slice_len=5): episode 1 is too short", {"slice_len": 5}),
         (
-            "SliceSampler(slice_len=5, strict_length=False): an episode that is too short comes whole",
+            "SliceSampler(slice_len=5, strict_length=False): a shorter episode is drawn whole",
             {"slice_len": 5, "strict_length": False},
         ),
     ]
@@ -214,7 +212,7 @@ def slices() -> Scene:
         bounds = first.nonzero().flatten().tolist()
         example = next(at for at in bounds if int(slots[at]) == 15)
         held = tuple(Read(int(slots[at]), "learn", str(int(slots[at]))) for at in range(example, example + length))
-        lines = [Line(None, starts, (), "rows that a slice may begin with")]
+        lines = [Line(None, starts, (), "possible first rows")]
         lines.append(Line(15, tuple(Read(read.slot, "learn") for read in held), (("", held),)))
         if "strict_length" in options:
             at = next(at for at in bounds if int(slots[at]) == 5)
@@ -223,9 +221,7 @@ def slices() -> Scene:
             lines.append(Line(5, tuple(Read(read.slot, "learn") for read in short), (("", short),)))
         blocks.append(Block(title, tuple(lines)))
     legend = (("start", "first row, with its probability"), ("learn", "rows of one slice"))
-    return Scene(
-        "slices", "SliceSampler: an episode uniformly, then a start within it uniformly", tuple(blocks), legend
-    )
+    return Scene("slices", "SliceSampler: a uniform episode, then a uniform start within it", tuple(blocks), legend)
 
 
 SCENES = (n_step, sequence, frame_stack, slices)

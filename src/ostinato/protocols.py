@@ -5,5 +5,6 @@ The base classes are `ostinato.Sampler`, `ostinato.Writer`, `ostinato.Storage` a
 
 from ostinato.core.index import Selection, select
 from ostinato.core.records import Column, Draw, Picks, Placement, Plan, Request, Run, View
+from ostinato.core.ring import Ring
 
-__all__ = ["Column", "Draw", "Picks", "Placement", "Plan", "Request", "Run", "Selection", "View", "select"]
+__all__ = ["Column", "Draw", "Picks", "Placement", "Plan", "Request", "Ring", "Run", "Selection", "View", "select"]

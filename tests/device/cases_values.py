@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.core.records import Plan, View
+    from ostinato.protocols import Ring
 
 CPU = torch.device("cpu")
 
@@ -519,8 +520,8 @@ def test_slots_of_own_parts_on_another_device_raise(near: torch.device, far: tor
 
 
 class _Picky(ostinato.ReservoirWriter):  # type: ignore[misc]  # a writer whose picks lie on the device
-    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Picks:
-        return Picks(*(part.to(DEVICE) for part in super().place(rows, capacity, scores)))
+    def place(self, rows: int, ring: Ring, scores: torch.Tensor | None) -> Picks:
+        return Picks(*(part.to(DEVICE) for part in super().place(rows, ring, scores)))
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])

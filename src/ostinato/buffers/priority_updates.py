@@ -377,10 +377,10 @@ def priority_fields(ticket: Ticket, era: int) -> dict[str, Tensor]:
     if draw.weights is None:
         return {}
     found = {"priority_weight": ticket.per_record(draw.weights)}
-    if draw.stamps is not None:
-        found["index_generation"] = draw.stamps if plan is None or plan.stamps is None else plan.stamps
+    if draw.generations is not None:
+        found["index_generation"] = draw.generations if plan is None or plan.generations is None else plan.generations
         if plan is not None and "anchor_index" in plan.notes:
-            found["anchor_generation"] = plan.per_record(draw.stamps)
+            found["anchor_generation"] = plan.per_record(draw.generations)
         if era:
             for key in found.keys() - {"priority_weight"}:
                 found[key] = found[key] + era * _GENERATIONS_PER_ERA

@@ -231,7 +231,7 @@ class PrioritySampler(Sampler):
             keep = slots >= 0 if slots.is_cpu else slots != -1
             check_rows(slots, view.rows)
         else:
-            keep = view.stamps.match(slots, generations)
+            keep = view.ring.matches(slots, generations)
         priorities = priorities.to(torch.float64)
         if not slots.is_cpu:
             self.set_priorities(slots, priorities, view, keep)

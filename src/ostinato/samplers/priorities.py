@@ -318,7 +318,7 @@ class RowPriorities(PrioritySampler):
                 priorities.dtype is torch.float32,
                 slots.shape[0],
                 0 if generations is None else generations.data_ptr(),
-                _NO_GENERATIONS if generations is None else view.stamps.numbers(),
+                _NO_GENERATIONS if generations is None else view.ring.native_state(),
                 self._raw.data_ptr(),
                 0 if self._mask is None else self._mask.data_ptr(),
                 view.rows,

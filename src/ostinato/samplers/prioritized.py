@@ -137,7 +137,7 @@ class PrioritizedSampler(RowPriorities):
         if self.stratified:
             parts = torch.arange(batch_size, dtype=torch.float64, device=view.device)
             uniforms.add_(parts).div_(batch_size)
-        slots, weights, generations = tree.sample(uniforms, self._beta, self.dtype, view.stamps)
+        slots, weights, generations = tree.sample(uniforms, self._beta, self.dtype, view.ring)
         return Draw(slots, weights, None, generations)
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato._native import SumTree
-    from ostinato.core.ring import Stamps
+    from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
 
 __all__ = ["MAX_VALUE", "NativeTree", "PriorityTree", "TorchTree", "make_tree"]
@@ -184,7 +184,7 @@ class PriorityTree(ABC):
         return self._draw(uniforms)
 
     def sample(
-        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Stamps | SharedRing
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw slots with their importance weights and generations; see `draw`.
 
@@ -204,7 +204,7 @@ class PriorityTree(ABC):
             np.power(np.divide(array, least, out=array), -beta, out=array)
         else:
             values.div_(least).pow_(-beta)
-        return slots, values.to(dtype), ring.of_present(slots)
+        return slots, values.to(dtype), ring.generations_of_rows(slots)
 
     @abstractmethod
     def clear(self) -> None:
@@ -328,7 +328,7 @@ class NativeTree(PriorityTree):
         return self.native.maximum
 
     def sample(
-        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Stamps | SharedRing
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw slots with their importance weights and generations in one native call; see `PriorityTree.sample`.
 
@@ -347,7 +347,7 @@ class NativeTree(PriorityTree):
             uniforms.data_ptr(),
             n,
             beta,
-            ring.numbers(),
+            ring.native_state(),
             slots.data_ptr(),
             weights.data_ptr(),
             dtype is torch.float32,

@@ -316,7 +316,7 @@ class SharedStorage(Storage):
 
     def _try_whole(self, slots: Tensor) -> Any:
         """Return rows, or None if one was replaced meanwhile."""
-        before = self.ring.of(slots)
+        before = self.ring.generations(slots)
         if bool((before <= 0).any()):
             bad = slots[before <= 0][:8].tolist()
             msg = (
@@ -325,7 +325,7 @@ class SharedStorage(Storage):
             )
             raise SlotError(msg)
         payload = self.get(slots)
-        return payload if bool((self.ring.of(slots) == before).all()) else None
+        return payload if bool((self.ring.generations(slots) == before).all()) else None
 
     def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:
         """Return the state of a `LazyTensorStorage` that holds the rows at `slots`, in this order. Copy.

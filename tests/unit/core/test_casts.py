@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
@@ -20,6 +20,8 @@ from ostinato import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, R
 from ostinato._backend import native
 from ostinato.core.casts import DTYPES, Rule, cast, rule
 from ostinato.errors import CastWarning, SchemaError
+
+from ...effort import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +183,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(1)
 @given(pair=st.sampled_from(PAIRS), values=st.lists(numbers, min_size=1, max_size=5))
 def test_a_batch_is_cast_whole_or_not_at_all(pair: tuple[torch.dtype, torch.dtype], values: list[Any]) -> None:
     source, stored = pair

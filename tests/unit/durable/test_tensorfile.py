@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 
 from ostinato.durable import positioned_reads as extents
 from ostinato.durable.dtypes import DTYPES
@@ -89,7 +90,7 @@ def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> N
     assert set(read_tree(tmp_path / "g", "safetensors", allow_pickle=False)) == {"x.y", "z"}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(1)
 @given(st.data())
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_damage_raises_our_error_or_changes_values_alone(
@@ -146,7 +147,7 @@ def test_trees() -> None:
         flatten(deep, where="x")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(1)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), max_size=40))
 def test_reads_through_python_alone_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from ostinato import LazyTensorStorage, ListStorage, TensorStorage
 from ostinato._backend import native
 from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
+
+from ...effort import examples
 
 DTYPES = [
     torch.bool,
@@ -95,7 +97,7 @@ def test_fetch_equals_plain_indexing(dtype: torch.dtype, packed: bool) -> None:
 
 @pytest.mark.parametrize("packed", [True, False])
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@examples(0.5)
 def test_any_requests_equal_plain_indexing(packed: bool, data: st.DataObject) -> None:
     columns = list(fields(torch.float32).values())
     storage = stored(fields(torch.float32), packed=packed)
