@@ -31,12 +31,12 @@ def edit_rows(engine: AnyEngine, index: Any, data: Any, *, swap: bool) -> None:
         slots, batch = _chosen(engine, index, swap=swap)
         change = engine.storage.prepare_edit(slots, data, batch)
         prioritized = engine.sampler.prioritized
-        given = priorities_of_rows(engine, data, slots.shape[0]) if prioritized and slots.numel() else None
+        given = _priorities(engine, data, slots.shape[0]) if prioritized and slots.numel() else None
         _change(engine, slots, [change])
         if engine.versions is not None:
             engine.versions.touch(None)
         if prioritized:
-            as_sampler(engine.sampler).assign(slots, given, engine.view())
+            as_sampler(engine.sampler).set_priorities(slots, given, engine.view())
 
 
 def edit_fields(engine: AnyEngine, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
@@ -53,6 +53,10 @@ def edit_fields(engine: AnyEngine, values: dict[tuple[str, ...], Any], index: An
         if engine.versions is not None:
             for path in values:
                 engine.versions.touch(path)
+
+
+def _priorities(engine: Engine, data: Any, rows: int) -> Tensor | None:
+    return priorities_of_rows(data, engine.priority_path, rows, as_sampler(engine.sampler), engine.storage.device)
 
 
 def _change(engine: Engine, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:

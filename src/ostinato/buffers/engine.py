@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Placement
-    from ostinato.samplers import Sampler
+    from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
@@ -160,7 +161,7 @@ class Engine:
                 left_s = None if self.gate is None else self.hold_write(rows, timeout_s)
                 if left_s is not None:  # anything may have changed meanwhile: check the rows anew
                     return self.write(data, lead, ranked=ranked, timeout_s=left_s)
-                given = priorities_of_rows(self, data, rows) if prioritized and ranked else None
+                given = self._first_priorities(data, rows) if prioritized and ranked else None
                 if chronicle is not None:
                     marks = chronicle.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
@@ -178,9 +179,9 @@ class Engine:
             self.rows_written += rows
             self.rows_since_empty += rows
             if prioritized:
-                as_sampler(sampler).receive(placement, given, self.view())
+                as_sampler(sampler).record_rows(placement, given, self.view())
             else:
-                sampler.hear(placement)
+                sampler.record(placement)
             if self.gate is not None:
                 self.gate.wrote(rows)
             return placement
@@ -245,9 +246,18 @@ class Engine:
         if self.versions is not None:
             self.versions.begin(len(self.storage))
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows the priorities learned for them, but those replaced since; the caller holds the lock."""
-        self.stale_updates = self.stale_updates + as_sampler(self.sampler).learn(slots, values, stamps, self.view())
+    def _first_priorities(self, data: Any, rows: int) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self.storage.device)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+        with self.lock:
+            if not update.slots.shape[0]:
+                return
+            slots, priorities, generations = update.of_era(self.era) if self.era else update
+            sampler = cast("PrioritySampler", self.sampler)
+            self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
     def clear(self) -> None:
         """Forget all rows and queued draws."""

@@ -198,9 +198,7 @@ class PrioritySampler(Sampler):
         """
 
     @abstractmethod
-    def set_priorities(
-        self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None
-    ) -> None:
+    def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Set the priorities of rows; of equal slots the last one wins.
 
         Args:
@@ -252,7 +250,7 @@ class PrioritySampler(Sampler):
         """
 
     def raise_deferred(self) -> None:
-        """Raise errors found on a device since the last call, where raising them earlier would have been a host sync."""
+        """Raise errors found on a device since the last call: to raise them at once would have been a host sync."""
 
 
 class CountingSampler(Sampler):

@@ -1,4 +1,4 @@
-"""The priorities of a prioritized sampler: one number for each row, the sum tree of their values, rows that are hidden."""
+"""Priorities of rows: the state of prioritized samplers, with the sum tree of their values and the hidden rows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RowPriorities(PrioritySampler):
         self._invalid: Tensor | None = None  # bool on a device: whether an update there was invalid
 
     def share(self, ring: SharedRing) -> None:
-        """Store priorities, values and counts in memory shared with other processes, guarded by the lock of the ring."""
+        """Store priorities, values and counts in memory shared with other processes, under the lock of the ring."""
         self._ring, self._raw = ring, ring.priorities
         self._tree = NativeTree(ring.tree)
 
@@ -96,7 +96,7 @@ class RowPriorities(PrioritySampler):
         other._reset()
         return other.__dict__
 
-    # -- options and counts ---------------------------------------------------------------------------------------------
+    # -- options and counts -------------------------------------------------------------------------------------------
 
     @property
     def alpha(self) -> float:
@@ -134,7 +134,7 @@ class RowPriorities(PrioritySampler):
         parts = [self._raw, *(self._loaded or ()), *(() if self._mask is None else (self._mask,))]
         return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
 
-    # -- the default priority: the largest one ever given, or of the rows present ------------------------------------------
+    # -- the default priority: the largest one ever given, or of the rows present -------------------------------------
 
     @property
     def default_priority(self) -> float:
@@ -186,7 +186,7 @@ class RowPriorities(PrioritySampler):
             elif before >= self._largest:
                 self._largest_outdated = True  # a row with the largest priority was changed
 
-    # -- writing ----------------------------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     def reduce(self, items: Tensor) -> Tensor:
         """Reduce the values of each item to one priority, float64 `[n]` of `[n, *shape]`."""
@@ -260,9 +260,7 @@ class RowPriorities(PrioritySampler):
         self._set_values(tree, run, default)
         self._track_largest(0.0, replaced, default)
 
-    def set_priorities(
-        self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None
-    ) -> None:
+    def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
         """Set priorities; None gives the default priority. Of equal slots the last one wins. Cost: O(n log rows).
 
         Raises:
@@ -353,7 +351,7 @@ class RowPriorities(PrioritySampler):
         self._largest, self._largest_outdated = 0.0, False
         self._tree_alpha = self._alpha
 
-    # -- hidden rows --------------------------------------------------------------------------------------------------------
+    # -- hidden rows --------------------------------------------------------------------------------------------------
 
     def hide(self, slots: Tensor, view: View) -> None:
         """Exclude rows from draws until `show`; priorities that they get meanwhile are stored.
@@ -432,7 +430,7 @@ class RowPriorities(PrioritySampler):
         """Return values with 0 for hidden slots, in place."""
         return values if self._mask is None else values.masked_fill_(self._mask[slots], 0.0)
 
-    # -- the tree -----------------------------------------------------------------------------------------------------------
+    # -- the tree -----------------------------------------------------------------------------------------------------
 
     def _tree_for(self, view: View) -> PriorityTree:
         """Return the tree, up to date with the buffer's capacity, device and rows, and with `alpha`."""
@@ -494,7 +492,7 @@ class RowPriorities(PrioritySampler):
             slots = run.slots(tree.device)
             tree.set(slots, self._masked(slots, tree.get(slots)))
 
-    # -- state ------------------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     def _contents(self) -> tuple[Tensor, Tensor]:
         """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each."""
@@ -640,7 +638,7 @@ def _values(priorities: Tensor, eps: float, alpha: float) -> Tensor:
 def _fits(priority: float, eps: float, alpha: float) -> bool:
     """Return whether the value of a priority is at most `MAX_VALUE`."""
     try:
-        return (priority + eps) ** alpha <= MAX_VALUE
+        return bool((priority + eps) ** alpha <= MAX_VALUE)
     except OverflowError:
         return False
 

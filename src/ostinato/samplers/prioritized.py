@@ -115,7 +115,7 @@ class PrioritizedSampler(RowPriorities):
         self._drawable_tree(view)
 
     def _drawable_tree(self, view: View) -> PriorityTree:
-        """Return the tree, after a check that a row can be drawn; on other devices than the CPU that would be a sync."""
+        """Return the tree; on the CPU, check that a row can be drawn: elsewhere that would be a host sync."""
         tree = self._tree_for(view)
         total = tree.total
         if isinstance(total, float) and total <= 0:

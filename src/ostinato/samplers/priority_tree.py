@@ -1,4 +1,4 @@
-"""Sum trees: draws slots in proportion to their values, with a native implementation and one in torch for any device."""
+"""Sum trees, which draw slots in proportion to their values: a native one, and one in torch for any device."""
 
 from __future__ import annotations
 
