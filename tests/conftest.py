@@ -38,3 +38,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OSTINATO_NATIVE", "1" if request.param == "native" else "0")
     with module.use_backend(request.param):
         yield request.param
+
+
+@pytest.fixture
+def needs_native(request: pytest.FixtureRequest) -> None:
+    """Skip a test of what torch alone does not do."""
+    if "backend" in request.fixturenames:
+        request.getfixturevalue("backend")
+    if importlib.import_module("ostinato._backend").backend.native is None:
+        pytest.skip("only with the native extension")

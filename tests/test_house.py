@@ -282,6 +282,8 @@ def test_root_exports_exactly_all() -> None:
 def test_architecture_page_lists_every_module() -> None:
     """Each module has one line under its package on the page, and the page names no module that is not there."""
     page = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Modules\n")[2]
+    page, _, native = page.partition("\n## Tests\n")[0].partition("\n### `native`\n")
+    assert set(re.findall(r"`(\w+\.[ch]pp)`", native)) == {path.name for path in (ROOT / "native").glob("*.*pp")}
     listed = set()
     for section in page.split("\n### ")[1:]:
         part = "" if section.startswith("Package root") else section.split("`")[1] + "/"

@@ -1,4 +1,4 @@
-"""How the pictures of windows look: one line of cells for each anchor, under a ring that is drawn once."""
+"""Paint the pictures of windows with matplotlib: the ring, and below it one line of cells per anchor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INK, FAINT, GRID = "#1F2933", "#52606D", "#E4E7EB"
 EPISODES = {1: ("#0072B2", "#DCEBF5"), 2: ("#B36B00", "#FBEBD0"), 3: ("#00795C", "#D6EFE6")}
 """Strong and light colour of each episode."""
 EPISODE = [3] * 5 + [1] * 4 + [2] * 6 + [3]
-"""Of each slot."""
+"""Episode of each slot."""
 CHIPS_AT = 17.0
 
 

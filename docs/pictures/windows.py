@@ -1,4 +1,4 @@
-"""Draws which rows units and slice samplers read. What is drawn comes out of real buffers; `make pictures` runs it.
+"""Pictures of the rows that units and slice samplers read, made from real buffers; `make pictures` runs it.
 
 A ring of 16 slots, written 21 times: the oldest rows of episode 1 (terminated) have been overwritten, episode 2 was
 truncated, episode 3 is running. Every row holds its own slot, so that a batch tells where it was read.
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SLOTS, WRITTEN = 16, 21
 LAST_OF_1, LAST_OF_2 = 8, 14
-"""Rows that end the first two episodes; rows 16 to 20 lie in the slots 0 to 4."""
+"""Last rows of the first two episodes; rows 16 to 20 are in the slots 0 to 4."""
 GAMMA = 0.5
 
 
 @dataclass(frozen=True)
 class Read:
-    """A row that is read: its slot, what for, and what stands on it."""
+    """A row that is read: its slot, its kind, and its label."""
 
     slot: int
     kind: str
@@ -39,7 +39,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Line:
-    """One anchor: the rows that are read for it, what the batch then holds, and a word on it."""
+    """One anchor: the rows that are read for it, the rows of the batch, and a note."""
 
     anchor: int | None
     reads: tuple[Read, ...] = ()
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines under one headline."""
+    """Lines under one title."""
 
     title: str
     lines: tuple[Line, ...]
@@ -66,7 +66,7 @@ class Scene:
 
 
 class Chosen(Sampler):
-    """Draws the rows that it was given, and remembers which it might have drawn."""
+    """Draws given rows, and records which rows could be drawn."""
 
     def __init__(self, slots: list[int]) -> None:
         self.slots = torch.tensor(slots)
@@ -80,7 +80,7 @@ class Chosen(Sampler):
 
 
 def make_ring(sampler: Sampler, unit: SampleUnit | None = None) -> ReplayBuffer:
-    """Write the three episodes. Rewards are one-hot: a sum of them shows which ones it is made of."""
+    """Write the three episodes. Rewards are one-hot, so a sum shows its terms."""
     rb = ReplayBuffer(
         storage=LazyTensorStorage(SLOTS),
         sampler=sampler,
@@ -90,7 +90,7 @@ def make_ring(sampler: Sampler, unit: SampleUnit | None = None) -> ReplayBuffer:
     row = torch.arange(WRITTEN)
     slot = row % SLOTS
     rows = {
-        "obs": slot.float() + 1,  # a frame of zeros is then no frame
+        "obs": slot.float() + 1,  # zeros mark missing frames
         "reward": torch.nn.functional.one_hot(slot, SLOTS).float(),
         "next_obs": 100 + slot.float(),
         "terminated": row == LAST_OF_1,
@@ -102,7 +102,7 @@ def make_ring(sampler: Sampler, unit: SampleUnit | None = None) -> ReplayBuffer:
 
 
 def n_step() -> Scene:
-    """Which rewards are added up, and whose next observation the target bootstraps from."""
+    """Rewards in the sum, and the next observation that the target bootstraps from."""
     anchors = [5, 7, 11, 13, 15, 3]
     batch = make_ring(Chosen(anchors), NStep(3, GAMMA)).sample(len(anchors))
     lines = []
@@ -128,7 +128,7 @@ def n_step() -> Scene:
 
 
 def sequence() -> Scene:
-    """Windows of two rows of burn-in and four to learn from, at the ends of episodes."""
+    """Windows of two burn-in rows and four training rows, at the ends of episodes."""
     blocks = []
     words = {
         "pad": "the last row is repeated and masked",
@@ -189,7 +189,7 @@ def _frames(stack: Tensor) -> tuple[Read, ...]:
 
 
 def slices() -> Scene:
-    """Every row that a slice may begin with, and how often it does."""
+    """Possible first rows of slices, and their probabilities."""
     settings: list[tuple[str, dict[str, Any]]] = [
         ("SliceSampler(slice_len=4)", {"slice_len": 4}),
         ("SliceSampler(slice_len=5): episode 1 is too short", {"slice_len": 5}),

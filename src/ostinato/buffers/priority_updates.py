@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core import kinds
 from ostinato.core.records import require_values
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError, UsageError
@@ -140,6 +140,7 @@ def parse_update(
     if env_first:
         priority = _in_storage_order(priority, index)
     # what samples give as a rule, ready for the sampler: found in one native call
+    native = backend.native
     if type(index) is Tensor and type(priority) is Tensor and index.ndim == storage.ndim == 1 and native is not None:
         dtype, shape = priority.dtype, index.shape
         if dtype in _FLOATS and storage.device == _CPU:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.rows import as_bits
 from ostinato.errors import CheckpointError, KindError, OptionError, SlotError
 
@@ -438,6 +438,7 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
 def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums of rows `[R, T, *shape]` by weights `[R, T]`; a row of weight 0 may be infinite."""
     shape = rows.shape[2:]
+    native = backend.native
     if native is not None and rows.is_cpu and rows.dtype is weights.dtype:
         out = torch.empty((rows.shape[0], *shape), dtype=rows.dtype, device="cpu")
         single = rows.dtype is torch.float32

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import Run
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SharedRing:
         self.capacity = capacity
         self.nbytes = int(memory.nbytes)
         self._memory = memory
-        self.lock: Any = native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
+        self.lock: Any = backend.native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
         self._stamps = self._words(self.lock.stamps, torch.int64)
         self.priorities = (
             self._words(self.lock.priorities, torch.float64)
@@ -58,7 +58,7 @@ class SharedRing:
     @staticmethod
     def bytes_for(capacity: int, *, ranked: bool) -> int:
         """Return the bytes that a ring takes."""
-        return int(native.SharedRing.bytes_for(capacity, ranked))  # type: ignore[union-attr]
+        return int(backend.native.SharedRing.bytes_for(capacity, ranked))  # type: ignore[union-attr]
 
     def _words(self, address: int, dtype: torch.dtype) -> Tensor:
         start = address - self._memory.data_ptr()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import Run
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, UsageError
 from ostinato.samplers.base import PrioritySampler
@@ -448,6 +448,7 @@ class RowPriorities(PrioritySampler):
         raw, values = (part[: view.capacity].to(view.device) for part in self._contents())
         with torch.inference_mode(mode=False):  # updates come in any mode
             self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+        native = backend.native
         if native is not None and self._raw.is_cpu:
             native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
         self._raw.zero_()[: raw.shape[0]] = raw

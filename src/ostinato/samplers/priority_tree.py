@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import check_slots
 from ostinato.errors import OptionError
 
@@ -42,6 +42,7 @@ def make_tree(capacity: int, device: torch.device) -> PriorityTree:
     if capacity < 1:
         msg = f"capacity of a priority tree must be at least 1, got {capacity}"
         raise OptionError(msg)
+    native = backend.native
     if native is not None and device.type == "cpu":
         return NativeTree(native.SumTree(capacity))
     return TorchTree(capacity, device)

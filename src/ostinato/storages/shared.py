@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.index import is_field, select
 from ostinato.core.records import Request
-from ostinato.core.rows import as_bits, decode_schema
+from ostinato.core.rows import Schema, as_bits, column_name
 from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.single_copy import column_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Schema
 
 __all__ = ["Segment", "SharedStorage", "require_sharing"]
 
@@ -48,6 +46,7 @@ def require_sharing() -> None:
     Raises:
         OptionError: without the compiled part, or on another system than Linux.
     """
+    native = backend.native
     if getattr(native, "SharedRing", None) is None:
         missing = "the compiled part of ostinato is missing or switched off" if native is None else _MISSING
         msg = f"shared=True cannot be had here: {missing}. Leave it out, or keep the buffer in one process"
@@ -69,7 +68,7 @@ class Segment:
 
     def __init__(self) -> None:
         require_sharing()
-        self._fd: int = native.make_shared_memory()  # type: ignore[union-attr]
+        self._fd: int = backend.native.make_shared_memory()  # type: ignore[union-attr]
         self._parts: list[_Part] = []
         self._blocks: dict[str, Tensor] = {}
 
@@ -122,7 +121,7 @@ class Segment:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         with torch.inference_mode(mode=False):
             block = torch.frombuffer(mmap.mmap(self._fd, part.nbytes, offset=part.offset), dtype=torch.uint8)
-        native.advise_huge_pages(block.data_ptr(), part.nbytes)  # type: ignore[union-attr]
+        backend.installed.advise_huge_pages(block.data_ptr(), part.nbytes)  # type: ignore[union-attr]
         return block
 
 
@@ -360,7 +359,7 @@ class SharedStorage(Storage):
         rows = int(state["rows"])
         if state["schema"] is None or not rows:
             return None
-        schema, columns = decode_schema(state["schema"]), dict(state["columns"])
+        schema, columns = Schema.from_json(state["schema"]), dict(state["columns"])
         found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
         leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
         data = schema.build(leaves, (rows,), self.device)

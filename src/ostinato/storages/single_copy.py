@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Picks, Request, Run, ring_range
-from ostinato.core.rows import Flat, Schema, as_bits, same_rows
+from ostinato.core.rows import Flat, Schema, as_bits, column_name, same_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Room, Table, check_alike, checked_choice, last_of_each, plan_layout
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOLLOWS",
-    "NAME_LENGTH",
     "NOTHING",
     "Links",
     "MirroredTable",
@@ -44,7 +43,6 @@ __all__ = [
     "check_option",
     "checked_apart",
     "chunk_rows",
-    "column_name",
     "copy_column",
     "dense",
     "fill_mirrored",
@@ -244,7 +242,7 @@ class NativeSides:
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
-        self._mirror: Any = native.Mirror(  # type: ignore[union-attr]  # who makes one has looked
+        self._mirror: Any = backend.native.Mirror(  # type: ignore[union-attr]  # who makes one has looked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
@@ -570,7 +568,7 @@ class MirroredTable:
         memory.check(sum(block.stride for block in self.layout) * capacity)
         self.inner = Table.allocate(inner, capacity, memory, self.layout)
         self.device = self.inner.device
-        self._native = native is not None and self.device.type == "cpu"
+        self._native = backend.native is not None and self.device.type == "cpu"
         self.sides: Sides = (
             NativeSides(self.inner, pairs, num_envs, memory)
             if self._native
@@ -844,14 +842,7 @@ class MirroredTable:
         self.sides.put(slots, [as_bits(x).index_select(0, here).view(x.dtype) for x in columns])
 
 
-NAME_LENGTH = 1000
-"""Most characters of a column's name: files take 1024, and what belongs to a column has its name with a suffix."""
 _BLOCK_ROWS = 4096
-
-
-def column_name(path: Path, position: int) -> str:
-    """Return the name of a column in a state: its position and path, of which long ones are cut."""
-    return f"{position}.{'.'.join(map(str, path))}"[:NAME_LENGTH] if path else f"{position}.data"
 
 
 def dense(source: Any) -> Tensor:

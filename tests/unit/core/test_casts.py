@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorDictReplayBuffer
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.casts import DTYPES, Rule, cast, rule
 from ostinato.errors import CastWarning, SchemaError
 
@@ -275,7 +275,7 @@ def test_fields_added_later_cast_by_the_table(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("option", ["ndim", "single copy", "shared"])
 def test_storages_of_other_layouts_cast_by_the_table(option: str, case: str) -> None:
-    if option == "shared" and native is None:
+    if option == "shared" and backend.native is None:
         pytest.skip("shared buffers need the compiled extension")
     stored, value, wanted = CASES[case]
     options: Any = {"ndim": {"ndim": 2}, "single copy": {"single_copy": {"next": "x"}}, "shared": {}}[option]

@@ -221,7 +221,7 @@ def test_depth_limit_both_ways() -> None:
         decode([value])
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(CheckpointError, match="does it hold itself"):
+    with pytest.raises(CheckpointError, match="does it contain itself"):
         encode(loop)
 
 

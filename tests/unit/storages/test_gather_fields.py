@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato import LazyTensorStorage, ListStorage, TensorStorage
-from ostinato._backend import native
 from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
 
@@ -182,7 +181,7 @@ def test_storages_without_fields_say_so() -> None:
         LazyTensorStorage(4).fetch([Request(0, torch.tensor([0]))])
 
 
-@pytest.mark.skipif(native is None, reason="registrations are native")
+@pytest.mark.usefixtures("needs_native")  # registrations are native
 def test_sets_of_fields_are_registered_once_and_few_are_kept() -> None:
     storage = stored({f"f{i:03}": torch.zeros(ROWS) for i in range(100)}, packed=True)
     fetcher = storage._table._fetcher  # type: ignore[union-attr]
