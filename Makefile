@@ -10,10 +10,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*)
 COMPILED := $(VENV)/lib/python3*/site-packages/ostinato/_native*
-PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup
-# What reads the native extension or its torch replacement; the rest of the suite is the same with either and runs once.
-TORCH_ONLY := tests/contracts tests/crash tests/stateful tests/stats tests/packaging $(addprefix tests/unit/,\
-	buffers compat core samplers storages trajectories units writers)
+# Profile of Hypothesis: quick, or thorough, which tries ten times as many examples.
+PROFILE ?= quick
+PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup --hypothesis-profile=$(PROFILE) --durations=20 \
+	$(if $(filter thorough,$(PROFILE)),--timeout 1800)
+# Where the extension is installed, one that does not load is an error, not a reason to skip tests.
+NATIVE = $$(ls $(COMPILED) >/dev/null 2>&1 && echo 1 || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -69,21 +71,10 @@ define run
 		if [ $$code -eq 5 ] && $(if $(PYTEST_ARGS),true,false); then code=0; fi; \
 		[ $$status -ne 0 ] || status=$$code; }; }
 endef
-QUICK := not slow and not ray and not parity
 
 .PHONY: test
-test: $(VENV)/.installed ## The tests, then those that differ without the native extension (PYTEST_ARGS=...)
-	@status=0; \
-	if ls $(COMPILED) >/dev/null 2>&1; then \
-		echo "== tests with OSTINATO_NATIVE=1"; \
-		$(call run,OSTINATO_NATIVE=1 $(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)); \
-		echo "== tests with OSTINATO_NATIVE=0"; \
-		$(call run,OSTINATO_NATIVE=0 $(PYTEST) -m "$(QUICK)" $(or $(PYTEST_ARGS),$(TORCH_ONLY))); \
-	else \
-		echo '== tests with OSTINATO_NATIVE=0: there is no native extension here'; \
-		$(call run,OSTINATO_NATIVE=0 $(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)); \
-	fi; \
-	exit $$status
+test: $(VENV)/.installed ## The tests, those that depend on the native extension with and without it (PYTEST_ARGS=...)
+	OSTINATO_NATIVE=$(NATIVE) $(PYTEST) -m "not slow and not ray and not parity" $(PYTEST_ARGS)
 
 # Ray starts a cluster, which needs both cores for itself.
 .PHONY: test-peers
@@ -100,15 +91,15 @@ test-slow: $(VENV)/.all ## Whole training runs, kills at every step and other te
 	$(PYTEST) --timeout 1800 -m slow $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: ## All tests: test, test-peers and test-slow, whatever the first ones say
-	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target || status=$$?; done; exit $$status
+test-all: ## All tests, with the thorough profile of Hypothesis: test, test-peers and test-slow, whatever the first ones say
+	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target PROFILE=thorough || status=$$?; done; exit $$status
 
 .PHONY: check
 check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the house test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror native/*
+	$(BIN)/clang-format --dry-run -Werror $(wildcard native/*.cpp native/*.hpp)
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 .PHONY: bench
@@ -137,17 +128,30 @@ docs: $(VENV)/.installed ## Regenerate generated pages and run every code block 
 	@if [ -f docs/build.py ]; then $(BIN)/python docs/build.py; fi
 	$(BIN)/python -m pytest tests/test_docs.py $(PYTEST_ARGS)
 
-SANITIZER_LIBS = $(foreach lib,libasan.so libubsan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(lib)))
+.PHONY: stub
+stub: $(VENV)/.installed ## Write the stub of the native extension from its signatures and docstrings
+	$(BIN)/python tests/native/stub.py
 
-# The libraries are preloaded because python itself is not instrumented; its own leaks are not ours.
+# Builds the extension with sanitizers in folder $(1) and runs the native tests with it. The libraries of the sanitizers
+# are preloaded, since python itself is not instrumented. What they report goes to the terminal: pytest does not capture it.
+libraries = $(foreach lib,$(1) libstdc++.so,$(shell $(CXX) -print-file-name=$(lib)))
+define sanitize
+	$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DOSTINATO_SANITIZE=$(2) -DOSTINATO_WERROR=ON
+	$(BIN)/cmake --build $(1)
+	LD_PRELOAD='$(call libraries,$(3))' OSTINATO_TEST_NATIVE="$$(ls $(1)/_native*.so)" OSTINATO_TEST_SANITIZER=$(2) \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+		TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+		$(BIN)/python -m pytest --capture=sys --confcutdir=tests/native $(4) $(PYTEST_ARGS)
+endef
+
 .PHONY: native-sanitize
 native-sanitize: $(VENV)/.installed ## The native tests under AddressSanitizer and UBSan
-	$(BIN)/cmake -S . -B build-san -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug \
-		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DOSTINATO_SANITIZE=address,undefined -DOSTINATO_WERROR=ON
-	$(BIN)/cmake --build build-san
-	LD_PRELOAD='$(SANITIZER_LIBS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		OSTINATO_TEST_NATIVE="$$(ls build-san/_native*.so)" \
-		$(BIN)/python -m pytest --confcutdir=tests/native tests/native $(PYTEST_ARGS)
+	$(call sanitize,build-san,address$(COMMA)undefined,libasan.so libubsan.so,tests/native)
+
+.PHONY: native-tsan
+native-tsan: $(VENV)/.installed ## The native tests under ThreadSanitizer
+	$(call sanitize,build-tsan,thread,libtsan.so,tests/native)
 
 .PHONY: wheel
 wheel: $(VENV)/.installed ## Build the source distribution and a wheel into dist/
@@ -155,4 +159,4 @@ wheel: $(VENV)/.installed ## Build the source distribution and a wheel into dist
 
 .PHONY: clean
 clean: ## Remove builds (not .venv)
-	rm -rf build build-san dist
+	rm -rf build build-san build-tsan dist

@@ -14,6 +14,8 @@ from ostinato.testing import SamplerContract
 if TYPE_CHECKING:
     from ostinato.protocols import View
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class TestRandom(SamplerContract):
     def make(self) -> Sampler:

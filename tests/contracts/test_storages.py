@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class TestPacked(StorageContract):
     def make(self, capacity: int) -> Storage:

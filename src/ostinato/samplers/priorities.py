@@ -310,7 +310,7 @@ class RowPriorities(PrioritySampler):
         if tree is None or not slots.is_cpu:
             return super().update(slots, priorities, generations, view)
         try:
-            stale, given, before, after = tree.learn(
+            stale, given, before, after = tree.update(
                 slots.data_ptr(),
                 priorities.data_ptr(),
                 priorities.dtype is torch.float32,

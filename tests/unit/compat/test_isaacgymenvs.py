@@ -19,6 +19,8 @@ from ostinato.errors import (
     SchemaError,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CPU = torch.device("cpu")
 
 

@@ -27,6 +27,8 @@ from ostinato.errors import (
     UsageError,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CPU = torch.device("cpu")
 
 

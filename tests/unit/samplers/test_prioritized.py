@@ -13,6 +13,8 @@ from ostinato import LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, Pr
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
 from ostinato.testing.views import make_view
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     """A buffer of `rows` rows under a prioritized sampler."""

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from ostinato import Sampler
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def _frames_and_steps(log: Log, batch: Any, info: dict[Any, Any]) -> None:
     check_nstep(log, batch, info, n=3, gamma=0.5, frames=True)

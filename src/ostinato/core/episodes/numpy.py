@@ -45,9 +45,9 @@ class NumpyEpisodes:
     the caller has checked. Reading costs a Python step for each slot, and a row takes 20 bytes.
     """
 
-    def __init__(self, capacity: int, lanes: int) -> None:
+    def __init__(self, capacity: int, num_envs: int) -> None:
         self.capacity = capacity
-        self.lanes = lanes
+        self.num_envs = num_envs
         self.serial = 0
         self._needs: list[int] = []
         self.clear()
@@ -86,11 +86,11 @@ class NumpyEpisodes:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, start: int, rows: int, skip: int, ends: int, ids: int, mask: int) -> None:
+    def record_write(self, start: int, rows: int, skip: int, ends: int, ids: int, mask: int) -> None:
         """Record a ring write. Overwritten rows leave first; records without rows are freed last."""
         total = skip + rows
         slots = (start - skip + np.arange(total)) % self.capacity
-        kind, keys = (_ID, _array(ids, total)) if ids else (_ENVIRONMENT, slots % self.lanes)
+        kind, keys = (_ID, _array(ids, total)) if ids else (_ENVIRONMENT, slots % self.num_envs)
         inside = _array(mask, total, np.bool_) if mask else np.ones(total, dtype=np.bool_)
         closing = _array(ends, total, np.bool_) | ~inside if ends else ~inside
         touched = self._remove(slots[skip:])

@@ -173,7 +173,7 @@ class EpisodeTable:
             return
         if self._moved is not None:
             self._moved = self._next_firsts(run)
-        self._rows.note(
+        self._rows.record_write(
             run.start,
             run.rows,
             run.skip,
