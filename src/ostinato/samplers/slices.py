@@ -676,8 +676,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         need = 1 if length is None else self._slicing.least(length)
         return None if need == 1 and not table.masked else table.starts(need)
 
-    def _reached(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
-        older = super()._reached(slots, starts, episodes)
+    def _completed(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        older = super()._completed(slots, starts, episodes)
         if self._slicing.options.strict_length:
             return older
         episodes.track_firsts()
