@@ -156,7 +156,7 @@ class Engine(Protocol):
         """Replace stored fields of rows at a user's index."""
 
     def update_priorities(self, update: PriorityUpdate) -> None:
-        """Set the priorities of rows, except those replaced since they were drawn."""
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
 
     def clear(self) -> None:
         """Remove all rows and queued draws."""

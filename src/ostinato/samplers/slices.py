@@ -166,7 +166,7 @@ class _Slicer:
             raise CheckpointError(msg)
 
 
-def _checked_side(side: bool | int, length: int | None) -> bool | int:  # noqa: FBT001
+def _checked_side(side: Any, length: int | None) -> bool | int:
     if isinstance(side, bool):
         return side
     if not isinstance(side, int) or side < 0 or (length is not None and side >= length):
