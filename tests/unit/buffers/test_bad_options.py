@@ -104,7 +104,7 @@ def test_batch_sizes_are_positive_integers(wrong: Any) -> None:
 
 def test_batch_sizes_may_be_integers_of_numpy_and_torch() -> None:
     rb = five()
-    assert len(read_ids(rb.sample(np.int64(3)))) == 3  # type: ignore[arg-type]
+    assert len(read_ids(rb.sample(np.int64(3)))) == 3  # type: ignore[call-overload]
     assert len(read_ids(rb.sample(torch.tensor(3)))) == 3  # type: ignore[call-overload]
 
 
