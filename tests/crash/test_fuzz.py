@@ -95,7 +95,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a tag nobody knows": (_set("state", "transforms", to={"$call": "os.system"}), r"unknown tag '\$call'"),
     "an array that is not there": (_set(*STORAGE, "columns", 0, to="nothing"), "holds no array 'nothing'"),
     "a negative cursor": (_set(*STORAGE, "cursor", to=-1), r"the storage's cursor must be .*has -1"),
-    "a cursor beyond": (_set("state", "writer", "state", "cursor", to=24), r"the writer's cursor must be .*has 24"),
+    "a cursor beyond": (
+        _set("state", "writer", "state", "cursor", to=24),
+        r"the cursor of the stamps must be .*has 24",
+    ),
     "negative rows": (_set(*STORAGE, "rows", to=-1), "-1"),
     "fewer rows": (_set(*STORAGE, "rows", to=20), "it is damaged|damaged"),
     "another capacity": (_set(*STORAGE, "capacity", to=23), r"number of rows must be .*24"),
