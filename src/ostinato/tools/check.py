@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import DamagedFileError
-from ostinato.trajectories.index import file_name, look
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.durable.headers import Header
-    from ostinato.trajectories.index import Entry, Listing
+    from ostinato.trajectories.index import DirectoryIndex, Entry
 
 __all__ = ["check_content", "check_whole"]
 
 
-def check_content(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
+def check_content(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> Entry:
     """Read the header of a file and compare it with the index; `pkl` is unpickled.
 
     Returns:
@@ -27,9 +26,9 @@ def check_content(listing: Listing, number: int, *, allow_pickle: bool) -> Entry
         DamagedFileError: The file is missing, damaged, or not the one that the index means.
         SchemaError: It is no trajectory.
     """
-    entry, header = look(listing, number, allow_pickle=allow_pickle)
+    entry, header = listing.inspect(number, allow_pickle=allow_pickle)
     for name in ("model_weights_id", "max_episode_length"):
-        _compare(entry.path(), header, name, getattr(entry.facts, name))
+        _compare(entry.path(), header, name, getattr(entry.info, name))
     return entry
 
 
@@ -41,7 +40,7 @@ def _compare(path: Path, header: Header, name: str, expected: object) -> None:
         raise DamagedFileError(msg)
 
 
-def check_whole(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
+def check_whole(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
     """Read one file and compare everything that can be compared.
 
     Args:
@@ -56,10 +55,10 @@ def check_whole(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[i
         DamagedFileError: The file is missing, damaged, or not the one that the index means.
         SchemaError: It is no trajectory.
     """
-    format_name, fact, known = listing.head.trajectory_format, listing.facts[number], listing.known.get(number)
-    path = listing.directory / file_name(fact, format_name)
+    format_name, fact, known = listing.head.trajectory_format, listing.infos[number], listing.entries.get(number)
+    path = listing.directory / fact.file_name(format_name)
     checksum = file_checksum(path, format_name, deep=True)
-    kept = "" if known is None or known.place is None else known.place.checksum
+    kept = "" if known is None or known.file is None else known.file.checksum
     if kept and checksum != kept:
         msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
         raise DamagedFileError(msg)

@@ -31,9 +31,9 @@ from ostinato.tools.plan import (
     read_plan,
     split_plan,
 )
-from ostinato.trajectories.checkpoint import check_new, new_directory
-from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, file_name, fold, read_listing
-from ostinato.trajectories.store import sweep
+from ostinato.trajectories.checkpoint import check_new_path, new_directory
+from ostinato.trajectories.index import INDEX, JOURNAL, METADATA, STORE, read_index, write_index
+from ostinato.trajectories.store import remove_leftovers
 
 if TYPE_CHECKING:
     import os
@@ -149,7 +149,7 @@ def split(
     name = {"work": "split", "source": str(source), "count": count}
 
     def find() -> Sequence[Path]:
-        read_listing(source)  # tells what is wrong before the directory is locked
+        read_index(source)  # tells what is wrong before the directory is locked
         return (source,)
 
     work = _Work(name, find, lambda _: split_plan(name, source, count), on_progress)
@@ -182,7 +182,7 @@ def _run(work: _Work, target: Path, *, copy: bool, move: bool) -> MoveReport:
 def _move(work: _Work, target: Path) -> MoveReport:
     if has_plan(target, work.name):
         return _finish(target, resumed=True)
-    check_new(target)
+    check_new_path(target)
     partial = target.with_name(f"{target.name}.partial")
     resumed = has_plan(partial, work.name)
     if not resumed and not is_free(partial):
@@ -216,7 +216,7 @@ def _link_or_copy(work: _Work, target: Path, *, copy: bool) -> MoveReport:
                 "that it goes on; nothing was touched"
             )
             raise CheckpointError(msg)
-    check_new(target)
+    check_new_path(target)
     sources = work.find()
     plan = work.make(sources)
     with new_directory(target) as temporary:
@@ -293,7 +293,7 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
     there = [source for source in plan.sources if source.is_dir()]
     with _locked(there):
         for source in there:
-            sweep(source)
+            remove_leftovers(source)
             _take_off(source, moved[source], remove=merged)
     for source in there if merged else ():
         with contextlib.suppress(OSError):  # something else lies there: it stays
@@ -306,10 +306,10 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
 def _take_off(source: Path, moved: set[str], *, remove: bool) -> None:
     """Take moved files off the list of a source; a file that came later under the name of a moved one stays on it."""
     if _has_lists(source):
-        listing = read_listing(source)
-        names = {number: file_name(fact, listing.head.trajectory_format) for number, fact in listing.facts.items()}
-        facts = {n: listing.facts[n] for n, name in names.items() if name not in moved or (source / name).exists()}
-        fold(source, listing.head, facts, [entry for entry in listing.known.values() if entry.id in facts])
+        listing = read_index(source)
+        names = {number: fact.file_name(listing.head.trajectory_format) for number, fact in listing.infos.items()}
+        facts = {n: listing.infos[n] for n, name in names.items() if name not in moved or (source / name).exists()}
+        write_index(source, listing.head, facts, [entry for entry in listing.entries.values() if entry.id in facts])
         if facts:
             return
     for name in (STORE, INDEX, METADATA) if remove else ():
@@ -323,13 +323,13 @@ def _has_lists(source: Path) -> bool:
 
 def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
     """Name the directories that list trajectories after a merge."""
-    return tuple(str(rank) for rank in ranks if _has_lists(rank) and read_listing(rank).facts)
+    return tuple(str(rank) for rank in ranks if _has_lists(rank) and read_index(rank).infos)
 
 
 def _report(
     target: Path, sources: Sequence[Path], how: Literal["linked", "copied", "moved"], *, resumed: bool = False
 ) -> MoveReport:
-    facts = read_listing(target).facts.values()
+    facts = read_index(target).infos.values()
     total = sum(fact.num_samples for fact in facts)
     return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), how, resumed)
 

@@ -17,16 +17,15 @@ from ostinato.trajectories.index import (
     INDEX,
     METADATA,
     STORE,
+    DirectoryIndex,
     Entry,
-    Facts,
     Head,
-    Listing,
-    file_name,
-    fold,
+    TrajectoryInfo,
     id_of_name,
-    read_listing,
+    read_index,
+    write_index,
 )
-from ostinato.trajectories.store import sweep
+from ostinato.trajectories.store import remove_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +51,7 @@ class Step(NamedTuple):
     """One file: where it lies, what it is in the new directory, and where its fields lie (None: a pickle)."""
 
     source: Path
-    facts: Facts
+    facts: TrajectoryInfo
     known: Entry | None
 
 
@@ -66,17 +65,17 @@ class Plan(NamedTuple):
 
     def target_of(self, step: Step, directory: Path) -> Path:
         """Return the place of a file in the new directory."""
-        return directory / file_name(step.facts, self.head.trajectory_format)
+        return directory / step.facts.file_name(self.head.trajectory_format)
 
     def write_lists(self, directory: Path) -> None:
         """Write index, metadata and list of the new directory."""
         facts = {step.facts.trajectory_id: step.facts for step in self.steps}
-        fold(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
+        write_index(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
 
     def begin(self, partial: Path) -> None:
         """Write down what will be moved: first the lists of the new directory, last the plan, which makes it valid."""
         partial.mkdir(exist_ok=True)
-        sweep(partial)
+        remove_leftovers(partial)
         fsync_dir(partial.parent)
         self.write_lists(partial)
         steps = [[self.sources.index(s.source.parent), s.source.name, s.facts.trajectory_id] for s in self.steps]
@@ -106,7 +105,7 @@ def read_plan(directory: Path) -> Plan:
         DamagedFileError: It is not as it should be.
     """
     path = directory / PLAN
-    node, listing = _parse(path), read_listing(directory)
+    node, listing = _parse(path), read_index(directory)
     try:
         sources = tuple(Path(source) for source in node["sources"])
         steps = []
@@ -114,7 +113,7 @@ def read_plan(directory: Path) -> Plan:
             if id_of_name(file) is None or set(file) & set("/\\"):
                 msg = f"file {file[:80]!r}"
                 raise ValueError(msg)
-            steps.append(Step(sources[place] / file, listing.facts[number], listing.known.get(number)))
+            steps.append(Step(sources[place] / file, listing.infos[number], listing.entries.get(number)))
         return Plan(node["name"], sources, listing.head, steps)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         msg = f"{path} is damaged: no plan ({error!r})"
@@ -143,7 +142,7 @@ def merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> Plan:
         CheckpointError: Their formats differ, or one holds no trajectories.
         DamagedFileError: A file or a list is missing or damaged.
     """
-    listings = [read_listing(rank) for rank in ranks]
+    listings = [read_index(rank) for rank in ranks]
     formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
     if len(set(formats.values())) > 1:
         shown = ", ".join(f"{rank}: {format_name}" for rank, format_name in formats.items())
@@ -152,7 +151,7 @@ def merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> Plan:
             "(ostinato convert)"
         )
         raise CheckpointError(msg)
-    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.facts)
+    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.infos)
     steps = [_step(listings[place], number, new) for new, (number, place) in enumerate(order)]
     return Plan(name, tuple(ranks), Head(listings[0].head.trajectory_format, len(steps), listings[0].head.seed), steps)
 
@@ -164,19 +163,19 @@ def split_plan(name: dict[str, Any], source: Path, count: int) -> Plan:
         CheckpointError: There are fewer.
         DamagedFileError: A file or a list is missing or damaged.
     """
-    listing = read_listing(source)
-    if count > len(listing.facts):
-        msg = f"split_count must be in [1, {len(listing.facts)}] (trajectories in {source}), got {count}"
+    listing = read_index(source)
+    if count > len(listing.infos):
+        msg = f"split_count must be in [1, {len(listing.infos)}] (trajectories in {source}), got {count}"
         raise CheckpointError(msg)
-    ids = list(listing.facts)[:count]
+    ids = list(listing.infos)[:count]
     head = Head(listing.head.trajectory_format, max(ids) + 1, listing.head.seed)
     return Plan(name, (source,), head, [_step(listing, number, number) for number in ids])
 
 
-def _step(listing: Listing, number: int, new: int) -> Step:
+def _step(listing: DirectoryIndex, number: int, new: int) -> Step:
     """Look at one file before anything is touched: its size, and where no size is known, what it holds."""
-    facts, known, format_name = listing.facts[number], listing.known.get(number), listing.head.trajectory_format
-    path = listing.directory / file_name(facts, format_name)
+    facts, known, format_name = listing.infos[number], listing.entries.get(number), listing.head.trajectory_format
+    path = listing.directory / facts.file_name(format_name)
     try:
         if known is not None:
             check_size(path, known)
@@ -188,7 +187,7 @@ def _step(listing: Listing, number: int, new: int) -> Step:
         msg = f"{error}: nothing was touched"
         raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
     moved = facts._replace(trajectory_id=new)
-    return Step(path, moved, None if known is None else replace(known, facts=moved))
+    return Step(path, moved, None if known is None else replace(known, info=moved))
 
 
 def check_size(path: Path, known: Entry | None) -> None:
@@ -202,8 +201,8 @@ def check_size(path: Path, known: Entry | None) -> None:
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
-    if known is not None and known.place is not None and known.place.nbytes != size:
-        _damaged(path, f"{size} bytes, its list says {known.place.nbytes} (ostinato verify tells more)")
+    if known is not None and known.file is not None and known.file.nbytes != size:
+        _damaged(path, f"{size} bytes, its list says {known.file.nbytes} (ostinato verify tells more)")
 
 
 def _check_end_of_pickle(path: Path) -> None:

@@ -18,14 +18,11 @@ from ostinato.trajectories.index import (
     JOURNAL,
     METADATA,
     STORE,
+    DirectoryIndex,
     Entry,
-    Listing,
-    consent,
-    file_name,
-    has_listing,
+    has_index,
     id_of_name,
-    read_listing,
-    resolve,
+    read_index,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +116,7 @@ class VerifyReport:
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Tell whether a directory holds trajectories (and not a buffer's checkpoint)."""
     root = Path(path)
-    return (root / METADATA).exists() or has_listing(root)
+    return (root / METADATA).exists() or has_index(root)
 
 
 def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
@@ -171,19 +168,19 @@ def inspect_store(
         DamagedFileError: naming the file that is damaged.
     """
     root = Path(path)
-    listing = read_listing(root)
-    facts = listing.facts.values()
+    listing = read_index(root)
+    facts = listing.infos.values()
     entries: list[Entry] = []
     if read_headers:
-        consent(listing, allow_pickle=allow_pickle)
-        for _, found in resolve(listing, listing.facts, allow_pickle=allow_pickle):
+        listing.check_pickle(allow_pickle=allow_pickle)
+        for _, found in listing.check_files(listing.infos, allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found
             entries.append(found)
     return StoreReport(
         path=str(root),
         trajectory_format=listing.head.trajectory_format,
-        trajectories=len(listing.facts),
+        trajectories=len(listing.infos),
         total_samples=sum(fact.num_samples for fact in facts),
         trajectory_counter=listing.head.counter,
         seed=listing.head.seed,
@@ -192,13 +189,13 @@ def inspect_store(
         models=len({fact.model_weights_id for fact in facts}),
         shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
         unlisted=_unlisted(listing),
-        nbytes=sum(e.place.nbytes for e in entries if e.place is not None) if read_headers else None,
+        nbytes=sum(e.file.nbytes for e in entries if e.file is not None) if read_headers else None,
         keys=_keys(entries),
     )
 
 
-def _unlisted(listing: Listing) -> tuple[str, ...]:
-    listed = {file_name(fact, listing.head.trajectory_format) for fact in listing.facts.values()}
+def _unlisted(listing: DirectoryIndex) -> tuple[str, ...]:
+    listed = {fact.file_name(listing.head.trajectory_format) for fact in listing.infos.values()}
     names = (path.name for path in listing.directory.iterdir())
     return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
 
@@ -206,10 +203,10 @@ def _unlisted(listing: Listing) -> tuple[str, ...]:
 def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
     found: dict[Any, list[int]] = {}
     for entry in entries:
-        for path, (dtype, shape) in entry.form.signature.items():
+        for path, (dtype, shape) in entry.layout.signature.items():
             counts = found.setdefault((path, dtype, shape), [0, 0])
             counts[0] += 1
-        for field in entry.form.fields:
+        for field in entry.layout.fields:
             found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
     return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
 
@@ -234,25 +231,25 @@ def verify(
     root = Path(path)
     if kind_of(root) == "buffer":
         return _verify_checkpoint(root, on_progress)
-    listing = read_listing(root, strict=False)
+    listing = read_index(root, strict=False)
     damage = [Damage(STORE, None, listing.damage)] if listing.damage else []
     damage += _metadata_damage(listing)
     nbytes = checksums = 0
-    for done, (number, fact) in enumerate(listing.facts.items(), 1):
-        name = file_name(fact, listing.head.trajectory_format)
+    for done, (number, fact) in enumerate(listing.infos.items(), 1):
+        name = fact.file_name(listing.head.trajectory_format)
         try:
             read, compared = check_whole(listing, number, allow_pickle=allow_pickle)
             nbytes, checksums = nbytes + read, checksums + compared
         except (OstinatoError, OSError) as error:
             damage.append(Damage(name, number, str(error)))
         if on_progress is not None:
-            on_progress(done, len(listing.facts))
+            on_progress(done, len(listing.infos))
     return VerifyReport(
-        str(root), "trajectories", len(listing.facts), nbytes, checksums, _unlisted(listing), tuple(damage)
+        str(root), "trajectories", len(listing.infos), nbytes, checksums, _unlisted(listing), tuple(damage)
     )
 
 
-def _metadata_damage(listing: Listing) -> list[Damage]:
+def _metadata_damage(listing: DirectoryIndex) -> list[Damage]:
     """Compare the counts of the metadata with the index; while a journal waits they may lag."""
     path = listing.directory / METADATA
     if not path.exists() or (listing.directory / JOURNAL).exists():
@@ -260,13 +257,13 @@ def _metadata_damage(listing: Listing) -> list[Damage]:
     with os.fdopen(open_file(path), "rb") as stream:
         meta = parse_json(stream.read(), path)
     expected = {
-        "size": len(listing.facts),
-        "total_samples": sum(fact.num_samples for fact in listing.facts.values()),
+        "size": len(listing.infos),
+        "total_samples": sum(fact.num_samples for fact in listing.infos.values()),
     }
     wrong = [
         f"{key} is {str(meta.get(key))[:40]}, the index has {n}" for key, n in expected.items() if meta.get(key) != n
     ]
-    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.facts, default=-1):
+    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.infos, default=-1):
         wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, not above every id")
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
 

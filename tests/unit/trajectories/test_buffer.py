@@ -203,7 +203,7 @@ def test_stats_and_names() -> None:
     assert repr(buffer) == "TrajectoryReplayBuffer(3 trajectories, 20 transitions, pt)"
     assert buffer.trajectory_ids == [0, 1, 2]
     assert torch.equal(buffer.sample_chunks(5)["rewards"], filled(3, sample_window_size=2).sample(5)["rewards"])
-    with pytest.raises(SlotError, match="no trajectory 7: the ids are"):
+    with pytest.raises(SlotError, match="no trajectory has the id 7: the ids are"):
         buffer.load_trajectory(7)
 
 
@@ -303,7 +303,9 @@ def test_a_dropped_buffer_lets_its_trajectories_go_without_the_garbage_collector
         buffer = TrajectoryReplayBuffer(auto_save=auto_save, auto_save_path=tmp_path / "a", cache_size=2)
         buffer.add_trajectories([rollout(number) for number in range(4)])
         buffer.sample(8)
-        kept = [weakref.ref(entry.held.tree["rewards"]) for entry in buffer._members.entries if entry.held is not None]
+        kept = [
+            weakref.ref(entry.data.tree["rewards"]) for entry in buffer._trajectories.entries if entry.data is not None
+        ]
         assert kept
         del buffer
         assert [held() for held in kept] == [None] * len(kept)

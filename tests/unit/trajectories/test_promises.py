@@ -245,7 +245,7 @@ def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
         buffer.add_trajectories([small()])
         added.set()
 
-    with buffer._shelf._store_lock:
+    with buffer._store._directory_lock:
         thread = threading.Thread(target=adding)
         thread.start()
         assert added.wait(10)
@@ -389,7 +389,7 @@ def test_skipping_a_damaged_list_warns(tmp_path: Path) -> None:
         add(buffer, small())
     (tmp_path / "a" / "ostinato_store.jsonl").write_bytes(b"junk\n")
     buffer = TrajectoryReplayBuffer()
-    with pytest.warns(RuntimeWarning, match="our own list is damaged"):
+    with pytest.warns(RuntimeWarning, match="file of field positions is damaged"):
         buffer.load_checkpoint(tmp_path / "a", on_damage="skip")
     assert buffer.trajectory_ids == [0]
 

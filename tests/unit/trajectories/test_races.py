@@ -195,7 +195,7 @@ def test_a_callback_of_a_future_may_add_and_is_told_where_it_would_wait_for_itse
         finally:
             done.set()
 
-    with buffer._shelf._store_lock:  # the saver waits for it, so that the callback comes in time
+    with buffer._store._directory_lock:  # the saver waits for it, so that the callback comes in time
         future = buffer.add_trajectories([rollout(0)])
         assert future is not None
         future.add_done_callback(callback)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato.trajectories import saver
-from ostinato.trajectories.saver import Promise, Saver
+from ostinato.trajectories.saver import SaveFuture, Saver
 
 from ...schedules import Schedule, explore
 
@@ -23,7 +23,7 @@ def entries(*ids: int) -> Any:
     return [SimpleNamespace(id=i) for i in ids]
 
 
-class Shelf:
+class Store:
     """Saves in memory; every third entry fails once."""
 
     def __init__(self, limit: int = 2) -> None:
@@ -43,7 +43,7 @@ class Shelf:
         return found
 
 
-def together(schedule: Schedule, shelf: Shelf, *work: Callable[[], Any]) -> None:
+def together(schedule: Schedule, store: Store, *work: Callable[[], Any]) -> None:
     """Run all, and after them, while the saver's thread is there still, stop twice: failures are tried again."""
     left = [len(work)]
 
@@ -57,38 +57,38 @@ def together(schedule: Schedule, shelf: Shelf, *work: Callable[[], Any]) -> None
     def last() -> None:
         while left[0]:
             schedule.sleep(1.0)
-        shelf.saver.stop()
-        shelf.saver.stop()
+        store.saver.stop()
+        store.saver.stop()
 
     schedule.run(*map(counted, work), last)
-    assert shelf.saver.pending == 0
+    assert store.saver.pending == 0
 
 
 def adds_and_stops(schedule: Schedule) -> None:
-    shelf = Shelf()
+    store = Store()
 
     def add(first: int) -> Callable[[], None]:
         def work() -> None:
             for i in range(first, first + 4):
-                shelf.saver.put(entries(i))
-                shelf.saver.wait_for_room()
+                store.saver.submit(entries(i))
+                store.saver.wait_for_room()
 
         return work
 
-    together(schedule, shelf, add(0), add(4), shelf.saver.stop, shelf.saver.stop, shelf.saver.flush)
-    assert sorted(shelf.saved) == list(range(8))
+    together(schedule, store, add(0), add(4), store.saver.stop, store.saver.stop, store.saver.flush)
+    assert sorted(store.saved) == list(range(8))
 
 
 def cancels(schedule: Schedule) -> None:
-    shelf, some = Shelf(), entries(1, 2, 3, 4, 5)
-    promise = Promise([1, 2, 3, 4, 5])
+    store, some = Store(), entries(1, 2, 3, 4, 5)
+    future = SaveFuture([1, 2, 3, 4, 5])
     together(
         schedule,
-        shelf,
-        lambda: shelf.saver.put(some, promise),
-        lambda: shelf.saver.cancel(some),
-        shelf.saver.flush,
-        shelf.saver.stop,
+        store,
+        lambda: store.saver.submit(some, future),
+        lambda: store.saver.cancel(some),
+        store.saver.flush,
+        store.saver.stop,
     )
 
 
@@ -105,12 +105,12 @@ def test_no_call_waits_for_ever_in_thousands_of_schedules(scenario: Callable[[Sc
 
 def test_a_callback_that_ends_its_thread_ends_no_saving() -> None:
     """`sys.exit()` in a callback of a future ends no more than the callback."""
-    shelf = Shelf(limit=8)
-    promise = Promise([1])
-    promise.future.add_done_callback(lambda _: sys.exit(1))
-    shelf.saver.put(entries(1), promise)
-    shelf.saver.put(entries(2), Promise([2]))
-    shelf.saver.flush()
-    shelf.saver.stop()
-    assert shelf.saved == [1, 2]
-    assert shelf.saver.pending == 0
+    store = Store(limit=8)
+    future = SaveFuture([1])
+    future.future.add_done_callback(lambda _: sys.exit(1))
+    store.saver.submit(entries(1), future)
+    store.saver.submit(entries(2), SaveFuture([2]))
+    store.saver.flush()
+    store.saver.stop()
+    assert store.saved == [1, 2]
+    assert store.saver.pending == 0

@@ -335,7 +335,7 @@ def test_a_file_that_goes_while_it_is_sampled_is_named(tmp_path: Path) -> None:
         pass
     buffer = loaded(tmp_path / "a")
     os.truncate(tmp_path / "a" / files(tmp_path / "a")[0], 900)
-    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was cut"):
+    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was truncated"):
         buffer.sample(100)
 
 
