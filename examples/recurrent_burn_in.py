@@ -1,7 +1,7 @@
 """A task that needs memory: windows with burn-in let a recurrent learner solve it from short pieces of episodes.
 
 A corridor. The first observation shows a cue, up or down; then nothing but corridor follows; at its end the learner
-must turn the way that the cue said. Rows are single steps of random play. `Sequence(length, burn_in=...)` makes
+must turn the way that the cue said. Rows are single steps of random play. `SequenceUnit(length, burn_in=...)` makes
 windows of them: over the `burn_in` rows the network only remembers, from the `length` rows after these it learns
 (Kapturowski et al. 2019, section 3).
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ostinato import LazyTensorStorage, ReplayBuffer, Sequence
+from ostinato import LazyTensorStorage, ReplayBuffer, SequenceUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def make_buffer(settings: Settings, rows: dict[str, Tensor], burn_in: int) -> Re
     """Store single rows; windows are made of them when they are drawn."""
     rb = ReplayBuffer(
         storage=LazyTensorStorage(len(rows["done"])),
-        sample_unit=Sequence(LENGTH, burn_in=burn_in, bootstrap=1),
+        sample_unit=SequenceUnit(LENGTH, burn_in=burn_in, bootstrap=1),
         batch_size=settings.windows,
         generator=torch.Generator().manual_seed(settings.seed),
     )

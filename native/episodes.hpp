@@ -1,7 +1,7 @@
 // The episode table: which rows of a ring belong together, and where they are. No Python here.
 //
 // A slot knows its episode's record; a record knows its rows, by arithmetic while they lie `stride` slots
-// apart, by a list of slots otherwise. `core/plain_episodes.py` gives the same results bit for bit: records
+// apart, by a list of slots otherwise. `core/episodes/numpy.py` gives the same results bit for bit: records
 // are numbered, freed and used again in the same order.
 #pragma once
 

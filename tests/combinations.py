@@ -29,7 +29,7 @@ from ostinato import (
     ReservoirWriter,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
@@ -69,8 +69,8 @@ UNITS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "Transition": Transition,
     "NStep": lambda: NStep(3, 0.5),
-    "Sequence": lambda: Sequence(3, burn_in=1),
-    "Sequence, strict": lambda: Sequence(3, "strict"),
+    "SequenceUnit": lambda: SequenceUnit(3, burn_in=1),
+    "SequenceUnit, strict": lambda: SequenceUnit(3, "strict"),
     "FrameStack": lambda: FrameStack(2, ["obs"]),
     "Hindsight": lambda: Hindsight(_reward),
     "NStep + FrameStack": lambda: [NStep(3, 0.5), FrameStack(2, ["obs"])],
@@ -93,22 +93,22 @@ WRITERS: dict[str, Callable[[], Any]] = {
 
 _LAWS = {
     "RandomSampler": "uniform",
-    "SamplerWithoutReplacement": "once a pass",
+    "SamplerWithoutReplacement": "once per pass",
     "PrioritizedSampler": "by priority",
     "SliceSampler": "episode, then start, uniform",
-    "SliceSamplerWithoutReplacement": "each episode once a pass",
+    "SliceSamplerWithoutReplacement": "each episode once per pass",
     "PrioritizedSliceSampler": "start by priority",
-    "LimitedSampler": "uniform, n times at most",
+    "LimitedSampler": "uniform, at most n times",
     "QueueSampler": "once, in order",
 }
 REASONS = {
-    "order": "episodes and queues need rows in the order of time, which this writer does not keep",
-    "fields": "a list of objects has no fields to tell episodes by",
+    "order": "episodes and queues need rows in the order of writing, which this writer does not keep",
+    "fields": "a list of objects has no fields that mark the ends of episodes",
     "slices": "slices are windows already",
-    "lanes": "single rows cannot be placed in lanes",
-    "ranks": "rows that the storage brings along have no ranks",
-    "counts": "rows that are used up are drawn one by one",
-    "ring": "next observations are found in the row that follows, so rows must stay in ring order",
+    "envs": "the writer chooses single slots, and with `ndim=2` a write is a step of all environments",
+    "ranks": "rows that the storage already holds have no ranks",
+    "counts": "queues and limited draws use up single rows",
+    "ring": "a next observation is read from the following row, so rows must stay in ring order",
 }
 
 
@@ -134,14 +134,14 @@ class Cell:
             return "counts"
         if ranked and self.sampler == "QueueSampler":
             return "order"
-        if "Slice" in self.sampler and self.unit.startswith("Sequence"):
+        if "Slice" in self.sampler and self.unit.startswith("SequenceUnit"):
             return "slices"
         if ranked and self.windows:
             return "order"
         if ranked and "single_copy" in self.storage:
             return "ring"
         if ranked and "ndim=2" in self.storage:
-            return "lanes"
+            return "envs"
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
         if self.windows and self.storage == "ListStorage":
@@ -151,7 +151,7 @@ class Cell:
     @property
     def law(self) -> str:
         """The law by which it draws."""
-        among = ", among whole windows" if self.unit == "Sequence, strict" else ""
+        among = ", among whole windows" if self.unit == "SequenceUnit, strict" else ""
         return f"{_LAWS[self.sampler]}{among}"
 
 
@@ -209,13 +209,13 @@ def build(cell: Cell) -> TensorDictReplayBuffer:
 def page() -> str:
     """Return docs/combinations.md."""
     lines = [
-        "# What goes with what",
+        "# Combinations",
         "",
-        f"Each of the {len(CELLS):,} combinations of sampler, unit, storage and writer draws by the law named here, or",
-        "is refused with the reason named here, when the buffer is made or its first rows are written. The tests go",
-        "through all of them; this page is made from the same rules (`python -m tests.combinations`).",
+        f"All {len(CELLS):,} combinations of sampler, unit, storage and writer, each with the distribution of its draws",
+        "or the reason why it raises, when the buffer is made or its first rows are written. Tests run every combination;",
+        "this page is generated from the same rules (`python -m tests.combinations`).",
         "",
-        "| refused | why |",
+        "| raises | why |",
         "|---|---|",
         *(f"| `{name}` | {text} |" for name, text in REASONS.items()),
         "",

@@ -21,7 +21,8 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").rglob("*.md")
 )
 BLOCK = re.compile(r"^```(\w*(?: ray)?)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)#?([^)]*)\)")
+"""Path and anchor of each link; one of them may be empty."""
 SHOWN = {"text", "json", "toml", "mermaid", "python ray"}
 """Languages of blocks that show something and cannot be run here; what needs Ray runs in `tests/distributed`."""
 
@@ -81,10 +82,35 @@ def command_names(app: object) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
+    for target, anchor in LINK.findall(page.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
-            path = target.partition("::")[0]
-            assert (page.parent / path).exists(), f"{page.name} links to {target}"
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} links to {target}"
+            if anchor and there.suffix == ".md":
+                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text())}
+    assert not [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page != index and page not in linked]
+
+
+def test_readme_is_short_and_in_order() -> None:
+    text = (ROOT / "README.md").read_text()
+    headings = ["Why", "Install", "Use", "Coming from another library", "View the data", "Benchmarks", "Documentation"]
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == headings
+    before, table = text.split("\n## Benchmarks\n")
+    assert len(before.splitlines()) <= 100
+    assert sum(line.startswith("| ") for line in table.split("\n## ")[0].splitlines()) <= 11  # the head and ten rows
+    assert text.count("![") == 1
 
 
 def test_tests_named_in_readme_exist() -> None:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sampler, Sequence, SliceSampler
-from ostinato.core.draw import Draw
+from ostinato import FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sampler, SequenceUnit, SliceSampler
+from ostinato.core.records import Draw
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato import SampleUnit
-    from ostinato.core.draw import View
+    from ostinato.core.records import View
 
 HERE = Path(__file__).parent
 SLOTS, WRITTEN = 16, 21
@@ -138,12 +138,12 @@ def sequence() -> Scene:
     for boundary, word in words.items():
         anchors, lines = [10, 7, 3], []
         sampler = Chosen([10])
-        make_ring(sampler, Sequence(4, boundary, burn_in=2)).sample(1)
+        make_ring(sampler, SequenceUnit(4, boundary, burn_in=2)).sample(1)
         for anchor in anchors:
             if anchor not in sampler.allowed:
                 lines.append(Line(anchor, note="never drawn"))
                 continue
-            rb = make_ring(Chosen([anchor]), Sequence(4, boundary, burn_in=2))
+            rb = make_ring(Chosen([anchor]), SequenceUnit(4, boundary, burn_in=2))
             _, info = rb.sample(1, return_info=True)
             held = [
                 Read(int(slot), "masked" if not valid else "learn" if learning else "burn", str(int(slot)))
@@ -156,7 +156,7 @@ def sequence() -> Scene:
         blocks.append(Block(f"{boundary}: {word}", tuple(lines)))
     legend = (("burn", "burn-in"), ("learn", "to learn from"), ("masked", "repeated, masked"))
     return Scene(
-        "sequence", "Sequence(4, boundary, burn_in=2): windows that end with their episode", tuple(blocks), legend
+        "sequence", "SequenceUnit(4, boundary, burn_in=2): windows that end with their episode", tuple(blocks), legend
     )
 
 

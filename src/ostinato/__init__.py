@@ -10,7 +10,7 @@ from ostinato.buffers import (
     TensorDictReplayBuffer,
 )
 from ostinato.collect import VectorSteps
-from ostinato.core.boundaries import Episodes
+from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
@@ -29,7 +29,8 @@ from ostinato.samplers import (
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
-from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
+from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
+from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
 from ostinato.writers import (
     ImmutableDatasetWriter,
     ReservoirWriter,
@@ -75,7 +76,7 @@ __all__ = [
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "Select",
-    "Sequence",
+    "SequenceUnit",
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",

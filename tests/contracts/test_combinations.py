@@ -14,7 +14,7 @@ _TEACHES = {
     "order": "order in which they came|picks slots",
     "fields": "no fields|cannot read single fields",
     "slices": "leave one of them out",
-    "lanes": "ndim=2",
+    "envs": "ndim=2",
     "ranks": "cannot rank",
     "counts": "leave out sample_unit",
     "ring": "ring order",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage, Writer
-from ostinato.core.draw import Draw, Picks, Run
+from ostinato.core.records import Draw, Picks, Run
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.testing import SamplerContract, StorageContract, WriterContract
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import Placement, View
+    from ostinato.core.records import Placement, View
 
 
 class NumpyStorage(Storage):

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ostinato import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
-from ostinato.core.draw import Draw
+from ostinato.core.records import Draw
 from ostinato.testing import SamplerContract
 
 if TYPE_CHECKING:
-    from ostinato.core.draw import View
+    from ostinato.core.records import View
 
 
 class TestRandom(SamplerContract):

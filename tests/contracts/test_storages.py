@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
-from ostinato.core.draw import Picks, Run
+from ostinato.core.records import Picks, Run
 from ostinato.errors import OptionError
 from ostinato.testing import StorageContract
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato import FrameStack, Hindsight, NStep, SampleUnit, Sequence, Transition
+from ostinato import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.testing import UnitContract
 
 
@@ -20,12 +20,12 @@ class TestNStep(UnitContract):
 
 class TestSequence(UnitContract):
     def make(self) -> SampleUnit:
-        return Sequence(3, burn_in=2, bootstrap=1)
+        return SequenceUnit(3, burn_in=2, bootstrap=1)
 
 
 class TestStrictSequence(UnitContract):
     def make(self) -> SampleUnit:
-        return Sequence(3, "strict")
+        return SequenceUnit(3, "strict")
 
 
 class TestFrameStack(UnitContract):

@@ -13,7 +13,7 @@ from ostinato import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 from ostinato.testing import WriterContract
 
 

@@ -22,7 +22,7 @@ from ostinato import (
     ReplayBufferEnsemble,
     ReservoirWriter,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
@@ -102,7 +102,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "passes, ahead": lambda: _make(sampler=SamplerWithoutReplacement(), prefetch=2),
     "reservoir": lambda: _make(writer=_reservoir(), sampler=PrioritizedSampler(CAPACITY, 0.7, 0.5)),
     "hindsight, ahead": lambda: _make(sample_unit=Hindsight(_reached), prefetch=2),
-    "lanes, sequences": lambda: _make(LazyTensorStorage(CAPACITY, ndim=2), sample_unit=Sequence(3), dim_extend=0),
+    "lanes, sequences": lambda: _make(LazyTensorStorage(CAPACITY, ndim=2), sample_unit=SequenceUnit(3), dim_extend=0),
 }
 """Makers of empty buffers that cover every part of a state."""
 

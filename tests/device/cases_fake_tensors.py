@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
 
 import ostinato
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
-from ostinato.core.draw import Run
-from ostinato.core.episodes import EpisodeTable
+from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.records import Run
 from ostinato.errors import OptionError
 from tests.device.backend import DEVICE
 

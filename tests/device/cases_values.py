@@ -13,7 +13,7 @@ import ostinato
 from ostinato import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from ostinato.compat.isaacgymenvs import ReplayBuffer as AmpBuffer
 from ostinato.compat.objectrl import ReplayBuffer as ObjectBuffer
-from ostinato.core.draw import Draw, Picks
+from ostinato.core.records import Draw, Picks
 from ostinato.testing import StorageContract
 from tests.device.backend import DEVICE, DeviceTensor, MixedDevicesError, no_wait
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
 
 CPU = torch.device("cpu")
 

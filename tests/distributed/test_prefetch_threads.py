@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
-from ostinato.buffers import cut, engine, feed, gate, prefetch
+from ostinato.buffers import engine
+from ostinato.buffers import pipeline as feed
+from ostinato.buffers import pipeline as prefetch
+from ostinato.buffers import rate_limit as gate
+from ostinato.buffers.checkpoint import state as cut
 from ostinato.distributed import batch_stream as ahead
 from ostinato.distributed.batch_stream import Ahead
 from ostinato.errors import UsageError, WaitTimeoutError

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, RandomSampler, RateLimiter, RayReplayBuffer, ReplayBuffer
-from ostinato.buffers.gate import make_gate
+from ostinato.buffers.rate_limit import make_gate
 from ostinato.distributed import actors, ray_client
 from ostinato.distributed.ray_client import TURN_S
 from ostinato.errors import LostBufferError, OptionError, WaitTimeoutError

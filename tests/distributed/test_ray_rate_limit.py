@@ -28,7 +28,7 @@ from ostinato import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers.gate import make_gate
+from ostinato.buffers.rate_limit import make_gate
 from ostinato.distributed.ray_client import AGAIN, GROUPS, TURN_S, take_turn
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 

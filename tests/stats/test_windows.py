@@ -16,7 +16,7 @@ from ostinato import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -69,13 +69,15 @@ LAYOUTS = ["line", "lanes", "mixed"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("unit", [NStep(4, 0.9), Sequence(3), Sequence(3, "stop"), Sequence(2, burn_in=2)], ids=str)
+@pytest.mark.parametrize(
+    "unit", [NStep(4, 0.9), SequenceUnit(3), SequenceUnit(3, "stop"), SequenceUnit(2, burn_in=2)], ids=str
+)
 def test_every_row_is_drawn_as_often_as_any_other(layout: str, unit: Any) -> None:
     log = log_of(layout)
     episodes = Episodes(ENDS, "env" if layout == "mixed" else None)
     rb = filled(log, 47, sample_unit=unit, episodes=episodes)
     _, info = rb.sample(DRAWS, return_info=True)
-    counts = Counter(anchors(log, info, unit.rows) if isinstance(unit, Sequence) else slots(log, info))
+    counts = Counter(anchors(log, info, unit.rows) if isinstance(unit, SequenceUnit) else slots(log, info))
     follows(counts, dict.fromkeys(log.present(), 1.0))
 
 
@@ -177,7 +179,7 @@ def allowed(log: Log, need: int) -> list[int]:
 def test_strict_windows_start_uniformly_where_they_fit(layout: str, masked: float) -> None:
     log = log_of(layout, masked=masked)
     episodes = Episodes(ENDS, "env" if layout == "mixed" else None, "mask")
-    rb = filled(log, 47, sample_unit=Sequence(2, "strict", bootstrap=1), episodes=episodes)
+    rb = filled(log, 47, sample_unit=SequenceUnit(2, "strict", bootstrap=1), episodes=episodes)
     counts = Counter(anchors(log, rb.sample(DRAWS, return_info=True)[1], 3))
     follows(counts, dict.fromkeys(allowed(log, 3), 1.0))
 
@@ -187,7 +189,7 @@ def test_strict_windows_start_in_proportion_to_priorities(masked: float) -> None
     log = log_of(masked=masked)
     episodes = Episodes(ENDS, mask_key="mask")
     sampler = PrioritizedSampler(30, 1.0, 0.0, eps=0.0)
-    rb = filled(log, 47, sample_unit=Sequence(3, "strict"), episodes=episodes, sampler=sampler)
+    rb = filled(log, 47, sample_unit=SequenceUnit(3, "strict"), episodes=episodes, sampler=sampler)
     rb.update_priority(torch.arange(30), torch.arange(1.0, 31.0))
     log.extend(rb, 4)
     rb.update_priority(torch.arange(30), torch.arange(1.0, 31.0))

@@ -20,7 +20,7 @@ from ostinato import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
 )
 from ostinato.errors import OptionError
 
@@ -128,8 +128,8 @@ def reward_fn(batch: Any) -> torch.Tensor:
 
 COLUMNS: list[list[Any]] = [
     [lambda: None, lambda: NStep(3, 0.9), lambda: FrameStack(2, ["obs"]), lambda: Hindsight(reward_fn)],
-    [lambda: Sequence(3), lambda: Sequence(3, "stop"), lambda: Sequence(3, "include_reset")],
-    [lambda: Sequence(3, "strict")],
+    [lambda: SequenceUnit(3), lambda: SequenceUnit(3, "stop"), lambda: SequenceUnit(3, "include_reset")],
+    [lambda: SequenceUnit(3, "strict")],
 ]
 
 
@@ -170,7 +170,7 @@ def test_every_cell_of_the_table_is_true(name: str, cells: list[str]) -> None:
     make = OPTIONS.get(name, lambda: getattr(ostinato, name)(**options))
     for said, units in zip(cells, COLUMNS, strict=True):
         for unit in units:
-            if said == "refused":
+            if said == "raises":
                 with pytest.raises(OptionError, match="leave one of them out"):
                     drawn(make(), unit(), rows, 1)
                 continue

@@ -1,11 +1,10 @@
 """The room where parts meet: sole owner of storage, sampler, writer, lock and generator."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
-from ostinato.buffers.limits import RateLimiter
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
-from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.rate_limit import RateLimiter
+from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.stats import BufferStats
-from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.buffers.travel import send_as_copies
 
 __all__ = [

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Picks, as_slots
+from ostinato.core.records import Picks, as_slots
 from ostinato.errors import OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import Run
+    from ostinato.core.records import Run
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit

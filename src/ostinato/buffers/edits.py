@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers import priorities
-from ostinato.buffers.priorities import as_sampler
+from ostinato.buffers.priority_updates import as_sampler, priorities_of_rows
 from ostinato.buffers.shared import SharedEngine
+from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.select import select
 from ostinato.storages.shared import refuse_edit
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.records import AnyEngine
 
-__all__ = ["edit", "edit_fields"]
+__all__ = ["edit_fields", "edit_rows"]
 
 
-def edit(engine: AnyEngine, index: Any, data: Any, *, swap: bool) -> None:
+def edit_rows(engine: AnyEngine, index: Any, data: Any, *, swap: bool) -> None:
     """Replace rows at a user's index."""
     if isinstance(engine, SharedEngine):
         refuse_edit()
@@ -32,7 +31,7 @@ def edit(engine: AnyEngine, index: Any, data: Any, *, swap: bool) -> None:
         slots, batch = _chosen(engine, index, swap=swap)
         change = engine.storage.prepare_edit(slots, data, batch)
         prioritized = engine.sampler.prioritized
-        given = priorities.from_rows(engine, data, slots.shape[0]) if prioritized and slots.numel() else None
+        given = priorities_of_rows(engine, data, slots.shape[0]) if prioritized and slots.numel() else None
         _change(engine, slots, [change])
         if engine.versions is not None:
             engine.versions.touch(None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato.buffers import priorities
+from ostinato.buffers.checkpoint.state import Saves
 from ostinato.buffers.checks import (
     check_order,
     check_pair,
@@ -18,17 +18,16 @@ from ostinato.buffers.checks import (
     checked_slots,
     refuse_picks,
 )
-from ostinato.buffers.chronicle import Chronicle
-from ostinato.buffers.cut import Saves
-from ostinato.buffers.expansion import copy, expand, expand_again
-from ostinato.buffers.gate import Ask, Gate, Waiters, as_counting, check_counting, give_back
-from ostinato.buffers.priorities import as_sampler, check_sampler
+from ostinato.buffers.episode_tracker import Chronicle
+from ostinato.buffers.pipeline import copy, expand, expand_again
+from ostinato.buffers.policy_versions import Versions, check_versions, draw_recent
+from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
+from ostinato.buffers.rate_limit import Ask, Gate, Waiters, as_counting, check_counting, give_back
 from ostinato.buffers.records import Rows, Source, Ticket
-from ostinato.buffers.versions import Versions, check_versions, draw_recent
-from ostinato.core.boundaries import Marks, merge_episodes
-from ostinato.core.draw import Run, View
+from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.kinds import require_eager
-from ostinato.core.stamps import Stamps
+from ostinato.core.records import Run, View
+from ostinato.core.ring import Stamps
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Episodes
-    from ostinato.core.draw import Placement
+    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.records import Placement
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.units import SampleUnit
@@ -161,7 +160,7 @@ class Engine:
                 left_s = None if self.gate is None else self.hold_write(rows, timeout_s)
                 if left_s is not None:  # anything may have changed meanwhile: check the rows anew
                     return self.write(data, lead, ranked=ranked, timeout_s=left_s)
-                given = priorities.from_rows(self, data, rows) if prioritized and ranked else None
+                given = priorities_of_rows(self, data, rows) if prioritized and ranked else None
                 if chronicle is not None:
                     marks = chronicle.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)

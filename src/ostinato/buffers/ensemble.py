@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Never, final
 
-from ostinato.buffers import mixing_state, routes
-from ostinato.buffers.assembly import check_buffers, check_collates, put_together, refuse_parts
-from ostinato.buffers.members import Member, locked
-from ostinato.buffers.mixing import Mixer, show_names
+from ostinato.buffers.mixing import (
+    Member,
+    Mixer,
+    collect_ensemble,
+    load_ensemble,
+    locked,
+    own_ensemble_copy,
+    quiet_ensemble,
+    restore_ensemble,
+    save_ensemble,
+    show_names,
+    update_from_batch,
+    update_members,
+)
 from ostinato.buffers.options import check_generator, check_prefetch, check_size, own, positive, refuse_shared
+from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.core import kinds
 from ostinato.core.group import choose
-from ostinato.errors import KindError, UsageError
+from ostinato.errors import KindError, OptionError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
 from ostinato.transforms import Compose
@@ -25,10 +36,97 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ostinato.buffers.replay import ReplayBuffer
     from ostinato.samplers.ensemble import WhenEmpty
 
-__all__ = ["ReplayBufferEnsemble"]
+__all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "put_together", "refuse_parts"]
+
+
+def refuse_parts(*parts: Any) -> None:
+    """Refuse parts beside buffers.
+
+    Raises:
+        OptionError: if there are any.
+    """
+    if any(part is not None for part in parts):
+        msg = "an ensemble is made of buffers, or else of storages=, samplers= and writers=, not of both: give one"
+        raise OptionError(msg)
+
+
+def check_buffers(rbs: Sequence[Any]) -> None:
+    """Refuse members that cannot be mixed.
+
+    Raises:
+        KindError: if one is no buffer.
+        OptionError: if one is there twice, counts its draws, or storages differ in `ndim`.
+    """
+    for i, rb in enumerate(rbs):
+        if not isinstance(rb, ReplayBuffer):
+            msg = f"the members of an ensemble are ReplayBuffers, got {type(rb).__name__} at {i}"
+            raise KindError(msg)
+        if rb.rate_limiter is not None or rb.sampler.counting:
+            msg = (
+                f"the buffer at {i} holds its readers up or uses its rows up ({rb.rate_limiter}, {rb.sampler!r}), "
+                "which an ensemble does not know of: leave rate_limiter out, and use another sampler"
+            )
+            raise OptionError(msg)
+    if len({id(rb) for rb in rbs}) < len(rbs):
+        msg = "a buffer can be a member only once: give it a larger weight p instead"
+        raise OptionError(msg)
+    dims = [rb.storage.ndim for rb in rbs]
+    if len(set(dims)) > 1:
+        msg = f"members must agree in storage.ndim, got {dims}: rows could not be named by one kind of index"
+        raise OptionError(msg)
+
+
+def check_collates(given: Any, members: int) -> list[Any]:
+    """Return what collates the rows of each member, None for its own way.
+
+    Raises:
+        KindError: if one cannot be called.
+        OptionError: if they are not as many as the members.
+    """
+    if given is None:
+        return [None] * members
+    if len(given) != members:
+        msg = f"collate_fns must hold one entry for each of the {members} members, got {len(given)}"
+        raise OptionError(msg)
+    for collate in given:
+        if collate is not None and not callable(collate):
+            msg = f"collate_fns must hold callables or None, got {type(collate).__name__}"
+            raise KindError(msg)
+    return list(given)
+
+
+def put_together(
+    storages: Any, samplers: Any, writers: Any, given: dict[str, Any]
+) -> tuple[tuple[ReplayBuffer, ...], SamplerEnsemble]:
+    """Make buffers of parts, the first storage with the first sampler and writer, and so on.
+
+    Raises:
+        KindError: if something is no ensemble of parts.
+        OptionError: if one is missing, they are not equally many, or `given` says once more how to mix.
+    """
+    parts = {"storages": storages, "samplers": samplers, "writers": writers}
+    bases: dict[str, type] = {"storages": StorageEnsemble, "samplers": SamplerEnsemble, "writers": WriterEnsemble}
+    for name, part in parts.items():
+        if part is None:
+            msg = f"an ensemble needs buffers, or all of storages=, samplers= and writers=; {name}= is missing"
+            raise OptionError(msg)
+        if not isinstance(part, bases[name]):
+            msg = f"{name} must be a {bases[name].__name__}, got {type(part).__name__}"
+            raise KindError(msg)
+    counts = {name: len(part) for name, part in parts.items()}
+    if len(set(counts.values())) > 1:
+        msg = f"storages, samplers and writers must be equally many, got {counts}"
+        raise OptionError(msg)
+    twice = [name for name, value in given.items() if value is not None]
+    if twice:
+        msg = f"with samplers= the SamplerEnsemble says how to mix: give {', '.join(twice)} to it"
+        raise OptionError(msg)
+    rows = zip(storages, samplers, writers, storages.transforms, strict=True)
+    rbs = tuple(ReplayBuffer(storage=a, sampler=b, writer=c, transform=d) for a, b, c, d in rows)
+    check_buffers(rbs)
+    return rbs, samplers
 
 
 @final
@@ -337,7 +435,7 @@ class ReplayBufferEnsemble:
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
             SlotError: if a row or a member is out of range; nothing is changed.
         """
-        routes.update(self._mixer.members, index, priority, generation)
+        update_members(self._mixer.members, index, priority, generation)
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that it has under each member's `priority_key`.
@@ -348,7 +446,7 @@ class ReplayBufferEnsemble:
             KeyMissingError: if a member's key is missing; nothing is changed.
             PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
         """
-        routes.update_from_batch(self._mixer.members, data)
+        update_from_batch(self._mixer.members, data)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits over all members. Cost: O(rows), for the ages."""
@@ -359,10 +457,10 @@ class ReplayBufferEnsemble:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: that of every member, the mixing weights, the generator, draws made ahead. Copy."""
         with self._mixer.lock, locked(self._mixer.members):
-            return mixing_state.own_copy(self._state())
+            return own_ensemble_copy(self._state())
 
     def _state(self) -> dict[str, Any]:
-        return mixing_state.collect(self._mixer, self._batch_size)
+        return collect_ensemble(self._mixer, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
@@ -370,19 +468,19 @@ class ReplayBufferEnsemble:
         Raises:
             CheckpointError: if the state does not fit the members or the options; nothing is changed.
         """
-        with mixing_state.quiet(self._mixer):
-            mixing_state.restore(self._mixer, state, self._batch_size)
+        with quiet_ensemble(self._mixer):
+            restore_ensemble(self._mixer, state, self._batch_size)
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to the directory `path`, all members in one checkpoint of one moment.
 
         Options, costs and errors are those of `ReplayBuffer.dumps`.
         """
-        mixing_state.save(path, self._mixer, self._state, incremental=incremental)
+        save_ensemble(path, self._mixer, self._state, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
-        mixing_state.load(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
+        load_ensemble(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the ensemble with its members; draws made ahead travel, locks and threads are made anew."""

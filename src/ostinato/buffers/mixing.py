@@ -3,29 +3,361 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.gate import Waiters, give_back
-from ostinato.buffers.members import locked
-from ostinato.buffers.prefetch import Prefetcher, Steps
+from ostinato.buffers.checkpoint.load import Reading, load_buffer
+from ostinato.buffers.checkpoint.save import Saving, one_at_a_time, save_buffer
+from ostinato.buffers.checkpoint.state import (
+    Target,
+    check_saved,
+    load_engine_states,
+    own_copy,
+    own_tensors,
+    parts_of,
+    read_generator,
+    read_ticket,
+    readable,
+    revive,
+    saved_rows,
+    show_ticket,
+    turn_ticket,
+    unit_name,
+    with_state,
+)
+from ostinato.buffers.engine import Engine
+from ostinato.buffers.options import warn_of_sampler
+from ostinato.buffers.pipeline import Prefetcher, Steps, expand
+from ostinato.buffers.priority_updates import (
+    apply_change,
+    as_sampler,
+    check_change,
+    prepare_change,
+    priorities_of_batch,
+    rank_fields,
+)
+from ostinato.buffers.rate_limit import Waiters, give_back
 from ostinato.buffers.records import Mix
+from ostinato.buffers.replay import TensorDictReplayBuffer
 from ostinato.core import kinds
-from ostinato.errors import EmptyBufferError, KindError, OptionError, OstinatoError, SchemaError
+from ostinato.errors import (
+    CheckpointError,
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    OstinatoError,
+    SchemaError,
+    SlotError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-    from torch import Tensor
-
-    from ostinato.buffers.members import Member
     from ostinato.buffers.records import Rows, Ticket
+    from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.records import Draw
     from ostinato.samplers import SamplerEnsemble
     from ostinato.transforms import Compose
 
-__all__ = ["Mixer", "show_names"]
+__all__ = [
+    "FORMAT",
+    "Member",
+    "Mixer",
+    "collect_ensemble",
+    "load_ensemble",
+    "locked",
+    "own_ensemble_copy",
+    "quiet_ensemble",
+    "restore_ensemble",
+    "save_ensemble",
+    "show_names",
+    "update_from_batch",
+    "update_members",
+]
+
+
+@final
+class Member:
+    """What an ensemble needs of one of its buffers.
+
+    Args:
+        buffer: the buffer.
+        collate: takes the place of the buffer's own `collate_fn`; None keeps that.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
+        # one room: an ensemble draws from its buffers' engines and hears of their loads
+        engine = buffer._engine  # noqa: SLF001
+        if not isinstance(engine, Engine):
+            msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
+            raise OptionError(msg)
+        self.engine = engine
+        self._feed = buffer._feed  # noqa: SLF001
+        self._dress = buffer._dress  # noqa: SLF001
+        self._slots = buffer._index  # noqa: SLF001
+        self.show = buffer._state  # noqa: SLF001
+        self.buffer = buffer
+        self.collate = collate
+
+    def draw(self, rows: int, generator: torch.Generator | None, *, ranked: bool) -> Ticket:
+        """Draw slots; where a pass over the rows ends, the next one begins.
+
+        Args:
+            rows: how many.
+            generator: where chance comes from; None is the buffer's own source.
+            ranked: give rows of samplers without priorities the weight 1, and stamps.
+
+        Raises:
+            EmptyBufferError: if there are no rows.
+        """
+        engine = self.engine
+        device = engine.storage.device
+        with engine.lock:
+            source = engine.generator if generator is None else generator
+            tickets = [engine.fresh(rows, source)]
+            left = rows - _rows(tickets[0])
+            while left > 0 and tickets[-1].last:
+                tickets.append(engine.fresh(left, source))
+                left -= _rows(tickets[-1])
+            draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
+            if ranked and draw.weights is None:
+                weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
+                draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
+            return expand(engine, tickets[-1]._replace(draw=draw), source)
+
+    def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
+        """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
+
+        Raises:
+            EmptyBufferError: if there is nothing to draw before more rows are written.
+            OptionError: if generator and storage are on different devices, or the sampler's passes cannot be cut.
+            PriorityError: if no row has a priority above 0.
+            UsageError: if the sampler cannot make `rows` rows of whole slices.
+        """
+        engine = self.engine
+        device = engine.storage.device
+        if generator is not None and generator.device.type != device.type:
+            msg = (
+                f"the ensemble's generator lives on {generator.device}, a member's storage on {device}: use one device"
+            )
+            raise OptionError(msg)
+        if engine.sampler.epochal and engine.sampler.episodes is not None:
+            msg = (
+                f"{type(engine.sampler).__name__} is not available in an ensemble: a pass that ends in the middle of a "
+                "part would cut its slices; use SliceSampler"
+            )
+            raise OptionError(msg)
+        engine.sampler.check_draw(engine.drawable_view(), rows)
+
+    def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
+        """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""
+        return self._feed.make(ticket, self._dress, self.collate)
+
+    def index(self, ticket: Ticket) -> Tensor:
+        """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
+        return self.as_index(ticket.records)
+
+    def as_index(self, slots: Tensor) -> Tensor:
+        """Return slots as users see them, int64 `[B]`, with `ndim=2` `[B, 2]`."""
+        index = self._slots(slots)
+        return torch.stack(index, -1) if isinstance(index, tuple) else index
+
+    def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
+        """Return weights and stamps of a ranked draw's rows as samples carry them, `[R]` each."""
+        return rank_fields(self.engine, ticket)
+
+    @property
+    def target(self) -> Target:
+        """Where a state goes."""
+        return Target(self.engine, self.buffer.transform, self.buffer.batch_size)
+
+    def loaded(self) -> None:
+        """Take note that a state was loaded: batches made ahead are of rows that are gone."""
+        self._feed.forget()
+
+
+def _joined(draws: Sequence[Draw]) -> Draw:
+    """Put several draws of one sampler together; what a draw says of its batch as a whole does not add up and goes."""
+    columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "stamps", "lengths")]
+    weights, stamps, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
+    slots = torch.cat([draw.slots for draw in draws])
+    return draws[0]._replace(slots=slots, weights=weights, info=None, stamps=stamps, lengths=lengths)
+
+
+def _rows(ticket: Ticket) -> int:
+    """Return the records that a draw will become, before units."""
+    draw = ticket.draw
+    return draw.slots.shape[0] * (draw.length or 1) if draw.lengths is None else int(draw.lengths.sum())
+
+
+def locked(members: Sequence[Member]) -> ExitStack:
+    """Take the locks of all members, in an order that is the same for every ensemble; the result gives them back."""
+    stack = ExitStack()
+    for member in sorted(members, key=lambda member: member.engine.waiters.place):
+        stack.enter_context(member.engine.lock)
+    return stack
+
+
+_WINDOWS = ("anchor_index", "anchor_generation", "validity_mask", "step_in_sequence")
+"""What a sample says of windows around anchors: their priorities are the anchors'."""
+_NAMES = "an ensemble's rows are named by index and buffer_ids: pass the sample, or its info"
+
+
+def update_members(members: Sequence[Member], index: Any, priority: Any, generation: Any) -> None:
+    """Give rows new priorities; see `ReplayBufferEnsemble.update_priority`."""
+    ranked = _ranked(members)
+    if not ranked:
+        return
+    if priority is None:
+        msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
+        raise UsageError(msg)
+    index, ids, stamps = _unpack(index, generation)
+    lanes = 1 if members[0].buffer.storage.ndim > 1 else 0
+    lead = index.shape[: index.ndim - lanes]
+    ids = _as_members(ids, lead, len(members))
+    index = index.reshape(-1, *index.shape[len(lead) :])
+    values = _as_rows(priority, lead)
+    stamps = None if stamps is None else _as_tensor(stamps).reshape(-1)
+    if stamps is not None and stamps.shape != ids.shape:
+        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {stamps.shape[0]}"
+        raise SchemaError(msg)
+    rows = {i: (ids == i).nonzero().flatten() for i in ranked}
+    _write(
+        members,
+        {
+            i: (_take(index, at), values if values.ndim == 0 else _take(values, at), _take(stamps, at))
+            for i, at in rows.items()
+        },
+    )
+
+
+def update_from_batch(members: Sequence[Member], batch: Any) -> None:
+    """Give rows the priorities in a sample; see `ReplayBufferEnsemble.update_tensordict_priority`."""
+    ranked = _ranked(members)
+    if not ranked:
+        return
+    index, ids, stamps = _unpack(batch, None)
+    ndim = members[0].buffer.storage.ndim
+    lead = min(2, ids.ndim)
+    owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
+    changes: dict[int, tuple[Any, Any, Any]] = {}
+    for i in ranked:
+        member = members[i]
+        at = (owner == i).nonzero().flatten()
+        if at.shape[0] == 0:
+            continue
+        key = member.buffer.priority_key if isinstance(member.buffer, TensorDictReplayBuffer) else "td_error"
+        found = batch.get(key, None)
+        if found is None:
+            path = (key,) if isinstance(key, str) else tuple(key)
+            msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
+            raise KeyMissingError(msg)
+        part = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
+        if stamps is not None:
+            part["index_generation"] = _take(_flat(stamps, lead), at)
+        windows = {name: batch.get(name, None) for name in _WINDOWS}
+        part |= {name: _take(_flat(value, lead), at) for name, value in windows.items() if value is not None}
+        reduce = as_sampler(member.engine.sampler).reduce
+        changes[i] = priorities_of_batch(part, "priority", reduce, ndim)
+    _write(members, changes)
+
+
+def _ranked(members: Sequence[Member]) -> list[int]:
+    """Return the members that keep priorities; warn where there are none."""
+    found = [i for i, member in enumerate(members) if member.engine.sampler.prioritized]
+    if not found:
+        warn_of_sampler(members[0].engine.sampler)
+    return found
+
+
+def _write(members: Sequence[Member], changes: dict[int, tuple[Any, Any, Any]]) -> None:
+    """Check the changes of all members, then make them."""
+    with locked([members[i] for i in changes]):
+        ready = [(members[i].engine, prepare_change(members[i].engine, *change)) for i, change in changes.items()]
+        for engine, change in ready:
+            check_change(engine, change)
+        for engine, change in ready:
+            apply_change(engine, change)
+
+
+def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
+    """Return index, members and stamps of a sample, of its info, or of the `index` in one of them."""
+    found = sample
+    if _has(found, "index") and _is_tree(found["index"]):
+        given = found.get("index_generation", None) if given is None else given
+        found = found["index"]
+    if not (_has(found, "index") and _has(found, "buffer_ids")):
+        keys = f" with the keys {sorted(map(str, sample.keys()))}" if _is_tree(sample) else ""
+        msg = f"{_NAMES}; got {type(sample).__name__}{keys}"
+        raise KindError(msg)
+    return _as_tensor(found["index"]), _as_tensor(found["buffer_ids"]), given
+
+
+def _is_tree(data: Any) -> bool:
+    return isinstance(data, dict) or kinds.is_tensordict(data)
+
+
+def _has(data: Any, key: str) -> bool:
+    return _is_tree(data) and key in data.keys()  # noqa: SIM118 (a TensorDict iterates over rows)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
+    if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
+        msg = f"index, buffer_ids and generation hold integers, got {found.dtype}: pass what sample() gave"
+        raise KindError(msg)
+    return found.detach()
+
+
+def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
+    """Return one member for each row, `[rows]`; one for each part of the batch, `[parts]`, will do."""
+    if ids.shape != lead[: ids.ndim]:
+        msg = f"buffer_ids must have the shape {list(lead)} of the index, or {list(lead[:1])}, got {list(ids.shape)}"
+        raise SchemaError(msg)
+    ids = ids.reshape(*ids.shape, *[1] * (len(lead) - ids.ndim)).expand(lead).reshape(-1)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        msg = f"buffer_ids must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}"
+        raise SlotError(msg)
+    return ids
+
+
+def _as_rows(priority: Any, lead: torch.Size) -> Tensor:
+    """Return a priority for each row, `[rows, *shape]`, or the one for all of them, `[]`."""
+    try:
+        values = (
+            priority
+            if isinstance(priority, Tensor)
+            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
+        )
+    except (TypeError, ValueError) as error:
+        msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
+        raise KindError(msg) from None
+    values = values.detach()
+    if values.shape[: len(lead)] == lead:
+        return values.reshape(-1, *values.shape[len(lead) :])
+    if values.numel() == 1:
+        return values.reshape(())
+    if values.numel() == lead.numel():
+        return values.reshape(-1)
+    msg = f"priorities must be one number, or begin with the shape {list(lead)} of the index, got {list(values.shape)}"
+    raise SchemaError(msg)
+
+
+def _flat(values: Tensor, lead: int) -> Tensor:
+    return values.reshape(-1, *values.shape[lead:])
+
+
+def _take(values: Any, at: Tensor) -> Any:
+    return None if values is None else values.index_select(0, at.to(values.device))
+
 
 _OWN_KEYS = ("index", "priority_weight", "index_generation")
 """Keys that members add to their samples; the ensemble adds its own in their place."""
@@ -271,3 +603,164 @@ def show_names(names: dict[Any, Tensor], *, as_tensordict: bool) -> Any:
     whole = nest({"index": inner, **{key: value for key, value in names.items() if isinstance(key, str)}})
     nested = {key: value for key, value in names.items() if isinstance(key, tuple) and key[0] != "index"}
     return kinds.with_fields(whole, nested) if as_tensordict else {**whole, **nested}
+
+
+FORMAT = "ostinato-ensemble"
+
+
+def collect_ensemble(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
+    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
+    return {
+        "members": [member.show() for member in mixer.members],
+        "mixing": mixer.law.state_dict(),
+        "generator": None if mixer.generator is None else mixer.generator.get_state(),
+        "transforms": mixer.transform.state_dict(),
+        "batch_size": batch_size,
+        "pending": [
+            {
+                "members": mix.members,
+                "tickets": [
+                    show_ticket(ticket, mixer.members[i].engine)
+                    for i, ticket in zip(mix.members, mix.tickets, strict=True)
+                ],
+                "rng": mix.rng,
+            }
+            for mix in mixer.queued
+        ],
+    }
+
+
+def save_ensemble(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+    """Save all members and what is the ensemble's own, as they are at one moment."""
+    engines = [member.engine for member in mixer.members]
+    parts = Saving(engines, state, lambda: _locked(mixer), lambda: _checker(mixer), FORMAT)
+    save_buffer(path, parts, incremental=incremental)
+
+
+def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    parts, law = [parts_of(member.engine) for member in mixer.members], mixer.law
+
+    def check(state: dict[str, Any]) -> None:
+        law.check_state(state["mixing"])
+        for mine, saved in zip(parts, state["members"], strict=True):
+            check_saved(mine, saved)
+        for mix in state["pending"]:
+            for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
+                saved = state["members"][i]
+                read_ticket(ticket, saved_rows(saved), parts[i], saved["storage"]["state"].get("schema"))
+
+    return check
+
+
+def load_ensemble(
+    path: str | Path, mixer: Mixer, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool
+) -> None:
+    """Read a directory and hand its state to `restore`, with all members locked."""
+    with quiet_ensemble(mixer):
+        engines = [member.engine for member in mixer.members]
+        load_buffer(path, restore, engines, Reading(FORMAT, verify=verify, mmap=mmap))
+
+
+@contextmanager
+def quiet_ensemble(mixer: Mixer) -> Iterator[None]:
+    """Wait for saves of the members to end, and take all locks."""
+    with one_at_a_time([member.engine for member in mixer.members]), _locked(mixer):
+        yield
+
+
+@contextmanager
+def _locked(mixer: Mixer) -> Iterator[None]:
+    with mixer.lock, locked(mixer.members):
+        yield
+
+
+def own_ensemble_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy a state, so that later draws and writes do not change it."""
+    rest = {key: value for key, value in state.items() if key != "members"}
+    return {"members": [own_copy(mine) for mine in state["members"]], **own_tensors(rest)}
+
+
+def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None:
+    """Restore a state, by copy; what does not fit is refused before anything changes.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    with readable("an ensemble"):
+        queue, generator = _check(mixer, state, batch_size)
+    before, law = own_tensors(mixer.transform.state_dict()), mixer.law.state_dict()
+    revived: list[Mix] = []
+
+    def then() -> None:
+        mixer.law.load_state_dict(state["mixing"])
+        revived.extend(mix for mix in (_revive(mixer, *mix) for mix in queue) if mix is not None)
+
+    try:
+        with readable("these transforms"):
+            mixer.transform.load_state_dict(state["transforms"])
+        load_engine_states([member.target for member in mixer.members], state["members"], then)
+    except BaseException:
+        mixer.transform.load_state_dict(before)
+        mixer.law.load_state_dict(law)
+        raise
+    for member in mixer.members:
+        member.loaded()
+    if mixer.prefetch is not None:
+        mixer.prefetch.clear()
+    mixer.pending.clear()
+    mixer.pending.extend(revived)
+    if generator is not None:
+        mixer.generator = with_state(mixer.generator, generator)
+
+
+def _check(
+    mixer: Mixer, state: dict[str, Any], batch_size: int | None
+) -> tuple[list[tuple[list[int], list[Ticket], Tensor | None]], torch.Generator | None]:
+    """Check what is the ensemble's own; return draws made ahead, and a generator in the saved state."""
+    members = mixer.members
+    if len(state["members"]) != len(members):
+        msg = f"the checkpoint holds {len(state['members'])} members, this ensemble {len(members)}"
+        raise CheckpointError(msg)
+    mixer.law.check_state(state["mixing"])
+    if state["pending"] and state["batch_size"] != batch_size:
+        msg = (
+            f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this ensemble has "
+            f"batch_size={batch_size}: load it with the same batch_size"
+        )
+        raise CheckpointError(msg)
+    for member, mine in zip(members, state["members"], strict=True):
+        if state["pending"] and mine.get("unit") != unit_name(member.engine):
+            msg = (
+                f"the checkpoint holds queued draws of the unit {mine.get('unit')}, the member has "
+                f"{unit_name(member.engine)}: load it with the same sample_unit"
+            )
+            raise CheckpointError(msg)
+    rows = [saved_rows(mine) for mine in state["members"]]
+    schemas = [mine["storage"]["state"].get("schema") for mine in state["members"]]
+    seams = [
+        member.engine.storage.seam(mine["storage"]["state"])
+        for member, mine in zip(members, state["members"], strict=True)
+    ]
+    devices = [member.engine.storage.device for member in members]
+    queue = []
+    for mix in state["pending"]:
+        chosen = [int(i) for i in mix["members"]]
+        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(members) for i in chosen):
+            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
+            raise CheckpointError(msg)
+        pairs = zip(chosen, mix["tickets"], strict=True)
+        draws = [
+            read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine, schemas[i])
+            for i, ticket in pairs
+        ]
+        queue.append((chosen, draws, mix["rng"]))
+    device = devices[0] if mixer.generator is None else mixer.generator.device
+    return queue, read_generator(state["generator"], device)
+
+
+def _revive(mixer: Mixer, chosen: list[int], draws: list[Ticket], rng: Tensor | None) -> Mix | None:
+    engines = [mixer.members[i].engine for i in chosen]
+    tickets = [revive(engine, ticket) for engine, ticket in zip(engines, draws, strict=True)]
+    whole = [ticket for ticket in tickets if ticket is not None]
+    return Mix(chosen, whole, rng) if len(whole) == len(tickets) else None

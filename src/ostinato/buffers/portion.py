@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato.buffers import saving
-from ostinato.buffers.checkpoint import FORMAT, checker
-from ostinato.buffers.expansion import expand_again
-from ostinato.buffers.feed import Batch
-from ostinato.buffers.gate import stock
-from ostinato.buffers.limits import RateLimiter
-from ostinato.buffers.members import Member
+from ostinato.buffers.checkpoint.save import Saving, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, checker
+from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
-from ostinato.buffers.versions import check_age
+from ostinato.buffers.pipeline import Batch, expand_again
+from ostinato.buffers.policy_versions import check_age
+from ostinato.buffers.rate_limit import RateLimiter, stock
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -238,6 +236,6 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
         counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved
         return buffer._state()  # noqa: SLF001 (one room)
 
-    parts = saving.Saving([engine], state, lambda: engine.lock, lambda: checker(engine), FORMAT)
-    saving.save(path, parts, incremental=True)
+    parts = Saving([engine], state, lambda: engine.lock, lambda: checker(engine), FORMAT)
+    save_buffer(path, parts, incremental=True)
     return counts[-1]

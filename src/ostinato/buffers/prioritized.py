@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.buffers.options import part
-from ostinato.buffers.replay import ReplayBuffer
-from ostinato.buffers.tensordict import TensorDictReplayBuffer
+from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.samplers import PrioritizedSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.buffers.limits import RateLimiter
-    from ostinato.core.boundaries import Episodes
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 

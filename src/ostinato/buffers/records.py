@@ -11,10 +11,9 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.shared import SharedEngine
-    from ostinato.core.draw import Draw
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Draw, Plan
+    from ostinato.core.ring import Stamps
     from ostinato.core.shared_ring import SharedRing
-    from ostinato.core.stamps import Stamps
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import checkpoint, edits, opening, priorities, saving
+from ostinato.buffers import edits
+from ostinato.buffers.checkpoint.load import Reading, load_buffer
+from ostinato.buffers.checkpoint.save import Saving, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state, load_engine_state, own_copy
 from ostinato.buffers.checks import require_rows
 from ostinato.buffers.engine import Engine
-from ostinato.buffers.feed import Batch, Feed
-from ostinato.buffers.gate import Ask, make_gate, renew_gate, replayable
-from ostinato.buffers.limits import check_wait
 from ostinato.buffers.options import (
     check_dim,
     check_drop_last,
@@ -32,20 +32,30 @@ from ostinato.buffers.options import (
     warn_of_batch,
     warn_of_sampler,
 )
+from ostinato.buffers.pipeline import Batch, Feed
+from ostinato.buffers.policy_versions import begin_versions, check_age
+from ostinato.buffers.priority_updates import (
+    as_sampler,
+    in_storage_order,
+    priorities_of_batch,
+    rank_fields,
+    unpack_update,
+    update_priorities,
+)
+from ostinato.buffers.rate_limit import Ask, check_wait, make_gate, renew_gate, replayable
 from ostinato.buffers.records import Source, Ticket
-from ostinato.buffers.shared import SharedEngine, refuse_limits
-from ostinato.buffers.shared_state import load_shared_state, save_shared, shared_state
+from ostinato.buffers.shared import SharedEngine, load_shared_state, refuse_limits, save_shared, shared_state
 from ostinato.buffers.stats import BufferStats, measure
-from ostinato.buffers.versions import begin_versions, check_age
-from ostinato.core.draw import Placement, Run
+from ostinato.core import kinds
+from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
-from ostinato.core.select import is_field
-from ostinato.errors import EpochEndError, UsageError
+from ostinato.core.records import Placement, Run
+from ostinato.errors import EpochEndError, KindError, UsageError
 from ostinato.samplers import RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
-from ostinato.writers import RoundRobinWriter, Writer
+from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,12 +63,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.limits import RateLimiter
+    from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import AnyEngine
-    from ostinato.core.boundaries import Episodes
+    from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["ReplayBuffer", "TensorDictReplayBuffer"]
 
 _CPU = torch.device("cpu")
 
@@ -86,8 +96,8 @@ class ReplayBuffer:
             as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
-        sample_unit: what a drawn row becomes (`NStep`, `Sequence`, `FrameStack`, `Hindsight`), or a list of units that
-            change it one after the other; None leaves it a row.
+        sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
+            that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
         rate_limiter: when readers and writers wait for each other; None lets nobody wait (a `QueueSampler` brings
             `RateLimiter()` along).
@@ -314,7 +324,7 @@ class ReplayBuffer:
     def _positions(self, placement: Placement) -> Tensor:
         storage = self._engine.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return index if storage.ndim == 1 else torch.stack((index // storage.lanes, index % storage.lanes), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -400,10 +410,10 @@ class ReplayBuffer:
         if priority is None:
             msg = "update_priority() needs the new priorities: update_priority(index, priority)"
             raise UsageError(msg)
-        index, priority, generation = priorities.unpack(index, priority, generation)
+        index, priority, generation = unpack_update(index, priority, generation)
         if self.storage.ndim > 1 and self._dim_extend == 1:
-            priority = priorities.in_storage_order(priority, index)
-        priorities.update(self._engine, index, priority, generation)
+            priority = in_storage_order(priority, index)
+        update_priorities(self._engine, index, priority, generation)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -433,13 +443,13 @@ class ReplayBuffer:
 
     def _index(self, slots: Tensor) -> Any:
         storage = self.storage
-        return slots if storage.ndim == 1 else (slots // storage.lanes, slots % storage.lanes)
+        return slots if storage.ndim == 1 else (slots // storage.num_envs, slots % storage.num_envs)
 
     def _info(self, batch: Batch) -> dict[str, Any]:
         ticket = batch.ticket
         info = {
             "index": self._index(ticket.records),
-            **priorities.ranks(self._engine, ticket),
+            **rank_fields(self._engine, ticket),
             **(ticket.draw.info or {}),
             **batch.notes,
         }
@@ -490,7 +500,7 @@ class ReplayBuffer:
         if is_field(index):
             self.set_(index, data)
         else:
-            edits.edit(self._engine, index, self._accept(data), swap=self._swapped)
+            edits.edit_rows(self._engine, index, self._accept(data), swap=self._swapped)
 
     @property
     def _swapped(self) -> bool:
@@ -539,7 +549,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             if self.sampler.prioritized:
-                priorities.as_sampler(self.sampler).settle()
+                as_sampler(self.sampler).settle()
 
     def read_episodes(self) -> None:
         """Read where episodes end off the stored rows once more: after edits through views. Cost: O(rows), later.
@@ -565,12 +575,12 @@ class ReplayBuffer:
         A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying.
         """
         with self._engine.lock:
-            return checkpoint.own_copy(self._state())
+            return own_copy(self._state())
 
     def _state(self) -> dict[str, Any]:
         if isinstance(self._engine, SharedEngine):
             return shared_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
-        return checkpoint.engine_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
+        return engine_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
@@ -583,7 +593,7 @@ class ReplayBuffer:
             if isinstance(engine, SharedEngine):
                 load_shared_state(engine, state, self._transform)
             else:
-                checkpoint.load_engine_state(engine, state, self._transform, self._batch_size)
+                load_engine_state(engine, state, self._transform, self._batch_size)
             self._feed.forget()
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
@@ -609,10 +619,8 @@ class ReplayBuffer:
         if isinstance(engine, SharedEngine):
             save_shared(path, engine, self._state(), incremental=incremental)
             return
-        parts = saving.Saving(
-            [engine], self._state, lambda: engine.lock, lambda: checkpoint.checker(engine), checkpoint.FORMAT
-        )
-        saving.save(path, parts, incremental=incremental)
+        parts = Saving([engine], self._state, lambda: engine.lock, lambda: checker(engine), FORMAT)
+        save_buffer(path, parts, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved.
@@ -635,8 +643,8 @@ class ReplayBuffer:
         """
         engine = self._engine
         with engine.saves.lock, engine.lock:
-            reading = opening.Reading(checkpoint.FORMAT, verify=verify, mmap=mmap)
-            opening.load(path, self.load_state_dict, [engine], reading)
+            reading = Reading(FORMAT, verify=verify, mmap=mmap)
+            load_buffer(path, self.load_state_dict, [engine], reading)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""
@@ -676,3 +684,122 @@ class ReplayBuffer:
             f"    transform={self._transform!r},\n    batch_size={self._batch_size}, "
             f"prefetch={self._feed.prefetch and self._feed.prefetch.depth})"
         )
+
+
+_OWN_KEYS = ("index", "priority_weight", "index_generation")
+"""Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` for TensorDict rows: samples carry the key `index` (int64 `[B]`; with `ndim=2` `[B, 2]`).
+
+    With a prioritized sampler they also carry `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64
+    `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
+    stored; they are dropped from written data.
+
+    Args:
+        priority_key: field, nested ones as a tuple, that holds the first priority of a row where written data has it,
+            and its new one for `update_tensordict_priority`; used with prioritized samplers.
+        **options: see `ReplayBuffer`; the default writer is `TensorDictRoundRobinWriter`.
+
+    Raises:
+        KindError: when other data is written.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from ostinato import LazyTensorStorage, TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        >>> _ = rb.extend(TensorDict({"obs": torch.zeros(4, 3)}, [4]))
+        >>> sorted(rb.sample().keys())
+        ['index', 'obs']
+    """
+
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Any) -> None:
+        super().__init__(**options)
+        self.priority_key = priority_key
+
+    @property
+    def priority_key(self) -> str | tuple[str, ...]:
+        """Field that holds priorities."""
+        return self._priority_key
+
+    @priority_key.setter
+    def priority_key(self, key: str | tuple[str, ...]) -> None:
+        self._priority_key = key
+        self._engine.priority_path = (key,) if isinstance(key, str) else tuple(key)
+
+    @staticmethod
+    def _default_writer() -> Writer:
+        return TensorDictRoundRobinWriter()
+
+    def _accept(self, data: Any) -> Any:
+        if not kinds.holds_collections(data):
+            msg = (
+                f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
+                "ReplayBuffer for other data"
+            )
+            raise KindError(msg)
+        unit = self._engine.unit
+        own = _OWN_KEYS if unit is None or not unit.notes else (*_OWN_KEYS, "anchor_generation", *unit.notes)
+        rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
+        return self._transform.inv(rows) if self._transform else rows
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: ARG002, FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
+        return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s)
+
+    def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
+        data = super()._dress(data, ticket, notes)
+        if kinds.is_tensor_collection(data):
+            kinds.put(data, {"index": self._flat_index(ticket.records), **rank_fields(self._engine, ticket)})
+            if notes:
+                kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
+        return data
+
+    def _shown(self, key: Any, value: Tensor) -> Tensor:
+        return self._flat_index(value) if key == "anchor_index" else value
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that stand under its `priority_key`.
+
+        Rows that were overwritten since they were drawn are left alone (see `update_priority`), as the sample carries
+        their stamps. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
+
+        Args:
+            data: a sampled TensorDict with the keys `index` and `priority_key`.
+
+        Raises:
+            KeyMissingError: if one of the keys is missing.
+            PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
+        """
+        if not self.sampler.prioritized:
+            warn_of_sampler(self.sampler)
+            return
+        reduce = as_sampler(self.sampler).reduce
+        index, priority, stamps = priorities_of_batch(data, self._priority_key, reduce, self.storage.ndim)
+        update_priorities(self._engine, index, priority, stamps)
+
+    def _flat_index(self, slots: Tensor) -> Tensor:
+        import torch
+
+        index = self._index(slots)
+        return torch.stack(index, -1) if isinstance(index, tuple) else index
+
+
+def _as_path(key: Any) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _without_own(row: Any, own: tuple[str, ...]) -> Any:
+    keys = row.keys()
+    found = [key for key in own if key in keys]
+    return row.exclude(*found) if found else row

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.buffers.priorities import as_sampler
+from ostinato.buffers.priority_updates import as_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.buffers.prefetch import Prefetcher
+    from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.records import AnyEngine
 
 __all__ = ["BufferStats", "combine", "measure"]

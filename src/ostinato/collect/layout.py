@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato.core import kinds
-from ostinato.core.boundaries import as_path
+from ostinato.core.episodes.keys import as_path
 from ostinato.errors import OptionError, SchemaError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
+    from ostinato.core.episodes.keys import Key
     from ostinato.core.rows import Path
 
 __all__ = ["Layout", "join"]

@@ -11,7 +11,7 @@ from ostinato.storages import ListStorage
 
 if TYPE_CHECKING:
     from ostinato.collect.layout import Layout
-    from ostinato.core.boundaries import Episodes
+    from ostinato.core.episodes.keys import Episodes
 
 __all__ = ["Match", "check_arguments", "match"]
 
@@ -52,8 +52,8 @@ def match(rb: ReplayBuffer, envs: int, mode: str, layout: Layout) -> Match:
     """
     storage, episodes = rb.storage, rb.episodes
     flat = storage.ndim == 1
-    if not flat and storage.laid_out and len(rb) and storage.lanes != envs:
-        msg = f"the storage has {storage.lanes} lane(s), one for each environment, got num_envs={envs}"
+    if not flat and storage.laid_out and len(rb) and storage.num_envs != envs:
+        msg = f"the storage has {storage.num_envs} environment(s), got num_envs={envs}"
         raise OptionError(msg)
     found = Match(
         env=episodes is not None and episodes.traj_path == layout["env"],

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
+    from ostinato.core.episodes.keys import Key
     from ostinato.core.rows import Path
 
 __all__ = ["VectorSteps"]
@@ -266,7 +266,7 @@ class VectorSteps:
         rb, layout, whole = self._rb, self._layout, self._envs
         if rb.storage.ndim > 1:
             index: Tensor = rb.add(layout.rows(fields, whole, collection=self._collection))
-            self._newest = (index[:, 0] * rb.storage.lanes + index[:, 1]).cpu()
+            self._newest = (index[:, 0] * rb.storage.num_envs + index[:, 1]).cpu()
             return index
         written = ~self._idle
         index = torch.full((whole,), -1, dtype=torch.int64, device=rb.storage.device)
@@ -288,7 +288,7 @@ class VectorSteps:
         order = (torch.arange(rows, device="cpu") + (storage.cursor if rows == capacity else 0)) % capacity
         if self._match.env:
             ids = self._stored("env", order)
-        elif storage.lanes == envs:
+        elif storage.num_envs == envs:
             ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
             return  # rows that do not say where they are from have no episodes
@@ -319,7 +319,7 @@ class VectorSteps:
             return
         index: Any = slots
         if storage.ndim > 1:
-            steps, lanes = slots // storage.lanes, slots % storage.lanes
+            steps, lanes = slots // storage.num_envs, slots % storage.num_envs
             index = (lanes, steps) if rb.dim_extend == 1 else (steps, lanes)
         for part in ("truncated", "done"):
             if part in self._layout.paths:

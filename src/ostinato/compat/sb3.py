@@ -14,7 +14,7 @@ import torch
 from ostinato import buffers
 from ostinato._optional import require
 from ostinato.buffers.options import positive
-from ostinato.core.boundaries import Episodes
+from ostinato.core.episodes.keys import Episodes
 from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.storages import LazyTensorStorage
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecNormalize
     from torch import Tensor
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
     from ostinato.samplers import Sampler
 
     Array: TypeAlias = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._backend import native
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 
 if TYPE_CHECKING:
     from torch import Tensor

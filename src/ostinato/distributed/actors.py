@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
-from ostinato.buffers.passes import END, Pass
+from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
 from ostinato.distributed.ray_client import AGAIN, GONE, TURN_S, Again, Gone, take_turn
 from ostinato.distributed.serialization import Parcel, pack, seal, unseal

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato._optional import require
-from ostinato.buffers.limits import Flow, RateLimiter, Stock
+from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
 from ostinato.core import kinds
 from ostinato.distributed.ray_client import AGAIN, START_S, TURN_S, Again, answer, brief, ray
 from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Never, final, overload
 import torch
 
 from ostinato.buffers import ReplayBuffer
-from ostinato.buffers.gate import replayable
 from ostinato.buffers.options import check_generator, check_prefetch, check_size
+from ostinato.buffers.rate_limit import replayable
 from ostinato.distributed.actors import Host, Recipe
 from ostinato.distributed.batch_stream import Stream, Supply
 from ostinato.distributed.ray_client import answer, exchange, exchange_in_turns, first_answer, ray, spawn, start
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers import BufferStats
-    from ostinato.buffers.limits import RateLimiter
-    from ostinato.core.boundaries import Episodes
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.core.episodes.keys import Episodes
 
 __all__ = ["Kept", "RayReplayBuffer", "need_tensordicts", "refuse_restarts"]
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ostinato._optional import require
-from ostinato.buffers.limits import check_timeout
+from ostinato.buffers.rate_limit import check_timeout
 from ostinato.distributed.serialization import Parcel, seal, unseal
 from ostinato.errors import LostBufferError, OptionError, UsageError, WaitTimeoutError
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.limits import RateLimiter
+from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.core import kinds
 from ostinato.core.rows import describe
 from ostinato.distributed.routing import Share, allot, deal, join_index, places, weight_factors

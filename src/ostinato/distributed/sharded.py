@@ -10,8 +10,8 @@ import torch
 
 from ostinato._optional import require
 from ostinato.buffers import BufferStats, ReplayBuffer
-from ostinato.buffers.limits import check_wait
 from ostinato.buffers.options import check_generator, check_prefetch, check_seconds, check_size, positive
+from ostinato.buffers.rate_limit import check_wait
 from ostinato.buffers.stats import combine
 from ostinato.distributed.actors import Recipe, ShardHost, ShardRecipe
 from ostinato.distributed.batch_stream import Ahead
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.limits import RateLimiter
+    from ostinato.buffers.rate_limit import RateLimiter
 
 __all__ = ["Placed", "ShardedReplayBuffer", "Way", "check_options", "launch", "place"]
 

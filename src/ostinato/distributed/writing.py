@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers import priorities
-from ostinato.buffers.gate import replayable
-from ostinato.buffers.limits import RateLimiter
+from ostinato.buffers.priority_updates import priorities_of_batch, unpack_update
+from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.distributed.rate_limit_actor import GRACE_S, count_rows
 from ostinato.distributed.ray_client import AGAIN, ray
 from ostinato.distributed.routing import Rota, split_index
 from ostinato.distributed.serialization import Parcel
 from ostinato.errors import KindError, SchemaError, SlotError, UsageError
-from ostinato.samplers.values import REDUCTIONS, refuse_bad
+from ostinato.samplers.priority_tree import REDUCTIONS, refuse_bad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,14 +71,14 @@ def unpack_shares(about: About, index: Any, priority: Any, generation: Any) -> C
     if priority is None:
         msg = "update_priority() needs the new priorities: update_priority(index, priority)"
         raise UsageError(msg)
-    return _change(*priorities.unpack(index, priority, generation))
+    return _change(*unpack_update(index, priority, generation))
 
 
 def unpack_batch(about: About, data: Any) -> Change | None:
     """Return what `update_tensordict_priority` was given; see `unpack`."""
     if not _keeps(about):
         return None
-    return _change(*priorities.from_batch(data, about.priority_key, about.reduce, 1))
+    return _change(*priorities_of_batch(data, about.priority_key, about.reduce, 1))
 
 
 def _keeps(about: About) -> bool:

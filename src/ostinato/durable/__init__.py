@@ -1,6 +1,8 @@
 """Bytes on disk: whole or absent, checked, never executed. Files, JSON and raw arrays; no replay words."""
 
 from ostinato.durable.arrays import (
+    BLOCK_BYTES,
+    ArrayRecord,
     open_mapped,
     read_array,
     read_array_into,
@@ -9,12 +11,11 @@ from ostinato.durable.arrays import (
     write_array,
     write_stream,
 )
-from ostinato.durable.directory import CheckpointWriter
+from ostinato.durable.checkpoint_reader import CheckpointReader
+from ostinato.durable.checkpoint_writer import CheckpointWriter
 from ostinato.durable.files import atomic_write, check_free, free_bytes, fsync_dir, reserve, safe_join
+from ostinato.durable.json_codec import decode, encode
 from ostinato.durable.manifest import FORMAT_VERSION, Manifest, read_manifest, write_manifest
-from ostinato.durable.reader import CheckpointReader
-from ostinato.durable.records import BLOCK_BYTES, ArrayRecord
-from ostinato.durable.values import decode, encode
 
 __all__ = [
     "BLOCK_BYTES",

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, final
 
 import xxhash
 
-from ostinato.durable.extents import pread_into
 from ostinato.durable.files import open_inside, start_writeback, write_all
+from ostinato.durable.positioned_reads import pread_into
 from ostinato.errors import DamagedFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ostinato.durable.records import ArrayRecord, FileRecord
+    from ostinato.durable.arrays import ArrayRecord, FileRecord
 
 __all__ = ["BlockReader", "BlockWriter", "open_checked"]
 

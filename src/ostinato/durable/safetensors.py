@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ostinato.durable.dtypes import check_shape, dtype_name, raw_view
-from ostinato.durable.extents import pread
 from ostinato.durable.headers import Header, Placed
 from ostinato.durable.manifest import parse_json
+from ostinato.durable.positioned_reads import pread
 from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, DamagedFileError
 

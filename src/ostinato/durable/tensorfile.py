@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ostinato.durable import safetensors, torchfile
 from ostinato.durable.dtypes import dtype_name
-from ostinato.durable.extents import pread, read_tensor
 from ostinato.durable.files import create_file, disk_errors, new_token, open_file, sync_fd, write_all
 from ostinato.durable.headers import Header, Placed
+from ostinato.durable.positioned_reads import pread, read_tensor
 from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError
 

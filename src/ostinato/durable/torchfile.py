@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ostinato.durable.dtypes import dtype_name
-from ostinato.durable.extents import pread
 from ostinato.durable.headers import Header, Placed
+from ostinato.durable.positioned_reads import pread
 from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, DamagedFileError
 

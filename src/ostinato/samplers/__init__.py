@@ -1,11 +1,10 @@
 """Samplers: which rows come next. They see a `View` (counts and stamps), never data."""
 
 from ostinato.samplers.base import CountingSampler, PrioritySampler, Sampler
+from ostinato.samplers.consuming import LimitedSampler, QueueSampler
 from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
-from ostinato.samplers.prioritized_slices import PrioritizedSliceSampler
-from ostinato.samplers.queue import LimitedSampler, QueueSampler
-from ostinato.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from ostinato.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
 __all__ = [

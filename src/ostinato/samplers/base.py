@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Episodes
-    from ostinato.core.draw import Draw, Placement, View
-    from ostinato.core.plan import Plan
+    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.rows import Path
 
 __all__ = ["CountingSampler", "PrioritySampler", "Sampler", "check_rows"]

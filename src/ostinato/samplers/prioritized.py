@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.core.draw import Draw, Run
+from ostinato.core.records import Draw, Run
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
 from ostinato.samplers.base import PrioritySampler
-from ostinato.samplers.ledger import Ledger
-from ostinato.samplers.values import REDUCTIONS, check_number, check_priorities, weigh
+from ostinato.samplers.priorities import Ledger
+from ostinato.samplers.priority_tree import REDUCTIONS, check_number, check_priorities, weigh
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import Placement, View
-    from ostinato.core.episodes import EpisodeTable, Starts
+    from ostinato.core.episodes.table import EpisodeTable, Starts
+    from ostinato.core.records import Placement, View
     from ostinato.core.shared_ring import SharedRing
-    from ostinato.samplers.tree import PriorityTree
+    from ostinato.samplers.priority_tree import PriorityTree
 
 __all__ = ["PrioritizedSampler"]
 

@@ -8,16 +8,16 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato._backend import native
-from ostinato.core.draw import Draw, Run
+from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.samplers.aside import DevicePasses
 from ostinato.samplers.base import Sampler
+from ostinato.samplers.cuda_shuffle import DevicePasses
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import Placement, View
-    from ostinato.core.episodes import Starts
+    from ostinato.core.episodes.table import Starts
+    from ostinato.core.records import Placement, View
 
 __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 

@@ -4,7 +4,7 @@ from ostinato.storages.base import Storage
 from ostinato.storages.ensemble import StorageEnsemble
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.list import ListStorage
-from ostinato.storages.mapped import LazyMemmapStorage
+from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.tensor import TensorStorage
 
 __all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "StorageEnsemble", "TensorStorage"]

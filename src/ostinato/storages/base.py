@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import Placement, Request
+    from ostinato.core.records import Placement, Request
     from ostinato.core.rows import Path, Schema
-    from ostinato.storages.rowarrays import RowArray
+    from ostinato.storages.table import RowArray
 
 __all__ = ["Storage", "check_capacity", "check_hook", "check_ndim"]
 
@@ -29,9 +29,10 @@ class Storage(ABC):
     returns a *payload* (whatever the storage likes, opaque to the buffer), `set` writes a payload to slots.
     Reading is the mirror: `get` copies slots into a payload, `present` gives it the form the user put in.
 
-    Slots are flat: with `ndim=2`, slot `s` is row `s // lanes` and lane `s % lanes`. Not thread-safe: the buffer
-    locks around `set`; `get` may run while another thread writes, the same slots included: a batch that was
-    torn so is read once more under the lock, so `get` must only not crash.
+    Slots are flat: with `ndim=2`, slot `s` is step `s // num_envs` of environment `s % num_envs`.
+
+    Not thread-safe: the buffer holds its lock during `set`. `get` may run while another thread writes, even to the same
+    slots: the buffer then reads the batch again under its lock, so `get` only has to survive.
     """
 
     form: str = "own"
@@ -58,12 +59,12 @@ class Storage(ABC):
 
     @property
     def max_size(self) -> int:
-        """The capacity asked for; `capacity` may be larger with `ndim=2`, where it rounds up to whole lanes."""
+        """The requested capacity; with `ndim=2`, `capacity` rounds it up to whole steps of all environments."""
         return self.capacity
 
     @property
-    def lanes(self) -> int:
-        """Cells that one step of the first dimension holds: 1, or the second dimension with `ndim=2`."""
+    def num_envs(self) -> int:
+        """Number of environments: the second batch dimension with `ndim=2`, else 1."""
         return 1
 
     @property
@@ -73,7 +74,7 @@ class Storage(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the rows present: `(rows,)`, or `(steps, lanes)` with `ndim=2`."""
+        """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
         return (len(self),)
 
     @property
@@ -242,7 +243,7 @@ class Storage(ABC):
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return presented rows at a user's index: int, slice, tensor, mask or tuple.
 
-        A *view* where the storage can give one, else a copy. `swap` addresses `[lanes, steps]` with `ndim=2`.
+        A *view* where the storage can give one, else a copy. `swap` addresses `[num_envs, steps]` with `ndim=2`.
 
         Raises:
             SlotError: if the index is out of range of the rows present.

@@ -10,14 +10,12 @@ from ostinato._backend import native
 from ostinato.core.kinds import show_path
 from ostinato.errors import KindError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
-from ostinato.storages.columns import map_blocks
-from ostinato.storages.late import LateFields
+from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
-from ostinato.storages.mirror import MirroredTable
 from ostinato.storages.object_columns import ObjectColumns
-from ostinato.storages.pairs import check_option, find_pairs
+from ostinato.storages.single_copy import MirroredTable, check_option, find_pairs
 from ostinato.storages.table import Table, plan_layout
-from ostinato.storages.tensor import TensorStorage
+from ostinato.storages.tensor import TensorStorage, map_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +35,7 @@ class LazyTensorStorage(TensorStorage):
     `device="cuda"` reading them waits for the slots.
 
     Args:
-        max_size: capacity in rows (cells with `ndim=2`, rounded up to whole lanes).
+        max_size: capacity in rows (cells with `ndim=2`, rounded up to whole steps of all environments).
         device: where rows are kept; "auto" takes the device of the first rows.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
         packed: False gives every field a contiguous tensor.
@@ -89,24 +87,24 @@ class LazyTensorStorage(TensorStorage):
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         if self._auto:
             self.device = device
-        lanes = batch[-1] if self.ndim > 1 else 1
-        if lanes < 1:
-            msg = f"rows must have at least one lane (environment), got batch size {list(batch)}"
+        num_envs = batch[-1] if self.ndim > 1 else 1
+        if num_envs < 1:
+            msg = f"rows must have at least one environment, got batch size {list(batch)}"
             raise SchemaError(msg)
-        capacity = -(-self._max_size // lanes) * lanes
+        capacity = -(-self._max_size // num_envs) * num_envs
         objects = self._object_columns(schema, capacity)
         memory = self._memory()
         # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
         packed = self._packed and native is not None and self.device.type == "cpu"
         if self._single_copy:
             pairs = find_pairs(schema, None if isinstance(self._single_copy, bool) else self._single_copy)
-            self._table = MirroredTable(schema, capacity, lanes, pairs, memory, packed=packed)
+            self._table = MirroredTable(schema, capacity, num_envs, pairs, memory, packed=packed)
         else:
             layout = plan_layout(schema.leaves, packed=packed)
             memory.check(sum(block.stride for block in layout) * capacity)
             self._table = Table.allocate(schema, capacity, memory, layout)
         self._objects = objects
-        self._lanes = lanes
+        self._num_envs = num_envs
         self._late = LateFields(capacity, self.device)
 
     def _object_columns(self, schema: Schema, capacity: int) -> ObjectColumns | None:
@@ -124,12 +122,12 @@ class LazyTensorStorage(TensorStorage):
         """Whether files can be mapped as its rows."""
         return self.device.type == "cpu" and not self._single_copy
 
-    def _lay_mapped(self, schema: Schema, state: dict[str, Any], lanes: int) -> None:
-        capacity = -(-self._max_size // lanes) * lanes
+    def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
+        capacity = -(-self._max_size // num_envs) * num_envs
         layout, blocks = map_blocks(schema, state, capacity)
         self._objects = self._object_columns(schema, capacity)
         self._table = Table(schema, capacity, layout, blocks)
-        self._lanes = lanes
+        self._num_envs = num_envs
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle rows that are present, and how to make the storage: never-written memory stays here."""

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Run
-from ostinato.core.select import select
+from ostinato.core.index import select
+from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
 from ostinato.storages.base import Storage, check_capacity, find_seam
-from ostinato.storages.objects import owned
+from ostinato.storages.object_columns import owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.records import Placement
 
 __all__ = ["ListStorage"]
 

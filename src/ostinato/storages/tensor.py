@@ -3,55 +3,300 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.draw import Picks, Request
-from ostinato.core.rows import Flat, Schema, describe
-from ostinato.core.select import is_field, select
-from ostinato.core.state import decode_schema, encode_schema
-from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
-from ostinato.storages.base import (
-    Storage,
-    check_capacity,
-    check_device,
-    check_hook,
-    check_ndim,
-    copied_rows,
-    find_seam,
-)
-from ostinato.storages.columns import (
-    check_columns,
-    check_form,
-    check_room,
-    fill_columns,
-    name_columns,
-    refuse_mapped_ring,
-    turn_columns,
-)
-from ostinato.storages.grid import as_grid, read_grid
-from ostinato.storages.late import LateFields
+from ostinato.core.index import is_field, select
+from ostinato.core.records import Picks, Request
+from ostinato.core.rows import Flat, Schema, decode_schema, describe, encode_schema, turn_rows
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, UsageError
+from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
+from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import show_bytes
-from ostinato.storages.mirror import MirroredTable, as_run
-from ostinato.storages.mirror_state import column_name
 from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
-from ostinato.storages.rowarrays import row_arrays
-from ostinato.storages.table import Table
+from ostinato.storages.single_copy import (
+    MirroredTable,
+    as_run,
+    check_apart,
+    column_name,
+    copy_column,
+    dense,
+    fill_mirrored,
+    read_pairs,
+)
+from ostinato.storages.table import Block, Table, as_grid, read_grid, row_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import numpy as np
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.records import Placement
     from ostinato.core.rows import Path
-    from ostinato.storages.rowarrays import RowArray
-    from ostinato.storages.sides import Links
+    from ostinato.storages.single_copy import Links, Pairs
+    from ostinato.storages.table import RowArray
 
-__all__ = ["TensorStorage"]
+__all__ = [
+    "TensorStorage",
+    "check_columns",
+    "check_form",
+    "check_room",
+    "fill_columns",
+    "map_blocks",
+    "name_columns",
+    "refuse_mapped_ring",
+    "turn_columns",
+]
+
+
+@final
+class _Turned:
+    """A column of a state whose row `seam` comes first and the rows before it last; read as the column is."""
+
+    def __init__(self, source: Any, seam: int) -> None:
+        self._source = source
+        self._seam = seam
+        self.dtype, self.shape = source.dtype, source.shape
+        self.packed = getattr(source, "packed", False)
+        if self.packed:
+            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read the rows into a tensor."""
+        copy_column(self._source, dest)
+        turn_rows(dest, self._seam)
+
+    def read_rows_into(self, dest: Tensor) -> None:
+        """Read the packed rows that it lies in."""
+        self._source.read_rows_into(dest)
+        turn_rows(dest, self._seam)
+
+    def read_with(self, others: Sequence[tuple[_Turned, Tensor]]) -> None:
+        """Read columns of the same packed rows, each into its tensor."""
+        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
+        for _, dest in others:
+            turn_rows(dest, self._seam)
+
+    def read(self) -> Tensor:
+        """Return the rows as a new tensor."""
+        source = self._source
+        rows = source.clone() if isinstance(source, torch.Tensor) else source.read()
+        turn_rows(rows, self._seam)
+        return rows
+
+
+def name_columns(
+    table: Table | MirroredTable, late: LateFields, rows: int
+) -> tuple[dict[str, Tensor], list[list[Any]]]:
+    """Return the columns `[rows, *shape]` by name (views), and for late fields `[path, name, name of the mask]`.
+
+    Of a table with single copies come what it keeps, `apart` (bool `[rows]`: next observations that lie apart), and
+    for each pair those, in the order of their slots.
+    """
+    names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
+    if isinstance(table, MirroredTable):
+        columns = {names[i]: column for i, column in zip(table.kept, table.inner.view(slice(rows)), strict=True)}
+        columns["apart"], nexts = table.apart_rows(rows)
+        columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
+    else:
+        columns = dict(zip(names, table.view(slice(rows)), strict=True))
+    notes: list[list[Any]] = []
+    for i, (path, column) in enumerate(late.columns.items(), len(names)):
+        name = column_name(path, i)
+        notes.append([list(path), name, f"{name}.has"])
+        columns[name], columns[f"{name}.has"] = column[:rows], late.has[path][:rows]
+    return columns, notes
+
+
+def fill_columns(table: Table | MirroredTable, state: dict[str, Any]) -> LateFields:
+    """Copy the columns of a state into a table, and return its late fields.
+
+    Columns are tensors, or objects with `dtype`, `shape`, `read_into(tensor)` and `read()`.
+
+    Raises:
+        CheckpointError: if a column is missing or has another form; nothing is changed.
+    """
+    rows, columns = int(state["rows"]), dict(state["columns"])
+    saved = check_columns(table.schema, state)
+    if saved or isinstance(table, MirroredTable):
+        fill_mirrored(table, state, saved)
+    elif not state.get("mapped"):
+        _fill_plain(table, columns, rows)
+    late = LateFields(table.capacity, table.device)
+    everywhere = torch.arange(rows if state["late"] else 0, device=table.device)
+    for path, name, has in state["late"]:
+        late.put(tuple(path), everywhere, dense(columns[name]))
+        late.has[tuple(path)][:rows] = dense(columns[has]).to(table.device)
+    return late
+
+
+def _fill_plain(table: Table, columns: dict[str, Any], rows: int) -> None:
+    """Copy columns in: packed rows as they lie where they lie alike here, else column by column."""
+    names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
+    waiting = dict(zip(names, table.columns, strict=True))
+    for array in row_arrays(table, names):
+        sources = [(columns[member.name], member.offset) for member in array.members]
+        if sources and _lie_alike(sources, array.row_bytes, columns):
+            sources[0][0].read_rows_into(array.data[:rows])
+            for member in array.members:
+                del waiting[member.name]
+    groups: dict[str, list[tuple[Any, Tensor]]] = {}
+    for name, column in waiting.items():
+        source = columns[name]
+        if not getattr(source, "packed", False):
+            copy_column(source, column[:rows])
+        else:
+            groups.setdefault(source.rows, []).append((source, column[:rows]))
+    for group in groups.values():
+        group[0][0].read_with(group)
+
+
+def _lie_alike(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:
+    """Whether saved columns lie in one array of packed rows, alone, at these offsets."""
+    first = sources[0][0]
+    if not getattr(first, "packed", False) or first.row_bytes != row_bytes:
+        return False
+    same = all(getattr(x, "rows", None) == first.rows and x.offset == offset for x, offset in sources)
+    return same and sum(getattr(x, "rows", None) == first.rows for x in columns.values()) == len(sources)
+
+
+def map_blocks(schema: Schema, state: dict[str, Any], capacity: int) -> tuple[list[Block], list[Tensor]]:
+    """Map saved columns into memory for `capacity` rows, laid out as they were saved.
+
+    Raises:
+        CheckpointError: if the rows were saved with single copies, or a column is missing or has another form.
+    """
+    columns, rows = state["columns"], int(state["rows"])
+    pairs = read_pairs(state, schema)
+    if pairs:
+        names = {schema.leaves[i].path: schema.leaves[mate].path for i, mate in pairs}
+        shown = ", ".join(f"{_dotted(path)} (as {_dotted(mate)} of the next row)" for path, mate in names.items())
+        msg = (
+            f"the checkpoint was saved with single_copy, it stores {shown} once: such rows cannot be mapped, load it "
+            "with mmap=False"
+        )
+        raise CheckpointError(msg)
+    found: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
+    for i, leaf in enumerate(schema.leaves):
+        name = column_name(leaf.path, i)
+        _check_column(columns, name, leaf.dtype, (rows, *leaf.shape))
+        source = columns[name]
+        found.setdefault(source.rows, (source, []))[1].append((i, source.offset))
+    layout = [Block(source.row_bytes, tuple(members)) for source, members in found.values()]
+    return layout, [source.map_rows(capacity) for source, _ in found.values()]
+
+
+def turn_columns(state: dict[str, Any], seam: int) -> dict[str, Any]:
+    """Return the state of a full ring with its oldest row, in slot `seam`, in slot 0; columns turn when they are read.
+
+    The state is that of a ring of the same capacity with the cursor at 0. No copy.
+    """
+    columns = dict(state["columns"])
+    aside = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
+    sides = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
+    turned = {name: _Turned(column, aside if name in sides else seam) for name, column in columns.items()}
+    objects = {name: _turned(values, seam, int(state["rows"])) for name, values in (state.get("objects") or {}).items()}
+    return {**state, "columns": turned, "cursor": 0, **({"objects": objects} if objects else {})}
+
+
+def _turned(values: list[Any], seam: int, rows: int) -> list[Any]:
+    """Return the objects of `rows` rows with those of the row in slot `seam` first."""
+    first = seam * (len(values) // max(rows, 1))
+    return values[first:] + values[:first]
+
+
+def refuse_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:
+    """Raise for rows that are to be mapped where they would have to be moved.
+
+    Raises:
+        OptionError: naming both capacities.
+    """
+    msg = (
+        f"mmap=True maps rows where they lie: the checkpoint is a full ring of {state['capacity']} rows, the oldest in "
+        f"slot {seam}, and would have to be moved into a ring of {capacity}: load without mmap, or into a storage with "
+        f"max_size={state['capacity']}"
+    )
+    raise OptionError(msg)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
+    """Refuse a state that does not fit.
+
+    Raises:
+        CheckpointError: if it has more rows than `capacity`, or other dimensions.
+    """
+    if state["ndim"] != ndim:
+        msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
+        raise CheckpointError(msg)
+    if not all(isinstance(state.get(name), int) for name in ("rows", "cursor", "lanes", "capacity")):
+        msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
+        raise CheckpointError(msg)
+    if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
+        msg = f"the checkpoint holds {state['rows']} rows of {state['lanes']} environments: it is damaged"
+        raise CheckpointError(msg)
+    if int(state["rows"]) > capacity:
+        msg = (
+            f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one "
+            f"with max_size >= {state['rows']}"
+        )
+        raise CheckpointError(msg)
+
+
+def check_form(mine: Schema, my_num_envs: int, saved: Schema, num_envs: int) -> None:
+    """Refuse rows of another form.
+
+    Raises:
+        CheckpointError: naming both forms.
+    """
+    if mine != saved or my_num_envs != num_envs:
+        msg = (
+            f"the checkpoint holds {saved} in {num_envs} environment(s), the storage {mine} in {my_num_envs}: "
+            "load into a buffer of that form"
+        )
+        raise CheckpointError(msg)
+
+
+def check_columns(schema: Schema, state: dict[str, Any]) -> Pairs:
+    """Refuse columns that are missing or of another form, before the first is copied; return the single copies.
+
+    Raises:
+        CheckpointError: naming the column, its form and the one it must have.
+    """
+    rows, columns = int(state["rows"]), state["columns"]
+    saved = read_pairs(state, schema)
+    nexts = {pair[0] for pair in saved}
+    for i, leaf in enumerate(schema.leaves):
+        if i not in nexts:
+            _check_column(columns, column_name(leaf.path, i), leaf.dtype, (rows, *leaf.shape))
+    if saved:
+        count = int(check_apart(state).sum())
+        for i in nexts:
+            leaf = schema.leaves[i]
+            _check_column(columns, f"{column_name(leaf.path, i)}.apart", leaf.dtype, (count, *leaf.shape))
+    known = {leaf.path for leaf in schema.leaves}
+    for path, name, has in state["late"]:
+        value = columns.get(name)
+        if not path or tuple(path) in known or value is None:
+            msg = f"the checkpoint's field {path!r}, which came later, is not there or there twice: it is damaged"
+            raise CheckpointError(msg)
+        _check_column(columns, name, value.dtype, (rows, *value.shape[1:]))
+        _check_column(columns, has, torch.bool, (rows,))
+    return saved
+
+
+def _check_column(columns: dict[str, Any], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    source = columns.get(name)
+    if source is None or source.dtype is not dtype or tuple(source.shape) != shape:
+        got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
+        msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape)}, got {got}: it is damaged"
+        raise CheckpointError(msg)
 
 
 class _Payload(NamedTuple):
@@ -110,8 +355,8 @@ class TensorStorage(Storage):
         flat = schema.flatten(storage, None, self.ndim)
         leaves, batch, _, objects = flat
         _require_memory(schema, flat, leaves[0].device)
-        self._lanes = batch[1] if self.ndim > 1 else 1
-        rows = batch[0] * self._lanes
+        self._num_envs = batch[1] if self.ndim > 1 else 1
+        rows = batch[0] * self._num_envs
         if max_size is not None and max_size != rows:
             msg = (
                 f"max_size must be the {rows} rows of the data given (or None), got {max_size}: use "
@@ -142,11 +387,11 @@ class TensorStorage(Storage):
         self._table = None
         self._rows = 0
         self._cursor = 0
-        self._lanes = 1
+        self._num_envs = 1
 
     @property
     def capacity(self) -> int:
-        """Most rows that fit; with `ndim=2` cells, rounded up to whole lanes once the lanes are known."""
+        """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
         return self._max_size if self._table is None else self._table.capacity
 
     @property
@@ -155,14 +400,14 @@ class TensorStorage(Storage):
         return self._max_size
 
     @property
-    def lanes(self) -> int:
-        """Cells in one step of the first dimension."""
-        return self._lanes
+    def num_envs(self) -> int:
+        """Number of environments: the second batch dimension with `ndim=2`, else 1."""
+        return self._num_envs
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the rows present: `(rows,)`, or `(steps, lanes)` with `ndim=2`."""
-        return (self._rows,) if self.ndim == 1 else (self._rows // self._lanes, self._lanes)
+        """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
+        return (self._rows,) if self.ndim == 1 else (self._rows // self._num_envs, self._num_envs)
 
     @property
     def schema(self) -> Schema | None:
@@ -202,9 +447,9 @@ class TensorStorage(Storage):
         """Class, fill, bytes and fields."""
         schema = self.schema
         fields = "not laid out yet" if schema is None else "; ".join(map(str, (*schema.leaves, *schema.objects)))
-        lanes = f", lanes={self._lanes}" if self.ndim > 1 else ""
+        num_envs = f", num_envs={self._num_envs}" if self.ndim > 1 else ""
         return (
-            f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{lanes}, ndim={self.ndim}, "
+            f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{num_envs}, ndim={self.ndim}, "
             f"device={self.device}, bytes={show_bytes(self.nbytes)}, fields=[{fields}])"
         )
 
@@ -227,7 +472,7 @@ class TensorStorage(Storage):
         rows = math.prod(flat.batch)
         late = self._late.rows(late, flat.batch) if late else late
         if self._table is not None and self.ndim > 1:
-            self._check_lanes(flat.batch)
+            self._check_num_envs(flat.batch)
         if rows == 0:
             return _no_rows(flat, single=single), 0
         if flat.addresses is not None and 0 in flat.addresses:
@@ -258,24 +503,22 @@ class TensorStorage(Storage):
         """Drop the form taken from rows that were refused after all, so that the next rows may show another."""
         self._table = None
         self._objects = None
-        self._lanes = 1
+        self._num_envs = 1
 
     def _known(self) -> set[Path]:
         return set(self._require().schema.paths)
 
-    def _check_lanes(self, batch: tuple[int, ...]) -> None:
-        if batch[-1] != self._lanes:
-            msg = f"rows must have {self._lanes} lanes (environments), got batch size {list(batch)}"
+    def _check_num_envs(self, batch: tuple[int, ...]) -> None:
+        if batch[-1] != self._num_envs:
+            msg = f"rows must have {self._num_envs} environments, got batch size {list(batch)}"
             raise SchemaError(msg)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
         raise UsageError(msg)
 
-    def _lay_mapped(self, schema: Schema, state: dict[str, Any], lanes: int) -> None:
-        msg = (
-            f"{type(self).__name__} cannot take mapped files as its rows, got {len(state)} entries of {schema}, {lanes}"
-        )
+    def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
+        msg = f"{type(self).__name__} cannot map {len(state)} entries of {schema} in {num_envs} environment(s)"
         raise UsageError(msg)
 
     def _require(self) -> Table | MirroredTable:
@@ -304,9 +547,9 @@ class TensorStorage(Storage):
             as_run(placement)
         self._about_to_change()
         if payload.links is not None and isinstance(table, MirroredTable):
-            table.write_run(as_run(placement), payload.flat, self._lanes, payload.links)
+            table.write_run(as_run(placement), payload.flat, self._num_envs, payload.links)
         elif isinstance(table, Table):
-            table.write(placement, payload.flat, self._lanes)
+            table.write(placement, payload.flat, self._num_envs)
         if self._objects is not None:
             self._objects.set(placement, payload.flat.objects)
         if isinstance(placement, Picks):
@@ -381,7 +624,7 @@ class TensorStorage(Storage):
 
         Args:
             index: see `select`; a str or tuple of str is the path of a field.
-            swap: with `ndim=2`, address `[lanes, steps]` instead of `[steps, lanes]`.
+            swap: with `ndim=2`, address `[num_envs, steps]` instead of `[steps, num_envs]`.
 
         Raises:
             SlotError: if the index is out of range of the rows present.
@@ -523,9 +766,9 @@ class TensorStorage(Storage):
 
         Args:
             hook: called as `hook(rows, path=None)`, with the rows present (views `[rows]`, with `ndim=2`
-                `[steps, lanes]`, of the kind in which they came); returns a TensorDict or a dict of tensors and plain
-                values. If it has an attribute `shift`, that is set before to the step after the newest, and `is_full`
-                to True: no row is unwritten.
+                `[steps, num_envs]`, of the kind in which they came); returns a TensorDict or a dict of tensors and
+                plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
+                `is_full` to True: no row is unwritten.
 
         Raises:
             KindError: if it cannot be called.
@@ -551,7 +794,7 @@ class TensorStorage(Storage):
             "form": self.form,
             "rows": self._rows,
             "cursor": self._cursor,
-            "lanes": self._lanes,
+            "lanes": self._num_envs,
             "ndim": self.ndim,
             "capacity": self.capacity,
             "schema": None if self._table is None else encode_schema(self._table.schema),
@@ -569,12 +812,12 @@ class TensorStorage(Storage):
         """
         if state["schema"] is None:
             return
-        lanes, schema = max(1, int(state["lanes"])), decode_schema(state["schema"])
+        num_envs, schema = max(1, int(state["lanes"])), decode_schema(state["schema"])
         if self._table is None:
-            check_room(state, self.ndim, -(-self._max_size // lanes) * lanes)
+            check_room(state, self.ndim, -(-self._max_size // num_envs) * num_envs)
         else:
             check_room(state, self.ndim, self._table.capacity)
-            check_form(self._table.schema, self._lanes, schema, lanes)
+            check_form(self._table.schema, self._num_envs, schema, num_envs)
         check_columns(schema, state)
         check_objects(schema, state)
 
@@ -582,17 +825,17 @@ class TensorStorage(Storage):
         """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
         if state.get("schema") is None:
             return 0
-        lanes = max(1, int(state["lanes"]))
-        capacity = -(-self._max_size // lanes) * lanes if self._table is None else self._table.capacity
+        num_envs = max(1, int(state["lanes"]))
+        capacity = -(-self._max_size // num_envs) * num_envs if self._table is None else self._table.capacity
         return find_seam(state, int(state["rows"]), capacity)
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:
         """Return what brings the rows of now back; see `Storage.hold`."""
-        kept = self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed, self._objects
+        kept = self._table, self._num_envs, self._rows, self._cursor, self._late, self.exposed, self._objects
         state = None if replaced or not self._rows else copied_rows(self.state_dict())
 
         def restore() -> None:
-            self._table, self._lanes, self._rows, self._cursor, self._late, self.exposed, self._objects = kept
+            self._table, self._num_envs, self._rows, self._cursor, self._late, self.exposed, self._objects = kept
             if state is not None:
                 self.load_state_dict(state)
             elif not self._rows and self._table is not None:
@@ -617,19 +860,19 @@ class TensorStorage(Storage):
             refuse_mapped_ring(state, seam, self.capacity)
         if seam:
             state = turn_columns(state, seam)
-        schema, rows, lanes = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
-        mapped, before = bool(state.get("mapped")), (self._table, self._lanes, self._objects)
+        schema, rows, num_envs = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
+        mapped, before = bool(state.get("mapped")), (self._table, self._num_envs, self._objects)
         if mapped:
-            self._lay_mapped(schema, state, lanes)
+            self._lay_mapped(schema, state, num_envs)
         elif self._table is None:
-            self._lay_out(schema, (rows // lanes, lanes) if self.ndim > 1 else (rows,), self.device)
+            self._lay_out(schema, (rows // num_envs, num_envs) if self.ndim > 1 else (rows,), self.device)
         table = self._require()
         self._about_to_change()
         try:
             late = fill_columns(table, state)
         except Exception:
             if mapped or before[0] is None:
-                self._table, self._lanes, self._objects = before  # half-read rows of a damaged file must not stay
+                self._table, self._num_envs, self._objects = before  # half-read rows of a damaged file must not stay
             raise
         if self._objects is not None:
             self._objects.load(state)
@@ -647,9 +890,9 @@ def _require_none(rows: int) -> None:
 
 
 def _no_rows(flat: Flat, *, single: bool) -> _Payload:
-    """Return what is written of no rows; raise `SchemaError` for a step without lanes."""
+    """Return what is written of no rows; raise `SchemaError` for a step of no environments."""
     if single:
-        msg = f"a step must have at least one lane (environment), got batch size {list(flat.batch)}"
+        msg = f"a step must have at least one environment, got batch size {list(flat.batch)}"
         raise SchemaError(msg)
     return _NO_ROWS
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.core.draw import Picks, Run
+from ostinato.core.records import Picks, Run
 from ostinato.core.rows import map_leaves
 from ostinato.errors import CheckpointError
 from ostinato.testing.views import raises

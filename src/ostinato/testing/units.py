@@ -11,8 +11,7 @@ from ostinato.buffers import ReplayBuffer
 from ostinato.storages import LazyTensorStorage
 
 if TYPE_CHECKING:
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
     from ostinato.units import SampleUnit
 
 __all__ = ["UnitContract"]
@@ -78,7 +77,7 @@ class UnitContract(ABC):
         assert 1 <= unit.need <= unit.span
 
     def _plan(self, buffer: ReplayBuffer, seed: int) -> Plan:
-        from ostinato.core.plan import Plan
+        from ostinato.core.records import Plan
 
         unit, view = buffer.sample_unit, _view(buffer)
         schema, generator = buffer.storage.schema, torch.Generator().manual_seed(seed)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Run, View
-from ostinato.core.stamps import Stamps
+from ostinato.core.records import Run, View
+from ostinato.core.ring import Stamps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Picks, Run
+from ostinato.core.records import Picks, Run
 from ostinato.errors import UsageError
 from ostinato.testing.views import raises
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.records import Placement
     from ostinato.writers import Writer
 
 __all__ = ["WriterContract"]

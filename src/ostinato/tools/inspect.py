@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ostinato.buffers.checkpoint import FORMAT
+from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
-from ostinato.durable.chains import column_of, mapped_pieces, read_runs
-from ostinato.durable.records import ColumnRecord
+from ostinato.durable.arrays import ColumnRecord
+from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
 from ostinato.errors import DamagedFileError
-from ostinato.storages.mirror_state import column_name
+from ostinato.storages.single_copy import column_name
 from ostinato.tools.tally import Tally, elements
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ostinato.durable.extents import pread
 from ostinato.durable.files import atomic_write, fsync_dir, open_file
 from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.positioned_reads import pread
 from ostinato.errors import CheckpointError, DamagedFileError, MissingFileError, OstinatoError
 from ostinato.tools.check import check_content
 from ostinato.trajectories.index import (

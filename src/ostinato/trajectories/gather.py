@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ostinato.durable.dtypes import DTYPES, raw_view
-from ostinato.durable.extents import read_pieces, read_strided
 from ostinato.durable.headers import Placed
+from ostinato.durable.positioned_reads import read_pieces, read_strided
 from ostinato.durable.trees import nest
 from ostinato.errors import DamagedFileError
 from ostinato.trajectories.layout import rows_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.durable.openfiles import OpenFile, OpenFiles
+    from ostinato.durable.positioned_reads import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
     from ostinato.trajectories.index import Entry, SavedFile, TrajectoryData
     from ostinato.trajectories.layout import Layout, RowSchema, Signature

@@ -15,7 +15,7 @@ from ostinato.core.forks import whole_in_forks
 from ostinato.durable.files import fsync_dir, make_directories
 from ostinato.durable.journal import Journal
 from ostinato.durable.locks import DirectoryLock
-from ostinato.durable.openfiles import OpenFiles
+from ostinato.durable.positioned_reads import OpenFiles
 from ostinato.durable.tensorfile import file_checksum, read_tree, write_tree
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError, UsageError
 from ostinato.trajectories.cache import Cache

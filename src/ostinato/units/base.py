@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ostinato.core.boundaries import Episodes
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path
 
 __all__ = ["SampleUnit", "check_count", "refuse_fields", "require_field", "require_like"]

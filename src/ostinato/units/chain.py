@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, final
 
-from ostinato.core.boundaries import merge_episodes
+from ostinato.core.episodes.keys import merge_episodes
 from ostinato.errors import KindError, OptionError
 from ostinato.units.base import SampleUnit
 from ostinato.units.hindsight import Hindsight
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
 
 __all__ = ["chain_units"]
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 
-from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import Request, episodes_of
+from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
-from ostinato.core.plan import Column, next_path
+from ostinato.core.records import Column, Request, episodes_of, next_path
 from ostinato.errors import OptionError, SchemaError
 from ostinato.units.base import SampleUnit, check_count, require_field, require_like
 
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
-    from ostinato.core.draw import View
-    from ostinato.core.episodes import EpisodeTable
-    from ostinato.core.plan import Plan
+    from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.table import EpisodeTable
+    from ostinato.core.records import Plan, View
 
 __all__ = ["FrameStack"]
 

@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import Request, episodes_of
-from ostinato.core.plan import Column, next_path
+from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.records import Column, Request, episodes_of, next_path
 from ostinato.errors import KindError, OptionError, SchemaError
 from ostinato.units.base import SampleUnit, refuse_fields, require_field, require_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.core.boundaries import Key
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.episodes.keys import Key
+    from ostinato.core.records import Plan, View
 
 __all__ = ["Hindsight"]
 

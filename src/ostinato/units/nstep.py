@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from ostinato._backend import native
-from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import Request, episodes_of
+from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
-from ostinato.core.plan import Column
+from ostinato.core.records import Column, Request, episodes_of
 from ostinato.errors import OptionError, SchemaError
 from ostinato.units.base import SampleUnit, check_count, refuse_fields, require_field
 
@@ -19,9 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.episodes.keys import Key
+    from ostinato.core.records import Plan, View
     from ostinato.core.rows import Path, Schema
 
 __all__ = ["NStep"]

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from ostinato.core.boundaries import Episodes, as_path
-from ostinato.core.draw import episodes_of
-from ostinato.core.plan import Plan
+from ostinato.core.episodes.keys import Episodes, as_path
+from ostinato.core.records import Plan, episodes_of
 from ostinato.errors import OptionError
 from ostinato.units.base import SampleUnit, check_count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.boundaries import Key
-    from ostinato.core.draw import View
+    from ostinato.core.episodes.keys import Key
+    from ostinato.core.records import View
 
-__all__ = ["Sequence", "Transition"]
+__all__ = ["Sequence", "SequenceUnit", "Transition"]
 
 _BOUNDARIES = ("pad", "stop", "strict", "include_reset")
 
@@ -80,8 +79,8 @@ class Sequence(SampleUnit):
 
     Example:
         >>> import torch
-        >>> from ostinato import LazyTensorStorage, ReplayBuffer, Sequence
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=Sequence(3), batch_size=2)
+        >>> from ostinato import LazyTensorStorage, ReplayBuffer, SequenceUnit
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sample_unit=SequenceUnit(3), batch_size=2)
         >>> done = torch.zeros(10, dtype=torch.bool)
         >>> done[4] = done[9] = True
         >>> _ = rb.extend({"obs": torch.arange(10), "done": done})
@@ -181,3 +180,7 @@ class Sequence(SampleUnit):
             "step_in_sequence": steps.repeat(count),
             "anchor_index": anchors.repeat_interleave(rows),
         }
+
+
+SequenceUnit = Sequence
+"""The name at the root of the package: `Sequence` there would hide `typing.Sequence` after `import *`."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from ostinato.durable.extents import read_strided, read_tensor
 from ostinato.durable.files import open_file
 from ostinato.durable.headers import Placed
+from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from ostinato.buffers.checkpoint import FORMAT
-from ostinato.core.boundaries import Episodes, as_flags
-from ostinato.core.draw import Run
-from ostinato.core.episodes import EpisodeTable
-from ostinato.core.stamps import Stamps
+from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.core.episodes.keys import Episodes, as_flags
+from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.records import Run
+from ostinato.core.ring import Stamps
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
-from ostinato.storages.mirror_state import column_name
+from ostinato.storages.single_copy import column_name
 from ostinato.viz.reel import Reel, Roles, array_of, name_of, plural
 from ostinato.viz.scene import number
 

@@ -1,11 +1,9 @@
 """Writers: where rows go. They see counts and scores, never bytes."""
 
-from ostinato.writers.base import Writer
 from ostinato.writers.ensemble import WriterEnsemble
-from ostinato.writers.fixed import ImmutableDatasetWriter
 from ostinato.writers.ranked import TensorDictMaxValueWriter
 from ostinato.writers.reservoir import ReservoirWriter
-from ostinato.writers.ring import RoundRobinWriter, TensorDictRoundRobinWriter
+from ostinato.writers.ring import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 
 __all__ = [
     "ImmutableDatasetWriter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self, final
 
 from ostinato.core.group import Group
-from ostinato.writers.base import Writer
+from ostinato.writers.ring import Writer
 
 __all__ = ["WriterEnsemble"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato.core.draw import Picks
+from ostinato.core.records import Picks
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
-from ostinato.writers.base import Writer
+from ostinato.writers.ring import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

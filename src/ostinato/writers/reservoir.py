@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from ostinato.core.draw import Picks
+from ostinato.core.records import Picks
 from ostinato.errors import CheckpointError, KindError, OptionError
-from ostinato.writers.base import Writer
+from ostinato.writers.ring import Writer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,15 +2,81 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, final
 
-from ostinato.core.draw import Run
-from ostinato.writers.base import Writer
+from ostinato.core.records import Run
+from ostinato.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch import Tensor
 
-__all__ = ["RoundRobinWriter", "TensorDictRoundRobinWriter"]
+    from ostinato.core.records import Placement
+
+__all__ = ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"]
+
+
+class Writer(ABC):
+    """Base of all writers; a writer of your own subclasses it and implements `place`.
+
+    The buffer calls every method under its lock, so a writer needs none.
+    """
+
+    rank_path: tuple[Hashable, ...] | None = None
+    """Path of the field whose values `place` gets as `scores`; None if it needs none."""
+    mutable: bool = True
+    """Whether rows may be written and emptied at all."""
+    in_order: bool = False
+    """Whether rows stay in the order in which they came, the oldest being replaced first: episodes need that."""
+    single_rows: bool = False
+    """Whether rows are placed one by one, apart from their neighbours; storages with `ndim=2` then do not fit."""
+    collections_only: bool = False
+    """Whether rows must be TensorDicts or tensorclasses."""
+
+    @abstractmethod
+    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:
+        """Choose slots for `rows` new rows (checked already), and advance.
+
+        Args:
+            rows: at least 1; with `ndim=2` cells, a multiple of the lanes.
+            capacity: slots that there are.
+            scores: `[rows, *shape]`, the field at `rank_path`.
+        """
+
+    @property
+    def cursor(self) -> int:
+        """Slot that the next row will take, as far as it is known."""
+        return 0
+
+    def rerank(self, slots: Tensor, scores: Tensor | None) -> None:  # noqa: B027
+        """Take note that rows were edited in place; called only where there is a `rank_path`.
+
+        Args:
+            slots: int64 `[n]`; of equal slots the scores are equal too.
+            scores: `[n, *shape]`, the field at `rank_path` as it is now; None if rows have none any more.
+        """
+
+    def resume(self, rows: int, cursor: int) -> None:  # noqa: B027
+        """Go on after rows that a storage brought along."""
+
+    def clear(self) -> None:  # noqa: B027
+        """Take note that the buffer was emptied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {}
+
+    def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Raise if `load_state_dict` would: buffers ask before they load, and before they save.
+
+        Raises:
+            CheckpointError: if the state is damaged.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore what `state_dict` returned."""
 
 
 class RoundRobinWriter(Writer):
@@ -65,3 +131,34 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """A ring for TensorDict rows alone; other data is refused. Nothing is added to the rows stored."""
 
     collections_only = True
+
+
+@final
+class ImmutableDatasetWriter(Writer):
+    """Refuses `add`, `extend` and `empty`; editing rows in place (`rb[i] = row`, `write_all`) stays possible.
+
+    Args:
+        compilable: no effect: there is nothing to compile.
+    """
+
+    mutable = False
+    in_order = True
+
+    def __init__(self, *, compilable: bool = False) -> None:
+        """Take the options of TorchRL's class."""
+
+    def __repr__(self) -> str:
+        """Class alone: there is no state."""
+        return "ImmutableDatasetWriter()"
+
+    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:  # noqa: ARG002
+        """Refuse.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = (
+            f"this buffer is an immutable dataset (ImmutableDatasetWriter), {rows} row(s) were to be written: "
+            "use RoundRobinWriter to write"
+        )
+        raise UsageError(msg)

@@ -317,16 +317,16 @@ def test_rows_without_a_rank_are_refused_and_do_not_fix_the_form(storage: str) -
     assert rb.extend(TensorDict({"r": torch.arange(3.0), "b": torch.zeros(3)}, [3])).tolist() == [0, 1, 2]
 
 
-def test_a_ranking_writer_refuses_lanes() -> None:
+def test_a_ranking_writer_refuses_environments() -> None:
     with pytest.raises(OptionError, match="ndim=2"):
         ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), writer=TensorDictMaxValueWriter())
 
 
-def test_lanes_must_stay_the_same() -> None:
+def test_the_number_of_environments_must_stay_the_same() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     rb.extend(torch.zeros(3, 2))
     before = snapshot(rb)
-    with pytest.raises(SchemaError, match="3 lanes"):
+    with pytest.raises(SchemaError, match="3 environments"):
         rb.extend(torch.zeros(2, 2))
     with pytest.raises(SchemaError, match="dimension"):
         rb.extend(torch.zeros(3))

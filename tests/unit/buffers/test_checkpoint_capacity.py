@@ -24,13 +24,13 @@ from ostinato import (
     ReservoirWriter,
     Sampler,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     Storage,
 )
-from ostinato.core.bits import turn_rows
-from ostinato.core.draw import Draw, View
+from ostinato.core.records import Draw, View
+from ostinato.core.rows import turn_rows
 from ostinato.errors import CheckpointError, OptionError
 
 from ...sharing import AVAILABLE
@@ -66,7 +66,7 @@ def test_no_window_leads_from_the_newest_row_to_the_oldest(
 ) -> None:
     units: dict[str, Any] = {
         "nstep": NStep(3, 1.0),
-        "sequence": Sequence(3, "strict", "done"),
+        "sequence": SequenceUnit(3, "strict", "done"),
         "frames": FrameStack(3, ["obs"]),
         "slices": None,
     }

@@ -22,7 +22,8 @@ from ostinato import (
     SamplerWithoutReplacement,
     Storage,
 )
-from ostinato.buffers import checkpoint, mixing_state
+from ostinato.buffers import mixing as mixing_state
+from ostinato.buffers.checkpoint import state as checkpoint
 from ostinato.durable import CheckpointReader
 from ostinato.durable.blocks import BlockReader
 from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError

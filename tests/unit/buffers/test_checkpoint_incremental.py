@@ -19,7 +19,7 @@ from ostinato import (
     SamplerWithoutReplacement,
 )
 from ostinato.durable import CheckpointReader
-from ostinato.durable.patching import MOST_PATCHES
+from ostinato.durable.patched_arrays import MOST_PATCHES
 from ostinato.errors import DamagedFileError
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state, snapshot

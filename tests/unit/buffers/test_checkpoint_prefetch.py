@@ -21,13 +21,13 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
 from ostinato.durable import CheckpointReader
+from ostinato.durable.json_codec import encode
 from ostinato.durable.manifest import canonical
-from ostinato.durable.values import encode
 from ostinato.errors import CheckpointError
 
 from ...tags import same_state
@@ -46,10 +46,10 @@ def reward(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 UNITS: dict[str, Callable[[], Any]] = {
     "rows": lambda: None,
     "nstep": lambda: NStep(5, 0.9),
-    "sequence": lambda: Sequence(4, "pad", ("next", "done")),
-    "strict": lambda: Sequence(4, "strict", ("next", "done"), burn_in=2),
-    "stop": lambda: Sequence(4, "stop", ("next", "done")),
-    "reset": lambda: Sequence(4, "include_reset", ("next", "done")),
+    "sequence": lambda: SequenceUnit(4, "pad", ("next", "done")),
+    "strict": lambda: SequenceUnit(4, "strict", ("next", "done"), burn_in=2),
+    "stop": lambda: SequenceUnit(4, "stop", ("next", "done")),
+    "reset": lambda: SequenceUnit(4, "include_reset", ("next", "done")),
     "frames": lambda: FrameStack(3, ["obs"]),
     "zeros": lambda: FrameStack(3, ["obs"], padding="zeros"),
     "future": lambda: Hindsight(reward),

@@ -21,7 +21,7 @@ from ostinato import (
     SliceSamplerWithoutReplacement,
     TensorDictMaxValueWriter,
 )
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 from ostinato.errors import CheckpointError
 
 from ...sharing import AVAILABLE

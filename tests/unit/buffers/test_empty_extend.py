@@ -112,9 +112,9 @@ def test_first_rows_that_agree_in_nothing_raise_though_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_no_steps_and_no_lanes(dim: int) -> None:
-    def data(steps: int, lanes: int) -> Any:
-        shape = (steps, lanes) if dim == 0 else (lanes, steps)
+def test_no_steps_and_no_environments(dim: int) -> None:
+    def data(steps: int, envs: int) -> Any:
+        shape = (steps, envs) if dim == 0 else (envs, steps)
         return {"x": torch.zeros(*shape, 2)}
 
     rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), batch_size=2, dim_extend=dim)
@@ -124,15 +124,15 @@ def test_no_steps_and_no_lanes(dim: int) -> None:
     rb.extend(data(2, 2))
     assert is_empty_index(rb.extend(data(0, 2)), 0, 2)
     for wrong in (data(0, 3), data(4, 0)):
-        with pytest.raises(SchemaError, match="must have 2 lanes"):
+        with pytest.raises(SchemaError, match="must have 2 environments"):
             rb.extend(wrong)
-    with pytest.raises(SchemaError, match="lane"):
+    with pytest.raises(SchemaError, match="environment"):
         rb.add({"x": torch.zeros(0, 2)})
 
 
 def test_a_first_step_without_environments_raises() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), batch_size=2)
-    with pytest.raises(SchemaError, match="at least one lane"):
+    with pytest.raises(SchemaError, match="at least one environment"):
         rb.add({"x": torch.zeros(0, 2)})
     assert not rb.storage.laid_out
 

@@ -27,7 +27,7 @@ from ostinato import (
     RoundRobinWriter,
     SamplerEnsemble,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     StorageEnsemble,
     TensorDictReplayBuffer,
@@ -216,7 +216,7 @@ def test_weights_may_change_at_any_time() -> None:
     assert (rb.sample(4)["id"] >= 100).all()
 
 
-SHORT = Sequence(4, "strict", "done")
+SHORT = SequenceUnit(4, "strict", "done")
 """A unit whose windows need four rows of one episode."""
 NOTHING = {
     "empty": lambda: ReplayBuffer(storage=LazyTensorStorage(10)),

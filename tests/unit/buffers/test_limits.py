@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import RateLimiter
-from ostinato.buffers.limits import Flow, Stock
+from ostinato.buffers.rate_limit import Flow, Stock
 from ostinato.errors import OptionError
 
 RATIOS = st.one_of(st.sampled_from([0.1, 0.25, 1.0, 1 / 3, 3.7, 8.0]), st.floats(0.01, 50.0))

@@ -25,7 +25,11 @@ from ostinato import (
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers import cut, engine, feed, gate, mixing, prefetch
+from ostinato.buffers import engine, mixing
+from ostinato.buffers import pipeline as feed
+from ostinato.buffers import pipeline as prefetch
+from ostinato.buffers import rate_limit as gate
+from ostinato.buffers.checkpoint import state as cut
 from ostinato.errors import EmptyBufferError, WaitTimeoutError
 
 from ...schedules import Schedule, StuckError, explore

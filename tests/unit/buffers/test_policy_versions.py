@@ -21,10 +21,10 @@ from ostinato import (
     RateLimiter,
     ReplayBuffer,
     ReservoirWriter,
-    Sequence,
+    SequenceUnit,
     TensorDictReplayBuffer,
 )
-from ostinato.buffers.versions import Runs
+from ostinato.buffers.policy_versions import Runs
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
 
 from ...stats.chi_square import p_value
@@ -166,7 +166,7 @@ def test_lists_lanes_and_nested_keys_have_versions_too() -> None:
 
 
 def test_units_read_on_from_the_row_drawn() -> None:
-    rb = make(20, batch_size=100, sample_unit=Sequence(2), episodes=Episodes(end_key="done"))
+    rb = make(20, batch_size=100, sample_unit=SequenceUnit(2), episodes=Episodes(end_key="done"))
     rows = {**rows_of([0, 0, 0, 1, 1, 2]), "done": torch.tensor([False] * 6)}
     rb.extend(rows)
     info = rb.sample(max_age=0, return_info=True)[1]
@@ -196,7 +196,7 @@ def test_what_cannot_be_told_is_refused() -> None:
     for bad in (-1, 1.5, True, "new"):
         with pytest.raises(OptionError, match="max_age must be an integer of at least 0"):
             rb.sample(max_age=bad)  # type: ignore[arg-type]
-    strict = make(sample_unit=Sequence(2, "strict"), episodes=Episodes(end_key="done"), batch_size=2)
+    strict = make(sample_unit=SequenceUnit(2, "strict"), episodes=Episodes(end_key="done"), batch_size=2)
     strict.extend({**rows_of([1, 2, 3]), "done": torch.tensor([False] * 3)})
     with pytest.raises(OptionError, match="windows that only some rows can start"):
         strict.sample(max_age=1)

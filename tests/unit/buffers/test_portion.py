@@ -21,7 +21,7 @@ from ostinato import (
     ReplayBuffer,
     Sampler,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
 )
 from ostinato.buffers.portion import Offer, Portion, begin_era, read_own, reseed, save_counted
@@ -54,9 +54,9 @@ def test_an_offer_says_what_the_buffer_weighs() -> None:
 
 
 def test_only_rows_that_may_be_drawn_weigh() -> None:
-    rb = made(25, sample_unit=Sequence(4, episode_boundary="strict"))
+    rb = made(25, sample_unit=SequenceUnit(4, episode_boundary="strict"))
     assert Portion(rb).offer(2).mass == 7 + 7 + 2
-    ranked = made(25, prioritized(), sample_unit=Sequence(4, episode_boundary="strict"))
+    ranked = made(25, prioritized(), sample_unit=SequenceUnit(4, episode_boundary="strict"))
     assert Portion(ranked).offer(2).mass == 7 + 7 + 2
 
 
@@ -113,7 +113,7 @@ def test_rows_of_an_emptied_buffer_are_not_to_be_had() -> None:
 
 
 def test_windows_that_are_not_whole_any_more_are_not_to_be_had() -> None:
-    rb = made(100, sample_unit=Sequence(4, episode_boundary="strict"))
+    rb = made(100, sample_unit=SequenceUnit(4, episode_boundary="strict"))
     portion = Portion(rb)
     offer = portion.offer(64)
     rb.extend({"x": torch.arange(90), "done": torch.ones(90, dtype=torch.bool)})

@@ -28,7 +28,7 @@ from ostinato import (
     Writer,
 )
 from ostinato.buffers.stats import combine
-from ostinato.core.draw import Draw, Picks
+from ostinato.core.records import Draw, Picks
 from ostinato.errors import OptionError, SlotError, UsageError
 
 from ...tags import buffer, fill, read_ids, rows
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import View
+    from ostinato.core.records import View
 
 
 def test_default_parts() -> None:
@@ -116,7 +116,7 @@ def test_the_dimension_to_extend_follows_the_storage(given: int | None) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), dim_extend=given)
     rb.set_storage(LazyTensorStorage(20, ndim=2))
     rb.extend(torch.arange(6).view(2, 3))
-    assert rb.storage.lanes == (2 if given is None else 3)
+    assert rb.storage.num_envs == (2 if given is None else 3)
     rb.set_storage(LazyTensorStorage(20))
     rb.extend(torch.arange(6).view(2, 3))
     assert len(rb) == 2

@@ -219,7 +219,7 @@ def test_it_is_never_copied_by_accident(way: Callable[[Any], Any]) -> None:
 
 
 def test_the_form_of_rows_must_be_known_before_it_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.storages import segment
+    from ostinato.storages import shared as segment
 
     monkeypatch.setattr(segment, "get_spawning_popen", object)
     with pytest.raises(UsageError, match="write a row first"):

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
-from ostinato.buffers import cut
-from ostinato.durable import CheckpointReader, rowfile
+from ostinato.buffers.checkpoint import state as cut
+from ostinato.durable import CheckpointReader
+from ostinato.durable import checkpoint_writer as rowfile
 
 from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato import Storage
-    from ostinato.durable.rowfile import Piece
+    from ostinato.durable.checkpoint_writer import Piece
 
 CAPACITY = 4000
 MAKERS: dict[str, Callable[[], Storage]] = {

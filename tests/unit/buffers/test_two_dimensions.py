@@ -51,7 +51,7 @@ def test_data_with_lanes_first_grows_along_time(storage: str) -> None:
     assert rb.dim_extend == 1
     slots = lanes_first(rb, 4, 0, 3)
     assert slots.tolist() == [[step, lane] for step in range(3) for lane in range(4)]
-    assert (len(rb), rb.storage.shape, rb.storage.lanes) == (12, (3, 4), 4)
+    assert (len(rb), rb.storage.shape, rb.storage.num_envs) == (12, (3, 4), 4)
     assert ids(rb[:]) == grid(4, 0, 3).tolist()
     lanes_first(rb, 4, 3, 3)  # five steps fit: wraps
     assert len(rb) == 20

@@ -13,7 +13,7 @@ from ostinato import (
     LazyTensorStorage,
     NStep,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     TensorDictReplayBuffer,
     VectorSteps,
@@ -60,7 +60,7 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "the same, for slices": ({"sampler": SliceSampler(slice_len=2)}, {}, r"traj_key='env'"),
     "an end overlooked": (
-        {"ndim": 2, "sample_unit": Sequence(3, done_key="terminated")},
+        {"ndim": 2, "sample_unit": SequenceUnit(3, done_key="terminated")},
         {},
         r"must read both flags that end an episode, it reads 'terminated': .* episodes=Episodes\(\)",
     ),
@@ -102,23 +102,27 @@ def test_what_the_messages_advise_works() -> None:
     VectorSteps(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
     VectorSteps(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
     VectorSteps(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
-    VectorSteps(buffer(ndim=2, sample_unit=Sequence(3)), 2, "SAME_STEP")
+    VectorSteps(buffer(ndim=2, sample_unit=SequenceUnit(3)), 2, "SAME_STEP")
     VectorSteps(buffer(sample_unit=NStep(3, 0.9)), 1, "NEXT_STEP")
 
 
 @pytest.mark.parametrize(("ndim", "fits"), [(1, 40), (2, 37)])
 def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fits: int) -> None:
-    options: dict[str, Any] = {"ndim": ndim, "sample_unit": Sequence(8, burn_in=2), "episodes": Episodes(**ONE_EACH)}
+    options: dict[str, Any] = {
+        "ndim": ndim,
+        "sample_unit": SequenceUnit(8, burn_in=2),
+        "episodes": Episodes(**ONE_EACH),
+    }
     VectorSteps(buffer(fits, **options), 4, "SAME_STEP")
     message = rf"max_size={fits - 1} keeps 9 steps of each of 4 environment\(s\), a window takes 10: use max_size >= 40"
     with pytest.raises(CapacityError, match=message):
         VectorSteps(buffer(fits - 1, **options), 4, "SAME_STEP")
 
 
-def test_another_number_of_lanes_is_refused() -> None:
+def test_another_number_of_environments_raises() -> None:
     rb = buffer(ndim=2)
     step(begun(rb))
-    with pytest.raises(OptionError, match=r"the storage has 2 lane\(s\), one for each environment, got num_envs=3"):
+    with pytest.raises(OptionError, match=r"the storage has 2 environment\(s\), got num_envs=3"):
         VectorSteps(rb, 3, "SAME_STEP")
 
 

@@ -69,7 +69,7 @@ def test_rows_cursor_and_draws(name: str, *, mapped: bool, tmp_path: Path) -> No
     assert isinstance(rb.storage, LazyMemmapStorage) == mapped
     assert len(rb) == want["rows_count"]
     assert lists(rb.storage[:]) == want["rows"]
-    assert rb.writer.cursor == want["cursor"] * rb.storage.lanes
+    assert rb.writer.cursor == want["cursor"] * rb.storage.num_envs
     for sample in want.get("samples", ()):  # the generator goes on where TorchRL's was
         assert lists(rb.sample()) == sample
 
@@ -104,7 +104,7 @@ def test_classes() -> None:
     assert type(load("mapped")) is ReplayBuffer
     assert load("ring").batch_size == 4
     lanes = load("lanes")
-    assert (lanes.storage.ndim, lanes.storage.lanes, lanes.storage.shape) == (2, 2, (5, 2))
+    assert (lanes.storage.ndim, lanes.storage.num_envs, lanes.storage.shape) == (2, 2, (5, 2))
     assert load("lanes_part").storage.shape == (2, 2)
     assert load("tensor").storage[:].dtype is torch.bfloat16
     assert {type(load(name).sampler) for name in ("prioritized", "uniform")} == {PrioritizedSampler}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato._backend import native
-from ostinato.core import episodes as module
-from ostinato.core.draw import Run
-from ostinato.core.episodes import EpisodeTable
+from ostinato.core.episodes import table as module
+from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.records import Run
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError, SlotError
 
 from .episode_log import Batch, Log, clamp_window

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.draw import Picks, Run, View, ring_range
-from ostinato.core.stamps import Stamps
+from ostinato.core.records import Picks, Run, View, ring_range
+from ostinato.core.ring import Stamps
 
 STEPS = st.lists(
     st.one_of(

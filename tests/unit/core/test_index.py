@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ostinato.core.select import select
+from ostinato.core.index import select
 from ostinato.errors import KindError, SlotError
 
 CPU = torch.device("cpu")

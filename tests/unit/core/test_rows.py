@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato.core.kinds import stack, unstack
-from ostinato.core.rows import Schema, describe, map_leaves
-from ostinato.core.state import decode_schema, encode_schema
+from ostinato.core.rows import Schema, decode_schema, describe, encode_schema, map_leaves
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
 
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.durable import CheckpointReader, CheckpointWriter, directory, files, write_manifest
+from ostinato.durable import CheckpointReader, CheckpointWriter, files, write_manifest
+from ostinato.durable import checkpoint_writer as directory
 from ostinato.durable.locks import LOCK_NAME, DirectoryLock
 from ostinato.errors import CheckpointError, DamagedFileError, StorageMemoryError, UsageError
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.durable import extents
+from ostinato.durable import positioned_reads as extents
 from ostinato.durable.dtypes import DTYPES
-from ostinato.durable.extents import read_pieces
 from ostinato.durable.journal import Journal, read_lines, write_lines
+from ostinato.durable.positioned_reads import read_pieces
 from ostinato.durable.tensorfile import read_header, read_tree, write_tree
 from ostinato.durable.trees import flatten, nest
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OptionError, OstinatoError

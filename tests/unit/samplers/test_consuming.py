@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato import LimitedSampler, QueueSampler
-from ostinato.core.draw import Draw, Picks, Run, View
-from ostinato.core.stamps import Stamps
+from ostinato.core.records import Draw, Picks, Run, View
+from ostinato.core.ring import Stamps
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 
 from ...stats.chi_square import p_value

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.samplers.aside import DevicePasses, scale, swap
+from ostinato.samplers.cuda_shuffle import DevicePasses, scale, swap
 from ostinato.samplers.uniform import _shuffle_draw
 from ostinato.testing import SamplerContract, make_view
 

@@ -18,7 +18,7 @@ from ostinato import (
     ReplayBufferEnsemble,
     Sampler,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -111,7 +111,7 @@ def test_rows_that_are_used_up(sampler: Callable[[], Sampler]) -> None:
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 def test_no_whole_window(sampler: Callable[[], Sampler]) -> None:
-    rb = make(sampler(), sample_unit=Sequence(4, "strict", "done"))
+    rb = make(sampler(), sample_unit=SequenceUnit(4, "strict", "done"))
     rb.extend({"x": torch.arange(16), "done": SHORT})
     fails(rb)
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 from ostinato.errors import SlotError
-from ostinato.samplers.ledger import Ledger
+from ostinato.samplers.priorities import Ledger
 from ostinato.testing.views import make_view
 
 if TYPE_CHECKING:
-    from ostinato.core.draw import View
+    from ostinato.core.records import View
 
 CAPACITY = 12
 

@@ -21,7 +21,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -59,7 +59,7 @@ KINDS = {
     "rows": plain(),
     "stratified": plain(stratified=True),
     "largest-within": plain(max_priority_within_buffer=True),
-    "windows": Kind(plain().sampler, lambda: Sequence(3, "strict"), lambda line: line[: max(0, len(line) - 2)]),
+    "windows": Kind(plain().sampler, lambda: SequenceUnit(3, "strict"), lambda line: line[: max(0, len(line) - 2)]),
     "slices": slices(lambda line: line[: max(0, len(line) - 2)], slice_len=3),
     "slices-span": slices(lambda line: line[: max(0, len(line) - 1)], slice_len=3, span=(False, 1)),
     "slices-short": slices(lambda line: line[: max(1, len(line) - 2)], slice_len=3, strict_length=False),
@@ -359,7 +359,7 @@ def test_returns_stop_before_a_masked_row() -> None:
 
 @pytest.mark.parametrize("boundary", ["pad", "stop", "strict", "include_reset"])
 def test_windows_do_not_reach_across_a_masked_row(boundary: Any) -> None:
-    batch, info = cut(sample_unit=Sequence(3, boundary)).sample(return_info=True)
+    batch, info = cut(sample_unit=SequenceUnit(3, boundary)).sample(return_info=True)
     rows = torch.where(info["validity_mask"], batch["obs"], -1).view(-1, 3)
     whole = {(0, 1, 2), (1, 2, 3), (5, 6, 7), (6, 7, 8), (7, 8, 9)}
     late = {

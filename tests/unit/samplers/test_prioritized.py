@@ -11,7 +11,7 @@ import torch
 
 from ostinato import LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
-from ostinato.samplers.ledger import Ledger
+from ostinato.samplers.priorities import Ledger
 from ostinato.testing.views import make_view
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ostinato._backend import native
 from ostinato.errors import OptionError, SlotError
-from ostinato.samplers import tree as module
-from ostinato.samplers.tree import PriorityTree
+from ostinato.samplers import priority_tree as module
+from ostinato.samplers.priority_tree import PriorityTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

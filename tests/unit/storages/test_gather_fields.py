@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ostinato import LazyTensorStorage, ListStorage, TensorStorage
 from ostinato._backend import native
-from ostinato.core.draw import Request, Run
+from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
 
 DTYPES = [

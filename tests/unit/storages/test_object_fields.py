@@ -32,16 +32,16 @@ from ostinato import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     ReservoirWriter,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     TED2Flat,
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato.buffers.saving import save_state
+from ostinato.buffers.checkpoint.save import save_state
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, KindError, OstinatoError, SchemaError
-from ostinato.storages.objects import unpack_column
+from ostinato.storages.object_columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Exclude, Rename, Select, ToDevice
 
@@ -225,7 +225,7 @@ def test_windows_hold_the_text_of_their_rows(prefetch: int) -> None:
         rb.extend(data)
         return rb
 
-    check(make(sample_unit=Sequence(3, burn_in=1)).sample())
+    check(make(sample_unit=SequenceUnit(3, burn_in=1)).sample())
     check(make(sampler=SliceSampler(slice_len=4)).sample())
     steps = make(sample_unit=NStep(3, 0.9)).sample()
     check(steps)

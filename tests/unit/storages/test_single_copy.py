@@ -19,7 +19,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     Writer,
 )
-from ostinato.core.draw import Picks, Request
+from ostinato.core.records import Picks, Request
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, SchemaError, StorageMemoryError
 from ostinato.storages import memory
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.draw import Placement
+    from ostinato.core.records import Placement
 
 
 def transitions(ids: range | Tensor, ends: set[int] | None = None, width: int = 3) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
-from ostinato.core.draw import Request
+from ostinato.core.records import Request
 
 from .single import Lanes, Log, Row, equal, poison_memory, stack
 

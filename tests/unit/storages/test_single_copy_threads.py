@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer
-from ostinato.core.draw import Request
+from ostinato.core.records import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

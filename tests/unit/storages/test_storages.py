@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
 from ostinato._backend import native
-from ostinato.core.draw import Picks, Run
+from ostinato.core.records import Picks, Run
 from ostinato.core.rows import describe
 from ostinato.errors import KindError, OptionError, SlotError, UsageError
 from ostinato.storages.table import plan_layout

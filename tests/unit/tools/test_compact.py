@@ -14,7 +14,7 @@ import torch
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 from ostinato._backend import native
 from ostinato.cli.main import main
-from ostinato.durable import directory
+from ostinato.durable import checkpoint_writer as directory
 from ostinato.errors import CheckpointError, DamagedFileError
 from ostinato.tools import compact, inspect_checkpoint, verify
 

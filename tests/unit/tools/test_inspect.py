@@ -136,7 +136,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", [{}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None])
 def test_a_manifest_with_another_content_is_refused(state: object, tmp_path: Path) -> None:
-    from ostinato.buffers.checkpoint import FORMAT
+    from ostinato.buffers.checkpoint.state import FORMAT
     from ostinato.durable import CheckpointWriter
 
     with CheckpointWriter(tmp_path / "saved", format_name=FORMAT) as writer:

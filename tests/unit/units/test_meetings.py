@@ -20,7 +20,7 @@ from ostinato import (
     PrioritizedSliceSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictPrioritizedReplayBuffer,
@@ -45,7 +45,7 @@ def seeded() -> torch.Generator:
 
 @pytest.mark.parametrize(
     "saver",
-    [{"sample_unit": Sequence(4, done_key=None)}, {"sample_unit": NStep(4, 1.0, done_key="lap")}],
+    [{"sample_unit": SequenceUnit(4, done_key=None)}, {"sample_unit": NStep(4, 1.0, done_key="lap")}],
     ids=["endless", "laps"],
 )
 def test_episodes_saved_by_other_keys_are_read_anew(saver: dict[str, Any], tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_n_may_be_set_while_another_thread_samples() -> None:
 @pytest.mark.parametrize("shape", [(32,), (8, 4)])
 def test_padded_rows_never_give_priorities_to_anchors(shape: tuple[int, ...]) -> None:
     buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(100), sample_unit=Sequence(4), batch_size=8
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
     )
     buffer.extend(TensorDict(rows(), [40]))
     sample = buffer.sample().reshape(*shape)
@@ -128,7 +128,7 @@ def test_padded_rows_never_give_priorities_to_anchors(shape: tuple[int, ...]) ->
 
 def test_records_of_windows_carry_their_own_stamps() -> None:
     buffer = PrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), sample_unit=Sequence(4), batch_size=8
+        alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
     )
     buffer.extend(rows())
     _, info = buffer.sample(return_info=True)
@@ -144,7 +144,7 @@ def prioritized(sampler: Any = None, unit: Any = None) -> TensorDictReplayBuffer
 
 
 def test_windows_of_an_ensemble_give_their_anchors_the_largest_valid_priority() -> None:
-    members = [prioritized(unit=Sequence(4)) for _ in range(2)]
+    members = [prioritized(unit=SequenceUnit(4)) for _ in range(2)]
     ensemble = ReplayBufferEnsemble(*members, batch_size=16, generator=seeded())
     sample = ensemble.sample()
     assert sample["validity_mask"].shape == sample["index", "index"].shape
@@ -166,7 +166,7 @@ def test_slices_of_an_ensemble_carry_the_stamps_of_all_their_rows() -> None:
 def test_the_info_of_an_ensemble_says_what_its_members_say() -> None:
     members = []
     for _ in range(2):
-        members.append(ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=Sequence(4, burn_in=1)))
+        members.append(ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4, burn_in=1)))
         members[-1].extend(rows())
     ensemble = ReplayBufferEnsemble(*members, batch_size=8, generator=seeded())
     batch, info = ensemble.sample(return_info=True)
@@ -186,7 +186,7 @@ def test_slices_without_replacement_are_refused_in_ensembles() -> None:
 
 def test_options_of_units_are_fixed_when_they_are_made() -> None:
     with pytest.raises(UsageError, match="make another unit"):
-        Sequence(2, "strict").length = 6
+        SequenceUnit(2, "strict").length = 6
     with pytest.raises(UsageError, match="make another unit"):
         FrameStack(2, ["obs"]).k = 3
     with pytest.raises(UsageError, match="make another unit"):
@@ -219,8 +219,8 @@ def test_edits_through_views_are_followed_when_the_buffer_is_told() -> None:
 
 def test_windows_of_slices_are_refused_when_the_parts_meet() -> None:
     with pytest.raises(OptionError, match="leave one of them out"):
-        ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=4), sample_unit=Sequence(2))
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=Sequence(2))
+        ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=4), sample_unit=SequenceUnit(2))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=SequenceUnit(2))
     with pytest.raises(OptionError, match="leave one of them out"):
         buffer.set_sampler(SliceSampler(slice_len=4))
 

@@ -17,7 +17,7 @@ from ostinato import (
     NStep,
     ReplayBuffer,
     SampleUnit,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     TensorDictMaxValueWriter,
     Transition,
@@ -38,8 +38,7 @@ from ...windows import reward_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.core.draw import View
-    from ostinato.core.plan import Plan
+    from ostinato.core.records import Plan, View
 
 
 def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, **options: Any) -> ReplayBuffer:
@@ -59,8 +58,8 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
     (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
     (lambda: FrameStack(2, [3]), OptionError, "a key is a text, or a tuple of texts"),  # type: ignore[list-item]
-    (lambda: Sequence(2, "never"), OptionError, "episode_boundary must be one of"),
-    (lambda: Sequence(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
+    (lambda: SequenceUnit(2, "never"), OptionError, "episode_boundary must be one of"),
+    (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a callable"),  # type: ignore[arg-type]
     (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
     (lambda: Hindsight(reward_of, strategy="past"), OptionError, "strategy must be one of"),
@@ -156,7 +155,7 @@ def test_the_order_of_keys_is_no_contradiction() -> None:
 
 def test_windows_of_slices_are_refused() -> None:
     with pytest.raises(OptionError, match="draws slices already"):
-        filled(Sequence(2), sampler=SliceSampler(slice_len=2)).sample()
+        filled(SequenceUnit(2), sampler=SliceSampler(slice_len=2)).sample()
 
 
 def test_a_sample_of_nothing_says_so() -> None:
@@ -220,11 +219,11 @@ def test_named_next_fields_alone_belong_to_the_end() -> None:
 @pytest.mark.parametrize(
     "units",
     [
-        [Sequence(3), NStep(2, 0.9)],
-        [Sequence(2), FrameStack(2, ["obs"])],
-        [Sequence(2), Hindsight(reward_of)],
+        [SequenceUnit(3), NStep(2, 0.9)],
+        [SequenceUnit(2), FrameStack(2, ["obs"])],
+        [SequenceUnit(2), Hindsight(reward_of)],
         [Hindsight(reward_of), FrameStack(2, ["obs"])],
-        [FrameStack(2, ["obs"]), NStep(2, 0.9), Sequence(2, burn_in=1)],
+        [FrameStack(2, ["obs"]), NStep(2, 0.9), SequenceUnit(2, burn_in=1)],
     ],
     ids=str,
 )
@@ -233,7 +232,7 @@ def test_units_combine_in_any_order(units: list[SampleUnit]) -> None:
     first, second = one.sample(return_info=True), other.sample(return_info=True)
     assert torch.equal(first[0]["obs"], second[0]["obs"])
     assert list(first[1]) == list(second[1])
-    rows = next((unit.rows for unit in units if isinstance(unit, Sequence)), 1)
+    rows = next((unit.rows for unit in units if isinstance(unit, SequenceUnit)), 1)
     assert all(value.shape[0] == 4 * rows for value in first[1].values())
 
 

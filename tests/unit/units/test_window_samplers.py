@@ -17,7 +17,7 @@ from ostinato import (
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    Sequence,
+    SequenceUnit,
     TensorDictReplayBuffer,
 )
 from ostinato.errors import EmptyBufferError, OptionError
@@ -41,11 +41,11 @@ SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
     "in-order": lambda log: SamplerWithoutReplacement(shuffle=False),
 }
 STRICT = Case(
-    lambda: Sequence(2, "strict", burn_in=1, bootstrap=1),
+    lambda: SequenceUnit(2, "strict", burn_in=1, bootstrap=1),
     partial(check_sequence, length=2, boundary="strict", burn_in=1, bootstrap=1),
 )
 DILATED = Case(
-    lambda: Sequence(2, "strict", dilation=2), partial(check_sequence, length=2, boundary="strict", dilation=2)
+    lambda: SequenceUnit(2, "strict", dilation=2), partial(check_sequence, length=2, boundary="strict", dilation=2)
 )
 PLAIN = Case(lambda: None, check_rows)
 
@@ -112,7 +112,7 @@ def test_a_pass_has_every_strict_window_once(shuffle: bool, prefetch: int) -> No
     rb = ReplayBuffer(
         storage=LazyTensorStorage(50),
         sampler=SamplerWithoutReplacement(shuffle=shuffle),
-        sample_unit=Sequence(3, "strict"),
+        sample_unit=SequenceUnit(3, "strict"),
         episodes=Episodes(ENDS, mask_key="mask"),
         batch_size=4,
         prefetch=prefetch,
@@ -128,7 +128,9 @@ def test_a_pass_has_every_strict_window_once(shuffle: bool, prefetch: int) -> No
 @pytest.mark.parametrize("options", [{"drop_last": True}, {"endless": True}])
 def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(options: dict[str, bool]) -> None:
     sampler = SamplerWithoutReplacement(**options)
-    rb = ReplayBuffer(storage=LazyTensorStorage(50), sampler=sampler, sample_unit=Sequence(3, "strict"), batch_size=2)
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=sampler, sample_unit=SequenceUnit(3, "strict"), batch_size=2
+    )
     Log(50, longest=8).extend(rb, 50)
     with pytest.raises(OptionError, match="not available where only some rows may be drawn"):
         rb.sample()
@@ -138,7 +140,10 @@ def test_passes_of_other_kinds_are_refused_where_only_some_rows_may_be_drawn(opt
 def test_without_a_whole_window_there_is_an_error_and_later_there_is_one(sampler: str) -> None:
     log = Log(30, longest=3, seed=1)
     rb = ReplayBuffer(
-        storage=LazyTensorStorage(30), sampler=SAMPLERS[sampler](log), sample_unit=Sequence(6, "strict"), batch_size=2
+        storage=LazyTensorStorage(30),
+        sampler=SAMPLERS[sampler](log),
+        sample_unit=SequenceUnit(6, "strict"),
+        batch_size=2,
     )
     log.extend(rb, 25)
     with pytest.raises(EmptyBufferError, match="6 rows"):
@@ -153,7 +158,7 @@ def test_rows_come_into_reach_when_their_window_is_complete() -> None:
     rb = ReplayBuffer(
         storage=LazyTensorStorage(12),
         sampler=PrioritizedSampler(12, 1.0, 1.0, eps=0.0),
-        sample_unit=Sequence(3, "strict"),
+        sample_unit=SequenceUnit(3, "strict"),
         batch_size=256,
         generator=torch.Generator().manual_seed(0),
     )
@@ -174,7 +179,7 @@ def test_rows_come_into_reach_when_their_window_is_complete() -> None:
 def test_an_edit_of_an_end_flag_opens_and_closes_starts() -> None:
     for sampler in (RandomSampler(), PrioritizedSampler(12, 1.0, 1.0)):
         rb = ReplayBuffer(
-            storage=LazyTensorStorage(12), sampler=sampler, sample_unit=Sequence(4, "strict"), batch_size=64
+            storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(4, "strict"), batch_size=64
         )
         log = Log(12, longest=1000)
         log.extend(rb, 12)
@@ -196,7 +201,7 @@ def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, layout: str) ->
     rb = ReplayBuffer(
         storage=LazyTensorStorage(20 * envs, ndim=2 if layout == "lanes" else 1),
         sampler=PrioritizedSampler(20 * envs, 1.0, 1.0),
-        sample_unit=Sequence(3),
+        sample_unit=SequenceUnit(3),
         batch_size=4,
     )
     log.extend(rb, 20)
@@ -226,7 +231,7 @@ def tensordicts(log: Log) -> Any:
 
 def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None:
     for sampler, unit in (
-        (PrioritizedSampler(20, 1.0, 1.0), Sequence(3)),
+        (PrioritizedSampler(20, 1.0, 1.0), SequenceUnit(3)),
         (PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3), None),
     ):
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, sample_unit=unit, batch_size=6)
@@ -243,7 +248,7 @@ def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None
 def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
     log = Log(12, longest=1000)
     sampler = PrioritizedSampler(12, 1.0, 1.0)
-    rb = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, sample_unit=Sequence(3), batch_size=8)
+    rb = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(3), batch_size=8)
     log.extend(rb, 12)
     _, info = rb.sample(return_info=True)
     log.extend(rb, 12)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import Episodes, FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sequence, SliceSampler
+from ostinato import Episodes, FrameStack, LazyTensorStorage, NStep, ReplayBuffer, SequenceUnit, SliceSampler
 from ostinato.errors import EmptyBufferError
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def check_slices(batch: Any, info: dict[Any, Any]) -> None:
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[Any, dict[Any, Any]], None]]] = {
     "nstep": (lambda: {"sample_unit": NStep(3, 1.0)}, check_nstep),
     "frames": (lambda: {"sample_unit": FrameStack(3, ["obs"])}, check_frames),
-    "windows": (lambda: {"sample_unit": Sequence(3)}, check_windows),
-    "strict": (lambda: {"sample_unit": Sequence(3, "strict")}, check_windows),
+    "windows": (lambda: {"sample_unit": SequenceUnit(3)}, check_windows),
+    "strict": (lambda: {"sample_unit": SequenceUnit(3, "strict")}, check_windows),
     "slices": (lambda: {"sampler": SliceSampler(slice_len=3)}, check_slices),
 }
 

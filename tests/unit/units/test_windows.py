@@ -14,7 +14,7 @@ from ostinato import (
     NStep,
     PrioritizedSampler,
     RandomSampler,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -48,16 +48,18 @@ UNITS = {
     "frames-zeros": Case(lambda: FrameStack(4, ["obs"], padding="zeros"), partial(check_frames, k=4, padding="zeros")),
     "frames-merged": Case(lambda: FrameStack(3, ["obs"], merge=True), partial(check_frames, k=3, merge=True)),
     "steps-frames": Case(lambda: [FrameStack(2, ["obs"]), NStep(3, 0.5)], _frames_and_steps),
-    "pad": Case(lambda: Sequence(4), partial(check_sequence, length=4)),
+    "pad": Case(lambda: SequenceUnit(4), partial(check_sequence, length=4)),
     "pad-burn-in": Case(
-        lambda: Sequence(2, burn_in=2, bootstrap=1), partial(check_sequence, length=2, burn_in=2, bootstrap=1)
+        lambda: SequenceUnit(2, burn_in=2, bootstrap=1), partial(check_sequence, length=2, burn_in=2, bootstrap=1)
     ),
     "pad-dilated": Case(
-        lambda: Sequence(2, burn_in=1, dilation=2), partial(check_sequence, length=2, burn_in=1, dilation=2)
+        lambda: SequenceUnit(2, burn_in=1, dilation=2), partial(check_sequence, length=2, burn_in=1, dilation=2)
     ),
-    "stop": Case(lambda: Sequence(3, "stop", burn_in=1), partial(check_sequence, length=3, boundary="stop", burn_in=1)),
+    "stop": Case(
+        lambda: SequenceUnit(3, "stop", burn_in=1), partial(check_sequence, length=3, boundary="stop", burn_in=1)
+    ),
     "stop-dilated": Case(
-        lambda: Sequence(2, "stop", bootstrap=1, dilation=2),
+        lambda: SequenceUnit(2, "stop", bootstrap=1, dilation=2),
         partial(check_sequence, length=2, boundary="stop", bootstrap=1, dilation=2),
     ),
     **{
@@ -71,7 +73,7 @@ UNITS = {
     },
 }
 RESET = Case(
-    lambda: Sequence(3, "include_reset", burn_in=2),
+    lambda: SequenceUnit(3, "include_reset", burn_in=2),
     partial(check_sequence, length=3, boundary="include_reset", burn_in=2),
 )
 

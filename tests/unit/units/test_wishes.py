@@ -18,7 +18,7 @@ from ostinato import (
     NStep,
     PrioritizedSampler,
     ReplayBuffer,
-    Sequence,
+    SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
@@ -28,7 +28,7 @@ from ...episodes import Log, Row, batch_of
 from ...windows import check_frames, check_hindsight, check_nstep, check_sequence, check_slices, reward_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Rows
+    from collections.abc import Sequence
 
 ENDS = [("next", "terminated"), ("next", "truncated")]
 
@@ -79,7 +79,7 @@ def test_the_last_step_of_every_episode_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("fill", [[9], [10], [11], [10, 10, 5], [3] * 11])
-@pytest.mark.parametrize("unit", [None, NStep(3, 0.9), Sequence(3, burn_in=1), FrameStack(2, ["obs"])], ids=str)
+@pytest.mark.parametrize("unit", [None, NStep(3, 0.9), SequenceUnit(3, burn_in=1), FrameStack(2, ["obs"])], ids=str)
 def test_indices_lie_in_the_rows_present(fill: list[int], unit: Any) -> None:
     log = Log(10, longest=5)
     rb = written(log, buffer(10, 30, sample_unit=unit, sampler=None if unit else slices(2, strict_length=False)), *fill)
@@ -103,7 +103,7 @@ def test_sampling_goes_on_when_the_buffer_gets_full_and_after(by: str) -> None:
 def test_no_window_holds_the_write_cursor(cursor: int) -> None:
     log = Log(10, longest=1000)  # an episode that never ends
     rb = written(log, buffer(10, 12, sampler=slices(4)), 10 + cursor)
-    other = buffer(10, 4, sample_unit=Sequence(3, burn_in=1, bootstrap=1))
+    other = buffer(10, 4, sample_unit=SequenceUnit(3, burn_in=1, bootstrap=1))
     other.extend(batch_of(log.rows))
     for _ in range(5):
         assert (rb.sample()["id"].view(-1, 4).diff() == 1).all()
@@ -129,7 +129,7 @@ def test_overwritten_episodes_are_never_taken_for_whole(
 ) -> None:
     log = Log(11, longest=longest, seed=size)
     sampler = PrioritizedSampler(11, 0.7, 0.5) if prioritized else None
-    rb = buffer(11, 5, sample_unit=Sequence(period, burn_in=1), sampler=sampler)
+    rb = buffer(11, 5, sample_unit=SequenceUnit(period, burn_in=1), sampler=sampler)
     for _ in range(8):
         log.extend(rb, size)
         batch, info = rb.sample(return_info=True)
@@ -141,7 +141,7 @@ def test_overwritten_episodes_are_never_taken_for_whole(
 @pytest.mark.parametrize("seed", range(4))
 def test_terminations_and_truncations_both_end_windows(seed: int) -> None:
     log = Log(30, longest=4, seed=seed)
-    rb = written(log, buffer(30, 30, sample_unit=Sequence(5)), 45)
+    rb = written(log, buffer(30, 30, sample_unit=SequenceUnit(5)), 45)
     batch, info = rb.sample(return_info=True)
     check_sequence(log, batch, info, length=5)
     ends = batch["next"]["done"].view(-1, 5)[:, :-1] & info["validity_mask"].view(-1, 5)[:, 1:]
@@ -176,7 +176,7 @@ def test_returns_stop_at_a_time_limit() -> None:
 
 
 def test_an_edit_of_a_returned_field_changes_no_other_field_and_no_row() -> None:
-    units: Rows[Any] = [NStep(2, 0.9), FrameStack(2, ["obs"]), Sequence(2), Hindsight(reward_of)]
+    units: Sequence[Any] = [NStep(2, 0.9), FrameStack(2, ["obs"]), SequenceUnit(2), Hindsight(reward_of)]
     for unit in [*units, None]:
         log = Log(20, seed=5)
         rb = written(log, buffer(20, 6, sample_unit=unit, sampler=None if unit else slices(2)), 20)
@@ -290,7 +290,7 @@ def test_future_goals_come_later_in_the_same_episode_at_the_seam_too(written_row
 # -- doors and options ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", [NStep(3, 0.5), Sequence(3), [NStep(2, 0.5), FrameStack(2, ["obs"])]], ids=str)
+@pytest.mark.parametrize("unit", [NStep(3, 0.5), SequenceUnit(3), [NStep(2, 0.5), FrameStack(2, ["obs"])]], ids=str)
 @pytest.mark.parametrize("layout", ["line", "lanes"])
 def test_add_and_extend_make_the_same_buffer(unit: Any, layout: str) -> None:
     envs = 2 if layout == "lanes" else 1
@@ -311,7 +311,7 @@ def test_add_and_extend_make_the_same_buffer(unit: Any, layout: str) -> None:
     ("options", "window"),
     [
         ({"sample_unit": NStep(9, 0.9)}, 9),
-        ({"sample_unit": Sequence(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
+        ({"sample_unit": SequenceUnit(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
         ({"sample_unit": FrameStack(9, ["obs"])}, 9),
         ({"sample_unit": [NStep(5, 0.9), FrameStack(5, ["obs"])]}, 9),
         ({"sampler": SliceSampler(slice_len=9, end_keys=ENDS)}, 9),
@@ -417,7 +417,7 @@ def test_another_slice_length_begins_another_pass() -> None:
 
 def test_rows_of_no_episode_are_in_no_window() -> None:
     log = Log(40, masked=0.3, seed=1)
-    rb = buffer(40, 30, sample_unit=Sequence(3, "include_reset"), episodes=Episodes(ENDS, mask_key="mask"))
+    rb = buffer(40, 30, sample_unit=SequenceUnit(3, "include_reset"), episodes=Episodes(ENDS, mask_key="mask"))
     written(log, rb, 60)
     batch, info = rb.sample(return_info=True)
     assert batch["mask"].all()

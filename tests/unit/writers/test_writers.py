@@ -20,7 +20,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from ostinato.core.draw import Run
+from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, KindError, OptionError
 
 from ...tags import STORAGES, buffer, read_ids, rows

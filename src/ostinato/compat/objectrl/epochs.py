@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Self, final
 
 import torch
 
-from ostinato.core.draw import View
-from ostinato.core.stamps import Stamps
+from ostinato.core.records import View
+from ostinato.core.ring import Stamps
 from ostinato.errors import UsageError
 from ostinato.samplers import SamplerWithoutReplacement
 

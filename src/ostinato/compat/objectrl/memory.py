@@ -12,7 +12,7 @@ from ostinato import buffers
 from ostinato.buffers.options import positive
 from ostinato.compat.objectrl.epochs import Epochs
 from ostinato.compat.objectrl.saved import LoadReport, Metadata, find_experience, read_metadata, write
-from ostinato.core.select import apply_index, plain_index
+from ostinato.core.index import apply_index, plain_index
 from ostinato.errors import CheckpointError, EpochEndError, KindError, OptionError
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ostinato.buffers.checkpoint import FORMAT
+from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.durable import CheckpointReader, atomic_write
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
 

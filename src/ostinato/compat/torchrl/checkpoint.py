@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer, checkpoint, saving
+from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
+from ostinato.buffers.checkpoint.save import save_state
+from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.compat.torchrl.files import Folder, damaged
 from ostinato.compat.torchrl.listed import generator_of, read_listed, ring_of
 from ostinato.compat.torchrl.parts import batch_size, generator_state, note_the_rest, sampler_of
@@ -167,7 +169,7 @@ def convert_checkpoint(
         msg = f"{target} exists: choose a path that is free"
         raise CheckpointError(msg)
     found = _find(source, ndim, max_size, allow_pickle=allow_pickle)
-    saving.save_state(target, found.state, checkpoint.FORMAT)
+    save_state(target, found.state, FORMAT)
     storage, sampler, writer = (str(found.state[part]["class"]) for part in ("storage", "sampler", "writer"))
     ring = found.ring
     return ImportReport(

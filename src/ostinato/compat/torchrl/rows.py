@@ -9,12 +9,11 @@ import torch
 
 from ostinato.compat.torchrl.files import damaged
 from ostinato.core import kinds
-from ostinato.core.rows import describe
-from ostinato.core.state import encode_schema
+from ostinato.core.rows import describe, encode_schema
 from ostinato.durable.ted import Flat2TED
 from ostinato.errors import CheckpointError, OptionError
-from ostinato.storages.mirror_state import column_name
 from ostinato.storages.object_columns import ObjectColumns
+from ostinato.storages.single_copy import column_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,1 @@
+"""Checkpoints of a buffer: its state, saving it, loading it."""

@@ -1,0 +1,534 @@
+"""One pass over a buffer, batch by batch, for those who cannot wait in the middle of an iteration."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ostinato.buffers.checks import checked_slots
+from ostinato.buffers.rate_limit import Ask, give_back
+from ostinato.core import kinds
+from ostinato.core.kinds import is_tensor_collection, require_eager
+from ostinato.core.records import Plan, episodes_of, fold, slices
+from ostinato.core.rows import map_leaves
+from ostinato.errors import EpochEndError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.rate_limit import Waiters
+    from ostinato.buffers.records import AnyEngine, Rows, Ticket
+    from ostinato.buffers.replay import ReplayBuffer
+    from ostinato.core.records import View
+    from ostinato.samplers import Sampler
+    from ostinato.storages import Storage
+    from ostinato.units import SampleUnit
+
+__all__ = [
+    "END",
+    "Batch",
+    "CopyStream",
+    "Feed",
+    "Pass",
+    "Prefetcher",
+    "Steps",
+    "copy",
+    "expand",
+    "expand_again",
+    "finish",
+    "on_stream_of_caller",
+]
+
+T = TypeVar("T")
+
+
+def on_stream_of_caller(work: Callable[[T], Any]) -> Callable[[T], Any]:
+    """Return `work` for another thread, to be queued on the CUDA stream that is current here.
+
+    Streams are current in one thread only. Elsewhere the work would be queued on the default stream, and could read
+    rows and slots before the caller's stream has written them.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return work
+    stream = torch.cuda.current_stream()
+
+    def on_stream(task: T) -> Any:
+        with torch.cuda.stream(stream):
+            return work(task)
+
+    return on_stream
+
+
+@final
+class CopyStream:
+    """Runs work on a stream of its own, and hands the result over to the stream of whoever takes it."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def run(self, work: Callable[[], Any]) -> tuple[Any, torch.cuda.Event]:
+        """Return what `work` makes, and the event after its last copy."""
+        with torch.cuda.stream(self._stream):
+            made = work()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return made, event
+
+    def take(self, batch: Any, event: torch.cuda.Event) -> None:
+        """Let the caller's stream wait for the copies; keep the batch's memory until that stream is done."""
+        current = torch.cuda.current_stream()
+        current.wait_event(event)
+
+        def keep(leaf: Any) -> Any:
+            tensors = leaf.values(True, True) if is_tensor_collection(leaf) else [leaf]  # noqa: FBT003
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+                    tensor.record_stream(current)
+            return leaf
+
+        map_leaves(batch, keep)
+
+
+def finish(data: Any, plan: Plan, unit: SampleUnit | None, sampler: Sampler) -> tuple[Any, dict[Any, Tensor]]:
+    """Return the batch, and what there is to say of its records: by name, or by path for fields of the batch."""
+    if unit is not None:
+        data = unit.finish(data, plan)
+    if plan.fields and kinds.is_mapping(data):
+        data = kinds.with_fields(data, {(name,): value for name, value in plan.fields.items()})
+    marks = {path if len(path) > 1 else path[0]: value for path, value in sampler.marks(plan, data).items()}
+    return data, {**plan.notes, **plan.fields, **marks}
+
+
+def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) -> Ticket:
+    """Let slices and units say what the rows drawn become; the caller holds the engine's lock.
+
+    Raises:
+        OptionError: if the storage has no fields.
+    """
+    unit, draw, dice = engine.unit, ticket.draw, ticket.dice
+    each = draw.rows_each
+    if (unit is None or unit.plain) and each is None:
+        return ticket
+    schema, view = engine.storage.schema, engine.view()
+    if schema is None:
+        msg = f"{type(engine.storage).__name__} has no fields for {unit or engine.sampler!r}: use LazyTensorStorage"
+        raise OptionError(msg)
+    if each is None:
+        plan = Plan(schema, draw.slots, draw.slots)
+    else:
+        plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
+    if unit is not None:
+        dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
+        plan = unit.expand(plan, view, dice)
+        records = checked_slots(plan.records, view.device, unit)
+        plan = plan if records is plan.records else plan._replace(records=records)
+    if draw.stamps is not None and plan.records is not draw.slots:
+        plan = plan._replace(stamps=view.stamps.of_present(plan.records))
+    return ticket._replace(plan=plan, dice=dice)
+
+
+def expand_again(engine: Engine, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
+    """Expand a draw as the buffer is now; None if a window no longer fits in its episode, or a row is masked now.
+
+    Chance is that of the first time; `generator` is for draws that have not been expanded yet.
+    """
+    draw, each = ticket.draw, ticket.draw.rows_each
+    if engine.unit is None and each is None:
+        return ticket if engine.chronicle is None else _unmasked(ticket, engine.view())
+    view = engine.view()
+    if ticket.sampler is not engine.sampler:
+        return None  # another sampler took over since
+    ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
+    need = 1 if view.starts is None else view.starts.need
+    if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
+        return None
+    return expand(engine, ticket, generator)
+
+
+def _unmasked(ticket: Ticket, view: View) -> Ticket | None:
+    """Return a draw of single rows without those that are masked now; None if it is to be made anew.
+
+    A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
+    """
+    draw = ticket.draw
+    keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
+    if keep is None or bool(keep.all()):
+        return ticket
+    if not ticket.sampler.epochal or not bool(keep.any()):
+        return None
+    return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
+
+
+def copy(storage: Storage, ticket: Ticket, *, pin: bool) -> Any:
+    """Read the rows of a ticket, or what its plan made of them."""
+    plan = ticket.plan
+    if plan is None or not plan.changed:
+        return storage.get(ticket.records, pin=pin)
+    leaves = fold(plan, storage.fetch(plan.requests(), pin=pin))
+    if plan.elsewhere:
+        return storage.assemble(leaves, plan.records, plan.elsewhere)
+    return storage.assemble(leaves, plan.records)
+
+
+class _Drawn(Protocol):
+    """What is queued: a draw that knows whether it ended an epoch."""
+
+    @property
+    def last(self) -> bool: ...
+
+
+DrawnT = TypeVar("DrawnT", bound=_Drawn)
+
+
+class Steps(NamedTuple, Generic[DrawnT]):
+    """What a reader does on its way to a batch; all but `make` run under the lock."""
+
+    draw: Callable[[], DrawnT]
+    """Makes the next draw, without waiting."""
+    make: Callable[[DrawnT], Any]
+    """Makes the batch of a draw; runs in the worker."""
+    may: Callable[[], bool] | None = None
+    """Whether `draw` is permitted now; None where it always is."""
+    wait: Callable[[], None] | None = None
+    """Waits, with the lock free, until the queue holds a draw or `may()` is true; raises when the time is up."""
+    lost: Callable[[DrawnT], None] | None = None
+    """Takes a draw back whose batch could not be made."""
+
+
+@final
+class Prefetcher(Generic[DrawnT]):
+    """Keeps `depth` batches ready.
+
+    Draws are made in the caller's thread, in order, so that the sequence of batches is the one without
+    prefetch; the worker copies, collates and transforms. One worker: batches are delivered in order in any case, and
+    user transforms need not be thread-safe.
+
+    A reader waits for two things, one after the other, and neither can be withheld from it:
+
+    - for a place in the queue: a queued draw, of whichever reader, or the permission to draw. Both are looked at under
+      the lock of `waiters`, which also guards the queue, and every draw that is queued wakes the readers that wait.
+      A draw in the queue belongs to no reader: the next one that looks takes it. So no reader waits while a draw is
+      queued, and no draw stays queued while a reader waits.
+    - for the batch of the draw that it took: the worker makes the batches of all draws in order, waits for nobody, and
+      a failure is the result of the draw that it belongs to.
+
+    Holds no reference to whoever uses it, beside those of batches that are still to be made.
+
+    Args:
+        depth: batches to keep ready, at least 1.
+        waiters: the lock that guards the queue, and the calls that wait under it.
+    """
+
+    def __init__(self, depth: int, waiters: Waiters) -> None:
+        self.depth = depth
+        self.waits = 0
+        self._waiters = waiters
+        self._queue: deque[tuple[DrawnT, Future[Any]]] = deque()
+        self._executor: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    @property
+    def ready(self) -> int:
+        """Batches that are ready now."""
+        with self._waiters.lock:
+            return sum(future.done() for _, future in self._queue)
+
+    @property
+    def filled(self) -> bool:
+        """Whether a draw is queued; the caller holds the lock."""
+        return bool(self._queue)
+
+    @property
+    def tickets(self) -> list[DrawnT]:
+        """The queued draws, oldest first."""
+        with self._waiters.lock:
+            return [ticket for ticket, _ in self._queue]
+
+    def next(self, steps: Steps[DrawnT], *, within_epoch: bool = False) -> tuple[DrawnT, Any]:
+        """Return the oldest draw and its batch, having queued draws until `depth` follow it, as far as permitted.
+
+        If a draw raises, the error is the caller's and the queue stays as it is. If its batch cannot be made, the draw
+        is taken back before the error is raised.
+
+        Args:
+            steps: what to do.
+            within_epoch: do not draw beyond the end of the epoch.
+        """
+        with self._waiters.lock:
+            self._revive(steps)
+            self._fill(steps, within_epoch=within_epoch)
+            while not self._queue:
+                if steps.wait is not None:
+                    steps.wait()
+                self._fill(steps, within_epoch=within_epoch)
+            ticket, future = self._queue.popleft()
+            self.waits += not future.done()
+        try:
+            return ticket, future.result()
+        except BaseException:
+            if steps.lost is not None:
+                steps.lost(ticket)
+            raise
+
+    def _fill(self, steps: Steps[DrawnT], *, within_epoch: bool) -> None:
+        """Queue draws until there is one to take and `depth` follow it, as far as no draw has to wait."""
+        queue = self._queue
+        while len(queue) <= self.depth and not (within_epoch and queue and queue[-1][0].last):
+            if steps.may is not None and not steps.may():
+                return
+            ticket = steps.draw()
+            try:
+                queue.append((ticket, self._pool().submit(on_stream_of_caller(steps.make), ticket)))
+            except BaseException:
+                if steps.lost is not None:
+                    steps.lost(ticket)
+                raise
+            self._waiters.wake()
+
+    def clear(self) -> list[DrawnT]:
+        """Drop all queued batches and return their draws."""
+        with self._waiters.lock:
+            tickets = [ticket for ticket, _ in self._queue]
+            for _, future in self._queue:
+                future.cancel()
+            self._queue.clear()
+            return tickets
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-prefetch")
+            self._process = os.getpid()
+        return self._executor
+
+    def _revive(self, steps: Steps[DrawnT]) -> None:
+        """A forked child has the queue but not the thread: hand the queued draws to a thread of its own."""
+        if self._executor is not None and self._process != os.getpid():
+            self._executor = None
+            tickets = [ticket for ticket, _ in self._queue]
+            self._queue = deque((ticket, self._pool().submit(steps.make, ticket)) for ticket in tickets)
+
+
+_Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
+Dress: TypeAlias = "Callable[[Any, Ticket, dict[Any, Tensor]], Any]"
+_PLAIN = Ask()
+_FREE_TRIES = 2
+"""Batches that writers may spoil before the next one is made with the writers waiting."""
+
+
+class Batch(NamedTuple):
+    """A finished batch, the draw it came from, and what there is to say of its records."""
+
+    data: Any
+    ticket: Ticket
+    notes: dict[Any, Any]
+
+
+@final
+class Feed:
+    """Turns draws into batches.
+
+    Holds no reference to the buffer that it feeds: that hands its `dress` over with each call.
+
+    Args:
+        engine: where draws and rows come from.
+        depth: batches to keep ready; 0 is no prefetch.
+    """
+
+    def __init__(self, engine: AnyEngine, depth: int) -> None:
+        self._engine = engine
+        # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work
+        self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
+        self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
+
+    def next(self, size: int, dress: Dress, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
+        """Return the next batch of `size` rows.
+
+        Args:
+            size: rows.
+            dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one.
+                It gets the batch, the draw, and what slices and units have to say of each record.
+            within_epoch: keep prefetch from drawing beyond the epoch's end.
+            ask: how long to wait, where there is a gate, and how old rows may be.
+
+        Raises:
+            EpochEndError: with `within_epoch`, if no batch is left since rows were replaced.
+        """
+        if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
+            eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
+            return eager(self, size, dress, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
+        require_eager("sampling")
+        engine, tries = self._engine, 0
+        if engine.gate is not None:
+            ask = ask.begun(engine.gate)  # all tries share one time
+        while True:
+            if self.prefetch is None:
+                made = self._make_now(size, dress, ask) if tries < _FREE_TRIES else self._make_alone(size, dress, ask)
+                tries += 1
+            else:
+                made = self._make_ahead(self.prefetch, size, dress, ask, within_epoch=within_epoch)
+            if made is None:
+                if within_epoch and self.over:
+                    msg = "the rows left in the epoch were replaced: no batch of it is left"
+                    raise EpochEndError(msg)
+                continue  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
+            data, rows, notes = made
+            engine.deliver(rows.ticket)
+            if self.prefetch is not None:
+                notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
+            return Batch(data, rows.ticket, notes)
+
+    def _make_ahead(
+        self, prefetch: Prefetcher[Ticket], size: int, dress: Dress, ask: Ask, *, within_epoch: bool
+    ) -> _Made | None:
+        engine = self._engine
+
+        def may() -> bool:  # once one draw is queued no further one begins another epoch
+            return engine.may_draw(size) and not (within_epoch and prefetch.filled and self._spent())
+
+        steps = Steps(
+            draw=lambda: engine.draw(size, ahead=True, ask=ask),
+            make=lambda ticket: self._make(ticket, dress),
+            may=may,
+            wait=lambda: engine.hold_draw(size, ask, lambda: prefetch.filled),
+            lost=self._lose,
+        )
+        ticket, made = prefetch.next(steps, within_epoch=within_epoch)
+        if self._stream is not None:
+            made = self._take(*made)
+        if made is None:
+            self._lose(ticket)
+        return made  # type: ignore[no-any-return]
+
+    def _make_alone(self, size: int, dress: Dress, ask: Ask) -> _Made | None:
+        with self._engine.lock:
+            return self._make_now(size, dress, ask)
+
+    def _make_now(self, size: int, dress: Dress, ask: Ask) -> _Made | None:
+        ticket, made = self._engine.draw(size, ask=ask), None
+        try:
+            made = self.make(ticket, dress, None)
+        finally:
+            if made is None:
+                self._lose(ticket)
+        return made
+
+    def _make(self, ticket: Ticket, dress: Dress) -> Any:
+        if self._stream is None:
+            return self.make(ticket, dress, None)
+        return self._stream.run(lambda: self.make(ticket, dress, None))
+
+    def _lose(self, ticket: Ticket) -> None:
+        """Take note that the batch of a draw will reach nobody."""
+        engine = self._engine
+        if engine.gate is not None or engine.sampler.counting:
+            give_back(engine, ticket)
+
+    def make(self, ticket: Ticket, dress: Dress, collate: Callable[[Any], Any] | None) -> _Made | None:
+        """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
+        engine = self._engine
+        rows = engine.gather(ticket)
+        if rows is None:
+            return None
+        notes: dict[Any, Tensor] = {}
+        data = rows.present()
+        if rows.ticket.plan is not None:
+            data, notes = finish(data, rows.ticket.plan, engine.unit, rows.ticket.sampler)
+        data = rows.collate(data) if collate is None else collate(data)
+        return dress(data, rows.ticket, notes), rows, notes
+
+    def _take(self, made: _Made | None, event: Any) -> _Made | None:
+        if made is not None:
+            self._stream.take(made[0], event)  # type: ignore[union-attr]
+        return made
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Draws that are queued, oldest first."""
+        return [] if self.prefetch is None else self.prefetch.tickets
+
+    def _spent(self) -> bool:
+        engine = self._engine
+        return not engine.pending and engine.sampler.spent(engine.view())
+
+    @property
+    def over(self) -> bool:
+        """Whether no batch of the epoch is left: the last one was drawn, or the rows left cannot be drawn any more."""
+        with self._engine.lock:
+            return not self.tickets and (self._engine.sampler.ran_out or self._spent())
+
+    def drop(self) -> None:
+        """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
+        with self._engine.lock:
+            self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+
+    def forget(self) -> None:
+        """Forget queued batches; what they were drawn from has been replaced."""
+        if self.prefetch is not None:
+            self.prefetch.clear()
+
+    def redo(self) -> None:
+        """Forget queued batches but keep their draws, to be made again (after the chain of transforms has changed)."""
+        if self.prefetch is not None:
+            with self._engine.lock:
+                self._engine.pending.extendleft(reversed(self.prefetch.clear()))
+                self._engine.waiters.wake()
+
+    def restart(self) -> None:
+        """Forget all queued draws and begin a new epoch."""
+        with self._engine.lock:
+            self.drop()
+            self._engine.sampler.restart()
+
+
+END = object()
+"""What comes after the last batch."""
+
+
+@final
+class Pass:
+    """The batches of one iteration over a buffer: one new epoch, without end for sampling with replacement.
+
+    A generator is over once it has raised; here a call that waited in vain can be made again. Not thread-safe.
+
+    Args:
+        buffer: the buffer; it needs a batch size.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+        self._begun = self._over = False
+
+    def next(self, timeout_s: float | None = None) -> Any:
+        """Return the next batch, `END` after the last one.
+
+        Raises:
+            WaitTimeoutError: if writers did not come in time; nothing is drawn.
+        """
+        buffer = self._buffer
+        if self._over:
+            return END
+        if not buffer.sampler.epochal:
+            return buffer.sample(timeout_s=timeout_s)
+        feed, size = buffer._feed, buffer.batch_size  # noqa: SLF001 (one room)
+        if not self._begun:
+            feed.restart()
+            self._begun = True
+        elif feed.over:
+            self._over = True
+            return END
+        dress = buffer._dress  # noqa: SLF001
+        try:
+            batch = feed.next(size or 0, dress, within_epoch=True, ask=Ask(timeout_s))
+        except EpochEndError:
+            self._over = True
+            return END
+        self._over = batch.ticket.last
+        return batch.data

@@ -1,0 +1,271 @@
+"""Policy versions: runs of equal versions, kept as rows are written, and draws among the rows young enough."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+import torch
+
+from ostinato.core import kinds
+from ostinato.core.records import Draw, Run
+from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
+from ostinato.samplers import RandomSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import AnyEngine
+    from ostinato.core.records import Placement, View
+    from ostinato.storages import Storage
+    from ostinato.writers import Writer
+
+__all__ = ["Recent", "Runs", "Versions", "check_age", "check_versions", "draw_recent"]
+
+
+class Recent(NamedTuple):
+    """Rows of a ring, counted from the oldest of those that are not replaced: `[starts[i], starts[i] + lengths[i])`."""
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        """How many rows these are."""
+        return int(self.lengths.sum())
+
+    def pick(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the rows of these ranks. Cost: O(n log runs)."""
+        if self.starts.size == 1:
+            return ranks + int(self.starts[0])
+        ends = np.cumsum(self.lengths)
+        run = np.searchsorted(ends, ranks, side="right")
+        shifts: NDArray[np.int64] = self.starts - (ends - self.lengths)
+        return ranks + shifts[run]
+
+
+@final
+class Runs:
+    """Versions of rows in the order of writing, as runs of equal ones. Positions count rows written; no clock, no lock.
+
+    While versions do not decrease, the rows above a version are the newest ones: a search among runs finds them, O(log
+    runs). After a decrease all runs are looked at, O(runs), until the older side of it has been replaced.
+    """
+
+    def __init__(self) -> None:
+        self.written = 0
+        self._values: list[int] = []
+        self._ends: list[int] = []
+        self._first = 0
+        self._falls = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether no version present is smaller than the one before it."""
+        return self._falls == 0
+
+    def __len__(self) -> int:
+        """Runs present."""
+        return len(self._values) - self._first
+
+    def note(self, versions: NDArray[np.int64]) -> None:
+        """Take note of rows just written. Cost: O(n)."""
+        first, before = int(versions[0]), self.written
+        self.written += versions.size
+        values, ends = [first], [self.written]
+        if not bool((versions == first).all()):
+            cuts = np.flatnonzero(np.diff(versions)) + 1
+            values, ends = versions[np.r_[0, cuts]].tolist(), [*(cuts + before).tolist(), self.written]
+            self._falls += sum(b < a for a, b in pairwise(values))
+        if len(self) and self._values[-1] == first:
+            self._values.pop()
+            self._ends.pop()
+        elif len(self):
+            self._falls += first < self._values[-1]
+        self._values += values
+        self._ends += ends
+
+    def forget(self, rows: int) -> None:
+        """Drop the runs that lie before the newest `rows` rows. Cost: O(1) for each, over time."""
+        oldest = self.written - rows
+        stop = bisect_right(self._ends, oldest, lo=self._first)
+        if not self.ordered:
+            gone = self._values[self._first : stop + 1]
+            self._falls -= sum(b < a for a, b in pairwise(gone))
+        self._first = stop
+        if stop > 32 and 2 * stop > len(self._values):
+            del self._values[:stop], self._ends[:stop]
+            self._first = 0
+
+    @property
+    def newest(self) -> int:
+        """Largest version present."""
+        return self._values[-1] if self.ordered else max(self._values[self._first :])
+
+    def recent(self, rows: int, max_age: int) -> Recent:
+        """Return the rows, of the newest `rows`, whose version is at least the newest version less `max_age`."""
+        self.forget(rows)
+        oldest, first = self.written - rows, self._first
+        if self.ordered:
+            run = bisect_left(self._values, self._values[-1] - max_age, lo=first)
+            start = oldest if run == first else self._ends[run - 1]
+            return Recent(np.array([start - oldest]), np.array([self.written - start]))
+        values, ends = np.array(self._values[first:]), np.array(self._ends[first:]) - oldest
+        starts = np.r_[0, ends[:-1]]
+        young = values >= values.max() - max_age
+        return Recent(starts[young], (ends - starts)[young])
+
+
+@final
+class Versions:
+    """The version of each row, by run, in step with the storage. The engine calls it under its lock.
+
+    Args:
+        key: field that holds one integer for each row; nested ones as a tuple.
+    """
+
+    def __init__(self, key: Any) -> None:
+        path = (key,) if isinstance(key, str) else key
+        if not isinstance(path, tuple) or not path:
+            msg = f"version_key must be the name of a field, or a tuple of names for a nested one, got {key!r}"
+            raise KindError(msg)
+        self.path: tuple[Hashable, ...] = path
+        self._runs: Runs | None = Runs()
+
+    def read(self, storage: Storage, payload: Any, rows: int) -> NDArray[np.int64]:
+        """Return the versions of rows about to be written; nothing changes if they are refused.
+
+        Raises:
+            KeyMissingError: if they lack the field.
+            SchemaError: if it does not hold one integer for each row.
+        """
+        return self._checked(storage.scores(payload, self.path), rows)
+
+    def _checked(self, found: Tensor | None, rows: int) -> NDArray[np.int64]:
+        name = kinds.show_path(self.path)
+        if found is None:
+            msg = f"the rows lack the field {name}, which version_key names: write the policy's version there"
+            raise KeyMissingError(msg)
+        if found.dtype.is_floating_point or found.dtype.is_complex or found.numel() != rows:
+            msg = f"{name} must hold one integer for each of {rows} rows, got {found.dtype} {list(found.shape)}"
+            raise SchemaError(msg)
+        return found.detach().reshape(-1).to("cpu", torch.int64).numpy()
+
+    def note(self, placement: Placement, versions: NDArray[np.int64]) -> None:
+        """Take note of rows just written."""
+        if not isinstance(placement, Run):
+            self._runs = None
+        elif self._runs is not None:
+            self._runs.note(versions)
+            self._runs.forget(min(self._runs.written, placement.capacity))
+
+    def touch(self, path: tuple[Hashable, ...] | None) -> None:
+        """Take note of an edit of a field, or of whole rows (None): versions are read off the storage again."""
+        if path is None or path == self.path:
+            self._runs = None
+
+    def begin(self, rows: int) -> None:
+        """Take note that there are other rows now, or none."""
+        self._runs = None if rows else Runs()
+
+    def hold(self) -> Callable[[], None]:
+        """Return what brings the versions of now back: a load begins anew."""
+        kept = self._runs
+
+        def restore() -> None:
+            self._runs = kept
+
+        return restore
+
+    def recent(self, storage: Storage, cursor: int, max_age: int) -> tuple[Recent, int]:
+        """Return the rows that are young enough, and the slot of the first position."""
+        runs, first = self._present(storage, cursor)
+        return runs.recent(len(storage), max_age), first
+
+    def newest(self, storage: Storage, cursor: int) -> int:
+        """Return the largest version of the rows present, of which there are some."""
+        return self._present(storage, cursor)[0].newest
+
+    def _present(self, storage: Storage, cursor: int) -> tuple[Runs, int]:
+        rows = len(storage)
+        first = cursor if rows == storage.capacity else 0
+        runs = self._runs
+        if runs is None or runs.written < rows:
+            runs = self._runs = Runs()
+            slots = Run(first, rows, storage.capacity).slots(storage.device)
+            runs.note(self._checked(storage.scores_at(slots, self.path), rows))
+        runs.forget(rows)
+        return runs, first
+
+
+def check_versions(writer: Writer, versions: Versions | None) -> None:
+    """Refuse a writer that does not keep the order of time beside a `version_key`.
+
+    Raises:
+        OptionError: naming it.
+    """
+    if versions is not None and not writer.in_order:
+        msg = (
+            f"{type(writer).__name__} does not keep rows in the order in which they came, which version_key needs: use "
+            "RoundRobinWriter"
+        )
+        raise OptionError(msg)
+
+
+def begin_versions(key: str | tuple[str, ...] | None, writer: Writer, rows: int) -> Versions | None:
+    """Return the versions of a buffer that has so many rows already; None without a key.
+
+    Raises:
+        OptionError: if its writer does not keep the order of time.
+    """
+    if key is None:
+        return None
+    versions = Versions(key)
+    check_versions(writer, versions)
+    versions.begin(rows)
+    return versions
+
+
+def check_age(engine: AnyEngine, max_age: Any, *, prefetch: bool) -> int:
+    """Return a `max_age` that the buffer can keep to.
+
+    Raises:
+        OptionError: if there is no `version_key`, batches are prefetched, or something else says which rows are drawn.
+    """
+    if isinstance(max_age, bool) or not hasattr(max_age, "__index__") or max_age < 0:
+        msg = f"max_age must be an integer of at least 0 (versions), got {max_age!r}"
+        raise OptionError(msg)
+    if engine.versions is None:
+        msg = f"max_age={max_age} needs to know the versions of rows: make the buffer with version_key='...'"
+        raise OptionError(msg)
+    if prefetch:
+        msg = f"max_age={max_age} is that of the moment, and batches are prefetched: make the buffer without prefetch"
+        raise OptionError(msg)
+    if type(engine.sampler) is not RandomSampler:
+        msg = f"max_age={max_age} is available with RandomSampler, this buffer has {engine.sampler!r}"
+        raise OptionError(msg)
+    return int(max_age.__index__())
+
+
+def draw_recent(engine: Engine, view: View, batch_size: int, generator: torch.Generator | None, max_age: int) -> Draw:
+    """Draw rows uniformly among those whose version is at least the newest one less `max_age`.
+
+    Raises:
+        OptionError: if episodes leave only some rows to draw from.
+    """
+    if engine.versions is None or view.starts is not None:
+        msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
+        raise OptionError(msg)
+    found, first = engine.versions.recent(engine.storage, view.cursor, max_age)
+    ranks = torch.randint(0, found.rows, (batch_size,), generator=generator, device=view.device)
+    if found.starts.size == 1:
+        slots = ranks + (int(found.starts[0]) + first)
+    else:
+        slots = torch.from_numpy(found.pick(ranks.cpu().numpy())).to(view.device) + first
+    return Draw(slots.remainder_(view.capacity))

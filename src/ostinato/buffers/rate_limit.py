@@ -1,0 +1,611 @@
+"""Readers and writers that wait for each other: who waits, how long, and what the counts of `limits` let through."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from ostinato.core.forks import next_place, whole_in_forks
+from ostinato.errors import KindError, OptionError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.records import AnyEngine, Ticket
+    from ostinato.samplers import CountingSampler, Sampler
+    from ostinato.writers import Writer
+
+__all__ = [
+    "Ask",
+    "Flow",
+    "Gate",
+    "RateLimiter",
+    "Stock",
+    "Waiters",
+    "as_counting",
+    "check_counting",
+    "give_back",
+    "make_gate",
+    "renew_gate",
+    "replayable",
+    "retake",
+    "stock",
+]
+
+
+class Stock(NamedTuple):
+    """What a buffer has for its readers and writers at one moment."""
+
+    rows: int
+    """Rows that can be drawn; `min_size_to_sample` counts these."""
+    draws: int | None = None
+    """Draws that the rows are still good for; None for any number."""
+    room: int | None = None
+    """Rows that a writer may place; None for any number."""
+
+
+@final
+@dataclass(frozen=True)
+class RateLimiter:
+    """When readers and writers must wait for each other, after Cassirer et al., *Reverb* (2021).
+
+    The balance `samples_per_insert * rows written - rows drawn` stays within `error_buffer` of
+    `samples_per_insert * min_size_to_sample`: a write that would lift it above the band waits for readers, a draw that
+    would bring it below waits for writers. Below `min_size_to_sample` rows no draw is made, and every write goes ahead
+    (the last of these may leave the band upwards). Whole calls are admitted or wait: a batch counts with all its rows.
+    A frozen record: one limiter may serve several buffers, each of which has its own counts.
+
+    Args:
+        samples_per_insert: rows drawn for each row written; None sets no ratio.
+        error_buffer: how far the balance may be off, in rows drawn; at least `max(1, samples_per_insert)`. Give it half
+            of `samples_per_insert * (rows of a write) + (rows of a batch)` or more: narrower bands can stop both sides.
+        min_size_to_sample: rows that can be drawn before the first draw is made.
+        timeout_s: longest wait of calls that name none, in seconds; `math.inf` waits without end.
+
+    Raises:
+        OptionError: for numbers out of range, or one of ratio and error buffer without the other.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, RateLimiter, ReplayBuffer
+        >>> limiter = RateLimiter(samples_per_insert=2, error_buffer=16, min_size_to_sample=8)
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4, rate_limiter=limiter)
+        >>> index = rb.extend(torch.arange(16), timeout_s=1.0)
+        >>> len(rb.sample(timeout_s=1.0))
+        4
+    """
+
+    samples_per_insert: float | None = None
+    error_buffer: float | None = None
+    min_size_to_sample: int = 1
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check."""
+        size: Any = self.min_size_to_sample
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            msg = f"min_size_to_sample must be an integer of at least 1 (rows), got {size!r}"
+            raise OptionError(msg)
+        check_timeout(self.timeout_s)
+        ratio: Any = self.samples_per_insert
+        error: Any = self.error_buffer
+        if (ratio is None) != (error is None):
+            msg = (
+                f"samples_per_insert and error_buffer go together, got {ratio!r} and {error!r}: give both, or neither "
+                "for min_size_to_sample alone"
+            )
+            raise OptionError(msg)
+        if ratio is None or error is None:
+            return
+        for name, value in (("samples_per_insert", ratio), ("error_buffer", error)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                msg = f"{name} must be a finite number above 0, got {value!r}"
+                raise OptionError(msg)
+        if error < max(1, ratio):
+            msg = (
+                f"error_buffer must be at least max(1, samples_per_insert) = {max(1, ratio):g}, or no row could be "
+                f"written or drawn, got {error:g}"
+            )
+            raise OptionError(msg)
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Least and largest balance; infinite where there is no ratio."""
+        if self.samples_per_insert is None or self.error_buffer is None:
+            return -math.inf, math.inf
+        middle = self.samples_per_insert * self.min_size_to_sample
+        return middle - self.error_buffer, middle + self.error_buffer
+
+
+def check_timeout(timeout_s: Any) -> None:
+    """Refuse what is no number of seconds.
+
+    Raises:
+        OptionError: if it is negative or no number.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not float(timeout_s) >= 0:
+        msg = f"timeout_s must be a number of seconds of at least 0 (math.inf waits without end), got {timeout_s!r}"
+        raise OptionError(msg)
+
+
+def check_wait(timeout_s: Any, *, waits: bool) -> None:
+    """Refuse a timeout that is none, or that no call would wait for; None is no timeout.
+
+    Raises:
+        OptionError: naming it.
+    """
+    if timeout_s is None:
+        return
+    check_timeout(timeout_s)
+    if not waits:
+        msg = f"timeout_s={timeout_s} has no effect: no call waits in a buffer without rate_limiter; leave it out"
+        raise OptionError(msg)
+
+
+@final
+class Flow:
+    """Counts of rows written and drawn, and what a limiter says of them. Not thread-safe: its owner holds a lock.
+
+    Pure: it knows neither time nor threads, so that it works inside any server. Verdicts are exact: the
+    numbers of the limiter are taken as fractions and compared as integers. Cost of each: O(1).
+
+    Args:
+        limiter: the rules.
+    """
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self.limiter = limiter
+        self.written = 0
+        self.drawn = 0
+        self._step: tuple[int, int, int, int] | None = None
+        if limiter.samples_per_insert is not None and limiter.error_buffer is not None:
+            ratio, error = Fraction(limiter.samples_per_insert), Fraction(limiter.error_buffer)
+            scale = math.lcm(ratio.denominator, error.denominator)
+            middle = ratio * limiter.min_size_to_sample
+            self._step = int(ratio * scale), scale, int((middle - error) * scale), int((middle + error) * scale)
+
+    def may_write(self, rows: int, stock: Stock) -> bool:
+        """Whether a write of so many rows may go ahead now."""
+        if stock.room is not None and rows > stock.room:
+            return False
+        if self._step is None or stock.rows < self.limiter.min_size_to_sample:
+            return True
+        each, one, _, high = self._step
+        return (self.written + rows) * each - self.drawn * one <= high
+
+    def may_draw(self, rows: int, stock: Stock) -> bool:
+        """Whether a batch of so many rows may be drawn now."""
+        if stock.rows < self.limiter.min_size_to_sample or (stock.draws is not None and rows > stock.draws):
+            return False
+        if self._step is None:
+            return True
+        each, one, low, _ = self._step
+        return self.written * each - (self.drawn + rows) * one >= low
+
+    def check_write(self, rows: int, capacity: int | None) -> None:
+        """Refuse a write that could never go ahead; `capacity` is that of a queue.
+
+        Raises:
+            OptionError: naming what it exceeds.
+        """
+        if capacity is not None and rows > capacity:
+            msg = f"a write of {rows} rows never fits into a queue of {capacity}: write at most {capacity} rows at once"
+            raise OptionError(msg)
+        if self._step is not None and rows * self._step[0] > self._step[3] - self._step[2]:
+            self._refuse(f"a write of {rows} rows moves the balance by {self.limiter.samples_per_insert:g} each")
+
+    def check_draw(self, rows: int, capacity: int | None) -> None:
+        """Refuse a batch that could never be drawn; `capacity` is the draws that a full buffer is good for.
+
+        Raises:
+            OptionError: naming what it exceeds.
+        """
+        if capacity is not None and rows > capacity:
+            msg = f"a batch of {rows} rows never comes together: a full buffer is good for {capacity} draws"
+            raise OptionError(msg)
+        if self._step is not None and rows * self._step[1] > self._step[3] - self._step[2]:
+            self._refuse(f"a batch of {rows} rows moves the balance by 1 each")
+
+    def _refuse(self, what: str) -> None:
+        low, high = self.limiter.band
+        msg = f"{what}, more than the band [{low:g}, {high:g}] is wide: raise error_buffer, or make it smaller"
+        raise OptionError(msg)
+
+    def wrote(self, rows: int) -> None:
+        """Count rows written."""
+        self.written += rows
+
+    def drew(self, rows: int) -> None:
+        """Count rows drawn; a negative number takes draws back that reached nobody."""
+        self.drawn += rows
+
+    def begin(self, rows: int) -> None:
+        """Begin anew with rows that are there already: as if the buffer had just been filled to the first draw."""
+        self.written, self.drawn = min(rows, self.limiter.min_size_to_sample), 0
+
+    def why_no_write(self, rows: int, stock: Stock) -> str:
+        """Say what a write of so many rows waits for."""
+        if stock.room is not None and rows > stock.room:
+            return f"there is room for {stock.room} of {rows} rows until queued ones have been delivered"
+        if self._step is None:
+            return "nothing holds it up"
+        each, one, _, high = self._step
+        more = -((high - (self.written + rows) * each + self.drawn * one) // one)
+        return f"{more} more row(s) must be drawn before {rows} can be written"
+
+    def why_no_draw(self, rows: int, stock: Stock) -> str:
+        """Say what a batch of so many rows waits for."""
+        least = self.limiter.min_size_to_sample
+        if stock.rows < least:
+            return f"{stock.rows} row(s) can be drawn, min_size_to_sample is {least}"
+        if stock.draws is not None and rows > stock.draws:
+            return f"{rows} rows were asked for, and the rows present can be drawn {stock.draws} more time(s) in all"
+        if self._step is None:
+            return "nothing holds it up"
+        each, one, low, _ = self._step
+        more = -((self.written * each - (self.drawn + rows) * one - low) // each)
+        return f"{more} more row(s) must be written before {rows} can be drawn"
+
+    def counts(self) -> str:
+        """Say what was counted, and what is allowed."""
+        told = f"{self.written} row(s) written, {self.drawn} drawn"
+        ratio, error = self.limiter.samples_per_insert, self.limiter.error_buffer
+        if ratio is None or error is None:
+            return told
+        low, high = self.limiter.band
+        balance = ratio * self.written - self.drawn
+        return (
+            f"{told}; {ratio:g} x {self.written} - {self.drawn} = {balance:g} must stay in [{low:g}, {high:g}] "
+            f"(samples_per_insert={ratio:g}, error_buffer={error:g})"
+        )
+
+    def told(self, what: str, stock: Stock, writers: Sequence[int], readers: Sequence[int]) -> str:
+        """Say who has waited in vain, what there is, and what to do; those who wait now are named by their rows."""
+        ratio, least = self.limiter.samples_per_insert, self.limiter.min_size_to_sample
+        advice = "raise timeout_s, or see what became of the other side"
+        if writers and readers and ratio is not None:
+            wide = (max(writers) * ratio + max(readers)) / 2
+            advice = f"both sides wait: if the band is too narrow for these calls, make error_buffer {wide:g} or more"
+        rows = f"{stock.rows} row(s) can be drawn (min_size_to_sample={least})"
+        waiting = f"waiting now: {len(writers)} writer(s), {len(readers)} reader(s)"
+        return f"{what}; {self.counts()}; {rows}; {waiting}: {advice}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, and the rules that they were counted under."""
+        rules = self.limiter
+        named = {name: getattr(rules, name) for name in ("samples_per_insert", "error_buffer", "min_size_to_sample")}
+        return {"written": self.written, "drawn": self.drawn, **named}
+
+    def load_state_dict(self, state: dict[str, Any] | None, rows: int) -> str | None:
+        """Restore counts that were counted under the same rules; else begin anew with `rows` rows.
+
+        Returns:
+            What differs, in words, where the rules do; None otherwise.
+        """
+        mine = self.state_dict()
+        rules = mine.keys() - {"written", "drawn"} if state is not None else ()
+        differing = sorted(name for name in rules if mine[name] != (state or {})[name])
+        if state is None or differing:
+            self.begin(rows)
+        else:
+            self.written, self.drawn = int(state["written"]), int(state["drawn"])
+        return ", ".join(f"{name}={(state or {})[name]} (now {mine[name]})" for name in differing) or None
+
+
+class Ask(NamedTuple):
+    """What one call of `sample` asks for beside its size."""
+
+    timeout_s: float | None = None
+    """Longest wait; None is the limiter's."""
+    max_age: int | None = None
+    """Oldest version, counted back from the newest one; None takes all rows."""
+    until: float | None = None
+    """When the time is up, on the clock of `time.monotonic`; None begins with the first wait."""
+
+    def begun(self, gate: Gate) -> Ask:
+        """Return the same, its time beginning now."""
+        patience_s = gate.patience_s(self.timeout_s)
+        return Ask(patience_s, self.max_age, time.monotonic() + patience_s)
+
+
+@final
+class Waiters:
+    """The lock of a buffer, and the calls that wait under it until others let them go on.
+
+    One lock and one condition serve all that a call can wait for: room for a write, the permission to draw, a draw that
+    is queued by prefetch or was loaded. No wait outlasts its reason, by two rules:
+
+    1. A call looks at everything that could let it go on, and waits, without giving the lock back in between; when it
+       wakes, it looks at everything again.
+    2. Whoever changes something of that (rows, counts, queued and loaded draws, sampler, storage, limiter) does it with
+       the lock held, and calls `wake` before giving it back.
+
+    The lock is free while a call waits, and in a forked process. A thread that dies while it waits leaves nothing
+    behind.
+
+    Args:
+        outer: whether the lock is taken before those of other buffers, as that of an ensemble is.
+    """
+
+    def __init__(self, *, outer: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.place = -next_place() if outer else next_place()
+        """Who takes the locks of several buffers at once does it in the order of their places."""
+        whole_in_forks(self, self.lock, place=self.place)
+        self.writers: list[int] = []
+        """Rows of the writes that wait."""
+        self.readers: list[int] = []
+        """Rows of the draws that wait."""
+        self._changed = threading.Condition(self.lock)
+
+    def hold(
+        self, side: list[int], rows: int, until: float, held_by: Callable[[], Gate | None], why: Callable[[Gate], str]
+    ) -> None:
+        """Return once `held_by()` is None; the caller holds the lock, which is free meanwhile.
+
+        Args:
+            side: `writers` or `readers`.
+            rows: of the call.
+            until: when its time is up, on the clock of `time.monotonic`.
+            held_by: looks at everything that could let the call go on, and returns the gate that does not let it; what
+                it raises ends the wait.
+            why: the message of the error.
+
+        Raises:
+            WaitTimeoutError: if the time is up.
+        """
+        side.append(rows)
+        try:
+            while (gate := held_by()) is not None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeoutError(why(gate))
+                self._changed.wait(None if left == math.inf else min(left, threading.TIMEOUT_MAX))
+        finally:
+            side.remove(rows)
+
+    def wake(self) -> None:
+        """Let the calls that wait look again; the caller holds the lock."""
+        if self.writers or self.readers:
+            self._changed.notify_all()
+
+
+@final
+class Gate:
+    """What a `Flow` says of the calls of one buffer. Every method is called under the engine's lock.
+
+    It decides; `Engine.hold_write` and `Engine.hold_draw` wait, since a wait may outlive the gate (another sampler may
+    bring another one, or none).
+    """
+
+    def __init__(self, limiter: RateLimiter, waiters: Waiters) -> None:
+        self.flow = Flow(limiter)
+        self._delivered = 0
+        self._since = 0  # number of the first write that a draw under these counts may have met
+        self._waiters = waiters
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Counts and rules; no call waits in a copy."""
+        return {name: value for name, value in self.__dict__.items() if name != "_waiters"}
+
+    def attach(self, waiters: Waiters) -> None:
+        """Take the waiters of the engine that a copy belongs to."""
+        self._waiters = waiters
+
+    # -- may it -------------------------------------------------------------------------------------------------------
+
+    def patience_s(self, timeout_s: float | None) -> float:
+        """Return how long a call may wait, in seconds: what it says itself, or the limiter."""
+        return float(self.flow.limiter.timeout_s if timeout_s is None else timeout_s)  # numpy's may be narrow
+
+    def may_write(self, engine: AnyEngine, rows: int) -> bool:
+        """Whether so many rows may be written now."""
+        return self.flow.may_write(rows, stock(engine))
+
+    def may_draw(self, engine: AnyEngine, rows: int) -> bool:
+        """Whether so many rows may be drawn now."""
+        return self.flow.may_draw(rows, stock(engine))
+
+    def check_write(self, engine: Engine, rows: int) -> None:
+        """Raise for a write that could never go ahead.
+
+        Raises:
+            OptionError: naming what it exceeds.
+        """
+        bounded = engine.sampler.counting and as_counting(engine.sampler).bounded
+        self.flow.check_write(rows, engine.storage.capacity if bounded else None)
+
+    def check_draw(self, engine: Engine, rows: int) -> None:
+        """Raise for a draw that could never be made.
+
+        Raises:
+            OptionError: naming what it exceeds.
+        """
+        sampler = engine.sampler
+        self.flow.check_draw(rows, as_counting(sampler).draws_of(engine.storage.capacity) if sampler.counting else None)
+
+    def why_no_write(self, engine: Engine, rows: int, waited_s: float) -> str:
+        """Say what a write waited for, and which calls wait."""
+        why = (
+            f"a write of {rows} row(s) waited {waited_s:g} s for readers: {self.flow.why_no_write(rows, stock(engine))}"
+        )
+        return self.flow.told(why, stock(engine), self._waiters.writers, self._waiters.readers)
+
+    def why_no_draw(self, engine: Engine, rows: int, waited_s: float) -> str:
+        """Say what a draw waited for, and which calls wait."""
+        there = stock(engine)
+        why = f"a draw of {rows} row(s) waited {waited_s:g} s for writers: {self.flow.why_no_draw(rows, there)}"
+        return self.flow.told(why, there, self._waiters.writers, self._waiters.readers)
+
+    # -- what has happened --------------------------------------------------------------------------------------------
+
+    def wrote(self, rows: int) -> None:
+        """Count rows written."""
+        self.flow.wrote(rows)
+        self._waiters.wake()
+
+    def drew(self, ticket: Ticket) -> None:
+        """Count the rows of a draw."""
+        self.flow.drew(rows_of(ticket))
+        self._waiters.wake()
+
+    def delivered(self, engine: Engine, ticket: Ticket) -> None:
+        """Count the rows of a batch that reached its reader."""
+        if not self._knows(engine, ticket):
+            return
+        self._delivered += rows_of(ticket)
+        if engine.sampler.counting and ticket.sampler is engine.sampler:
+            as_counting(engine.sampler).deliver(ticket.draw)
+        self._waiters.wake()
+
+    def undrew(self, engine: Engine, ticket: Ticket) -> None:
+        """Take a draw back that reached nobody."""
+        if self._knows(engine, ticket):
+            self.flow.drew(-rows_of(ticket))
+        self._waiters.wake()
+
+    def _knows(self, engine: Engine, ticket: Ticket) -> bool:
+        return ticket.stamps is engine.stamps and ticket.serial >= self._since
+
+    def begin(self, engine: Engine) -> None:
+        """Begin to count anew, with the rows that are there already."""
+        self.flow.begin(len(engine.storage))
+        # of an empty buffer nothing can be drawn before the next write: draws of before are not of these counts
+        self._delivered, self._since = 0, engine.stamps.written + (len(engine.storage) == 0)
+        self._waiters.wake()
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self, queued: Sequence[Ticket]) -> dict[str, Any]:
+        """Return the counts: rows drawn are those delivered and those queued, as only these will ever arrive."""
+        return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
+
+    def hold(self) -> Callable[[], None]:
+        """Return what brings the counts of now back."""
+        flow = self.flow
+        kept = flow.written, flow.drawn, self._delivered, self._since
+
+        def restore() -> None:
+            flow.written, flow.drawn, self._delivered, self._since = kept
+
+        return restore
+
+    def load_state_dict(self, engine: Engine, state: dict[str, Any] | None) -> None:
+        """Restore counts. The rules stay this buffer's own: saved under others, the counts begin anew."""
+        differing = self.flow.load_state_dict(state, len(engine.storage))
+        self._delivered = self.flow.drawn - sum(map(rows_of, engine.pending))
+        self._since = engine.stamps.written
+        self._waiters.wake()
+        if differing is not None:
+            warnings.warn(
+                f"the checkpoint was saved under another rate limiter: {differing}. This buffer's own holds, and "
+                "counts anew from now on",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def rows_of(ticket: Ticket) -> int:
+    """Return how many rows of a batch a draw counts for: those of slices, else the rows drawn."""
+    return int((ticket.draw.slots if ticket.draw.rows_each is None else ticket.records).shape[0])
+
+
+def as_counting(sampler: Sampler) -> CountingSampler:
+    """Return a sampler that says it counts draws, as what it then is."""
+    return sampler  # type: ignore[return-value]
+
+
+def stock(engine: AnyEngine) -> Stock:
+    """Return what a buffer has for readers and writers now."""
+    if not engine.sampler.counting:
+        return Stock(len(engine.storage))
+    sampler, view = as_counting(engine.sampler), engine.view()
+    return Stock(sampler.rows_left, sampler.draws_left, sampler.room(view))
+
+
+def make_gate(limiter: Any, engine: Engine) -> Gate | None:
+    """Return the gate that a buffer needs; None where nobody ever waits.
+
+    Raises:
+        KindError: if the limiter is none.
+        OptionError: if sampling could never begin.
+    """
+    if limiter is None and not (engine.sampler.counting and as_counting(engine.sampler).bounded):
+        return None
+    if limiter is not None and not isinstance(limiter, RateLimiter):
+        msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
+        raise KindError(msg)
+    gate = Gate(RateLimiter() if limiter is None else limiter, engine.waiters)
+    rules, size = gate.flow.limiter, engine.storage.max_size
+    if rules.min_size_to_sample > size:
+        msg = f"min_size_to_sample={rules.min_size_to_sample} rows are never there: the storage has max_size={size}"
+        raise OptionError(msg)
+    gate.begin(engine)
+    return gate
+
+
+def renew_gate(engine: Engine) -> None:
+    """Follow a new sampler in a buffer that was given no limiter: a queue holds its writers up, others do not."""
+    made = make_gate(None, engine)
+    if made is None or engine.gate is None:
+        engine.gate = made
+    engine.waiters.wake()
+
+
+def replayable(data: Any) -> Any:
+    """Return rows that can be read twice: before a wait, and after it."""
+    return list(data) if isinstance(data, Iterator) else data
+
+
+def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> None:
+    """Refuse what does not go with a sampler that uses rows up.
+
+    Raises:
+        OptionError: naming it.
+    """
+    if not sampler.counting:
+        return
+    if (unit is not None and not unit.plain) or wanted is not None:
+        msg = (
+            f"{sampler!r} counts the draws of single rows, it has no windows or episodes: leave out "
+            f"{'sample_unit' if unit is not None and not unit.plain else 'episodes'}"
+        )
+        raise OptionError(msg)
+    if as_counting(sampler).in_order and not writer.in_order:
+        msg = (
+            f"{sampler!r} needs rows in the order in which they came: use RoundRobinWriter, not {type(writer).__name__}"
+        )
+        raise OptionError(msg)
+
+
+def give_back(engine: AnyEngine, ticket: Ticket) -> None:
+    """Take a draw back whose batch reached nobody, where draws are counted."""
+    with engine.lock:
+        mine = ticket.stamps is engine.stamps and ticket.sampler is engine.sampler  # else they are gone
+        if mine and engine.sampler.counting:
+            as_counting(engine.sampler).undo(ticket.draw, engine.view())
+        if engine.gate is not None:
+            engine.gate.undrew(engine, ticket)
+
+
+def retake(engine: Engine, tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Return the draws of a checkpoint that are still to be delivered; of those that are void the rows go back."""
+    if not engine.sampler.counting:
+        return list(tickets)
+    sampler, view, kept = as_counting(engine.sampler), engine.view(), []
+    for ticket in tickets:
+        stamps = ticket.draw.stamps
+        if stamps is not None and bool(view.stamps.match(ticket.draw.slots, stamps).all()):
+            kept.append(ticket)
+        else:
+            sampler.undo(ticket.draw, view)
+    sampler.resume([ticket.draw for ticket in kept], view)
+    return kept

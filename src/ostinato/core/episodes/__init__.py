@@ -1,0 +1,1 @@
+"""Episodes: the fields that end them, and the table of where they lie."""

@@ -1,0 +1,194 @@
+"""Late fields: columns that `write_all` brought after the first rows, and which rows have them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor
+
+from ostinato.core.casts import cast, read
+from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
+from ostinato.core.rows import as_bits
+from ostinato.errors import KeyMissingError, KindError, SchemaError
+
+if TYPE_CHECKING:
+    from ostinato.core.rows import Path
+
+__all__ = ["LateFields"]
+
+
+@final
+class LateFields:
+    """Fields added after the storage was laid out, each with a mask of the rows that hold it.
+
+    Not on the hot path: a storage without late fields never calls in here.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._capacity = capacity
+        self._device = device
+        self.columns: dict[Path, Tensor] = {}
+        self.has: dict[Path, Tensor] = {}
+        self._warned: set[Path] = set()
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any."""
+        return bool(self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in (*self.columns.values(), *self.has.values()))
+
+    def split(self, data: Any, known: set[Path], batch: tuple[int, ...] | None) -> tuple[Any, dict[Path, Tensor]]:
+        """Take the top-level keys out of `data` that the schema does not know; they become late fields.
+
+        Args:
+            data: rows; only dicts and TensorDicts can bring new keys.
+            known: paths of the schema.
+            batch: leading dimensions to check, then flattened away; None leaves both to `rows`.
+
+        Raises:
+            KindError: if a new value is not a tensor, array or number.
+            SchemaError: if its leading dimensions, or those of a row, differ.
+        """
+        if not (isinstance(data, dict) or is_tensordict(data)):
+            return data, {}
+        roots = {path[0] for path in known if path}
+        fresh = [key for key in data.keys() if key not in roots]  # noqa: SIM118 (a TensorDict iterates over rows)
+        if not fresh:
+            return data, {}
+        late: dict[Path, Tensor] = {}
+        for key in fresh:
+            value = data.get(key)
+            if is_non_tensor(value) or isinstance(value, (str, bytes)) or is_text(value, 1):
+                msg = (
+                    f"the new {show_field((key,))} is text or another non-tensor value: only tensors can be added to "
+                    "stored rows; give such fields with the first rows"
+                )
+                raise KindError(msg)
+            if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
+                msg = f"the new {show_field((key,))} is nested: write its leaves as fields of their own"
+                raise KindError(msg)
+            column = self.columns.get((key,))
+            late[(key,)] = as_tensor(value, (key,)) if column is None else read(value, column.dtype, (key,))
+        rest = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
+        return rest, late if batch is None else self.rows(late, batch)
+
+    def refuse_unknown(self, late: dict[Path, Tensor]) -> None:
+        """Refuse fields that were not added before.
+
+        Raises:
+            SchemaError: naming the field and the verbs that may add it.
+        """
+        for path in late:
+            if path not in self.columns:
+                msg = (
+                    f"unknown {show_field(path)}: extend() takes the stored fields; write_all() and rb[...] = "
+                    "may add one"
+                )
+                raise SchemaError(msg)
+
+    def rows(self, late: dict[Path, Tensor], batch: tuple[int, ...]) -> dict[Path, Tensor]:
+        """Check new fields against leading dimensions `batch` and what is stored, and flatten them to `[rows, *shape]`.
+
+        Raises:
+            SchemaError: naming the field, what was expected and got.
+        """
+        out: dict[Path, Tensor] = {}
+        for path, value in late.items():
+            if tuple(value.shape[: len(batch)]) != tuple(batch):
+                msg = f"{show_field(path)} must have the batch size {list(batch)}, got shape {list(value.shape)}"
+                raise SchemaError(msg)
+            shape = tuple(value.shape[len(batch) :])
+            column = self.columns.get(path)
+            if column is not None and tuple(column.shape[1:]) != shape:
+                msg = (
+                    f"{show_field(path)} must be {column.dtype}{list(column.shape[1:])} per row, got "
+                    f"{value.dtype}{list(shape)}"
+                )
+                raise SchemaError(msg)
+            fitted = value if column is None else cast(value, column.dtype, path, self._warned)
+            out[path] = fitted.reshape((math.prod(batch), *shape))
+        return out
+
+    def set(self, slots: Tensor, values: dict[Path, Tensor], rows: Tensor | None = None) -> None:
+        """Write new fields at `slots`, and mark every other late field of these rows as lacking.
+
+        Args:
+            slots: int64 `[n]`.
+            values: path -> `[total, *shape]`.
+            rows: which of the `total` rows go to the slots; None means all, in order.
+        """
+        for mask in self.has.values():
+            mask[slots] = False
+        for path in [path for path, mask in self.has.items() if path not in values and not bool(mask.any())]:
+            # no row holds it any more: the field is gone
+            self.has = {key: mask for key, mask in self.has.items() if key != path}
+            self.columns = {key: column for key, column in self.columns.items() if key != path}
+        for path, value in values.items():
+            self.put(path, slots, value if rows is None else value[rows.to(value.device)])
+
+    def put(self, path: Path, slots: Tensor, value: Tensor) -> None:
+        """Write one field at `slots`, leaving the others."""
+        if path not in self.columns:
+            shape = (self._capacity, *value.shape[1:])
+            # new dicts, not edits: a reader may be walking the old ones
+            with torch.inference_mode(mode=False):
+                has = torch.zeros(self._capacity, dtype=torch.bool, device=self._device)
+                column = torch.zeros(shape, dtype=value.dtype, device=self._device)
+            self.has = {**self.has, path: has}
+            self.columns = {**self.columns, path: column}
+        as_bits(self.columns[path])[slots] = as_bits(value.to(self._device))
+        self.has[path][slots] = True
+
+    def get(self, slots: Tensor) -> dict[Path, Tensor]:
+        """Return the late fields of the rows at `slots`. Copy.
+
+        A field that none of these rows has is left out.
+
+        Raises:
+            KeyMissingError: if some of the rows lack a field, naming it and their number.
+        """
+        out: dict[Path, Tensor] = {}
+        for path, column in self.columns.items():
+            has = self.has[path][slots]
+            lacking = int((~has).sum())
+            if lacking == has.shape[0]:
+                continue
+            if lacking:
+                msg = (
+                    f"{lacking} of the {has.shape[0]} rows read lack the field {show_path(path)}, which "
+                    "was added to other rows: "
+                    "write it to all rows (write_all), or read rows that have it"
+                )
+                raise KeyMissingError(msg)
+            out[path] = as_bits(column)[slots].view(column.dtype)
+        return out
+
+    def require_all(self, slots: Tensor) -> None:
+        """Check rows that are about to be sampled.
+
+        Raises:
+            KeyMissingError: if any of them lacks a late field.
+        """
+        for path, mask in self.has.items():
+            lacking = int((~mask[slots]).sum())
+            if lacking:
+                msg = (
+                    f"{lacking} of the {slots.shape[0]} rows sampled lack the field {show_path(path)}: it "
+                    "was added to other rows "
+                    "by write_all; write it to all rows before sampling"
+                )
+                raise KeyMissingError(msg)
+
+    def view(self, span: slice, rows: int) -> dict[Path, Tensor]:
+        """Return views of the fields that all of the rows in a span of `[0, rows)` have; see `get`."""
+        held = self.get(torch.arange(rows, device=self._device)[span])
+        return {path: self.columns[path][span] for path in held}
+
+    def clear(self) -> None:
+        """Forget all late fields."""
+        self.columns, self.has = {}, {}

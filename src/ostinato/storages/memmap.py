@@ -1,0 +1,262 @@
+"""LazyMemmapStorage: tensors in files mapped into memory, for buffers larger than RAM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.core.rows import decode_schema, encode_schema
+from ostinato.durable.arrays import ArrayRecord, read_array, write_array
+from ostinato.durable.manifest import read_manifest, write_manifest
+from ostinato.errors import CheckpointError, OptionError, UsageError
+from ostinato.storages.late_fields import LateFields
+from ostinato.storages.lazy import LazyTensorStorage
+from ostinato.storages.memory import MappedMemory, Memory
+from ostinato.storages.object_columns import check_objects, pack_column, unpack_column
+from ostinato.storages.single_copy import MirroredTable, checked_apart, find_pairs
+from ostinato.storages.table import Block, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.core.rows import Schema
+
+__all__ = ["LazyMemmapStorage"]
+
+_FORMAT = "ostinato-mapped-storage"
+
+
+class LazyMemmapStorage(LazyTensorStorage):
+    """Rows in memory-mapped files: the operating system keeps in memory what is used, the disk holds the rest.
+
+    It is scratch space, not a checkpoint: rows reach the disk when the system writes them back. `flush()` makes
+    them durable and writes the manifest that lets a later process reopen the directory; the next write removes it,
+    so that a directory reopens only as it was flushed. `dumps` saves a copy. One storage at a time uses a directory.
+
+    Text and other non-tensor fields are kept as Python objects in memory; `flush` writes them to files as UTF-8 or
+    JSON.
+
+    Args:
+        max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.
+        scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
+        device: "cpu" or "auto"; kept for TorchRL's signature.
+        ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
+        existsok: allow `scratch_dir` to hold files. Where `flush` left its manifest, the storage opens with its rows;
+            otherwise files of an earlier storage are replaced at the first write.
+        packed: see `LazyTensorStorage`.
+        single_copy: see `LazyTensorStorage`; what lies apart is in files of its own.
+        allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
+        compilable: no effect, see `LazyTensorStorage`.
+
+    Raises:
+        OptionError: if the directory holds files and `existsok` is false, or for another device.
+        CheckpointError: if the directory was made with another capacity or `ndim`.
+        StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyMemmapStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyMemmapStorage(1000), batch_size=4)
+        >>> rb.extend({"obs": torch.zeros(8, 3)}).shape
+        torch.Size([8])
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        packed: bool = True,
+        single_copy: bool | Mapping[Any, Any] = False,
+        allow_pickle: bool = False,
+        compilable: bool = False,
+    ) -> None:
+        if device != "auto" and torch.device(device).type != "cpu":
+            msg = f"mapped files live on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
+            raise OptionError(msg)
+        super().__init__(
+            max_size,
+            device="cpu",
+            ndim=ndim,
+            packed=packed,
+            single_copy=single_copy,
+            allow_pickle=allow_pickle,
+            compilable=compilable,
+        )
+        self._directory = None if scratch_dir is None else Path(scratch_dir)
+        self._mapped: MappedMemory | None = None
+        self._flushed = False
+        if self._directory is not None and self._directory.exists():
+            if not existsok and (not self._directory.is_dir() or any(self._directory.iterdir())):
+                msg = (
+                    f"the directory {self._directory} exists: pass existsok=True to reopen it, or choose "
+                    "another scratch_dir"
+                )
+                raise OptionError(msg)
+            if (self._directory / "manifest.json").exists():
+                self._reopen(self._directory)
+
+    @property
+    def mappable(self) -> bool:  # type: ignore[override]
+        """Never: its rows are in files of its own."""
+        return False
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """Directory of the files; None before the first row of a temporary one."""
+        return self._mapped.directory if self._mapped is not None else self._directory
+
+    def flush(self) -> None:
+        """Write all rows to disk and leave a manifest, so that `existsok=True` opens them again.
+
+        Cost: the dirty pages. The next write ends it: call `flush` again when writing is done.
+
+        Raises:
+            UsageError: if nothing was written yet, or the directory is temporary.
+            CheckpointError: if a non-tensor field holds objects that are no text or plain values.
+        """
+        if self._table is None or self._mapped is None or self._mapped.temporary:
+            msg = "flush() needs rows in a scratch_dir of your choice: this storage is " + (
+                "empty" if self._table is None else "temporary; pass scratch_dir, or save with dumps()"
+            )
+            raise UsageError(msg)
+        if self._late:
+            msg = f"flush() cannot keep fields added later ({list(self._late.columns)}): save with dumps()"
+            raise UsageError(msg)
+        objects = self._write_objects(self._mapped.directory)
+        single = None
+        if isinstance(self._table, MirroredTable):
+            single = _save_sides(self._mapped.directory, self._table, self._rows)
+        self._mapped.sync()
+        write_manifest(
+            self._mapped.directory,
+            {
+                "rows": self._rows,
+                "cursor": self._cursor,
+                "lanes": self._num_envs,
+                "max_size": self._max_size,
+                "capacity": self._table.capacity,
+                "ndim": self.ndim,
+                "schema": encode_schema(self._table.schema),
+                "single_copy": single,
+                **({} if objects is None else {"objects": objects}),
+                "layout": [[block.stride, [list(member) for member in block.members]] for block in self._table.layout],
+            },
+            format_name=_FORMAT,
+        )
+        self._flushed = True
+
+    def _write_objects(self, directory: Path) -> dict[str, Any] | None:
+        """Write the fields of objects to files of their own; return their records."""
+        if self._objects is None:
+            return None
+        columns = self._objects.state(self._rows, allow_pickle=False)["objects"]
+        packed = {name: pack_column(name, values, allow_pickle=False) for name, values in columns.items()}
+        records = {}
+        for number, (name, (form, *arrays)) in enumerate(packed.items()):
+            files = []
+            for part, array in zip(("text", "ends"), arrays, strict=True):
+                (directory / f"block-{part}{number}.bin").unlink(missing_ok=True)
+                files.append(write_array(directory, f"block-{part}{number}.bin", array).to_json())
+            records[name] = {"form": form, "files": files}
+        return records
+
+    def _read_objects(self, directory: Path, body: dict[str, Any]) -> None:
+        """Make the fields of objects of a directory that is reopened."""
+        schema = self._require().schema
+        self._objects = self._object_columns(schema, body["capacity"])
+        if self._objects is None:
+            return
+        found = {}
+        for name, node in body.get("objects", {}).items():
+            text, ends = (read_array(directory, ArrayRecord.from_json(record)) for record in node["files"])
+            found[name] = unpack_column(name, node["form"], text, ends, allow_pickle=False)
+        state = {"rows": self._rows, "objects": found}
+        check_objects(schema, state)
+        self._objects.load(state)
+
+    def _about_to_change(self) -> None:
+        """Remove the manifest of an earlier `flush` before rows change: after a crash nobody must mix old with new."""
+        if self._flushed and self._mapped is not None:
+            (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
+            self._flushed = False
+
+    def _memory(self) -> Memory:
+        self._mapped = MappedMemory(self._directory)
+        return self._mapped
+
+    def _reopen(self, directory: Path) -> None:
+        body = read_manifest(directory, format_name=_FORMAT).body
+        if (body["max_size"], body["ndim"]) != (self._max_size, self.ndim):
+            msg = (
+                f"the directory {directory} holds a storage with max_size={body['max_size']}, ndim={body['ndim']}, "
+                f"got max_size={self._max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
+            )
+            raise CheckpointError(msg)
+        schema = decode_schema(body["schema"])
+        layout = [
+            Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]
+        ]
+        single = body.get("single_copy")
+        if bool(single) != bool(self._single_copy):
+            msg = (
+                f"the directory {directory} holds a storage {'with' if single else 'without'} single_copy, got "
+                f"single_copy={self._single_copy!r}: open it as it was made, or choose another scratch_dir"
+            )
+            raise CheckpointError(msg)
+        self._mapped = MappedMemory(directory)
+        self._mapped.must_exist({f"block{n}.bin": b.stride * body["capacity"] for n, b in enumerate(layout)})
+        if single:
+            self._table = self._reopen_single(schema, layout, body)
+        else:
+            self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
+        self._rows, self._cursor, self._num_envs = body["rows"], body["cursor"], body["lanes"]
+        self._read_objects(directory, body)
+        self._late = LateFields(self._table.capacity, self.device)
+        self._flushed = True
+
+    def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> MirroredTable:
+        rows, num_envs, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])
+        mapped, naming = self._mapped, None if isinstance(self._single_copy, bool) else self._single_copy
+        pairs = find_pairs(schema, naming)
+        records = [ArrayRecord.from_json(node) for node in body["single_copy"]]
+        apart, *nexts = [read_array(mapped.directory, record) for record in records]  # type: ignore[union-attr]
+        apart = checked_apart(apart, rows, num_envs, capacity)
+        wanted = [(schema.leaves[i].dtype, (int(apart.sum()), *schema.leaves[i].shape)) for i, _ in pairs]
+        if [(value.dtype, tuple(value.shape)) for value in nexts] != wanted or num_envs < 1:
+            msg = f"the directory {self._directory} was made with another single_copy, or is damaged"
+            raise CheckpointError(msg)
+        table = MirroredTable(schema, capacity, num_envs, pairs, mapped, packed=self._packed, layout=layout)  # type: ignore[arg-type]
+        table.begin(apart, nexts)
+        return table
+
+    def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        if self._directory is not None and any(self._directory.glob("block*.bin")):
+            # left by a run that never flushed: which of its bytes are rows is not known
+            for path in self._directory.glob("block*.bin"):
+                path.unlink()
+        super()._lay_out(schema, batch, device)
+
+    def _options(self) -> dict[str, Any]:
+        """Pickling copies: the copy lives in temporary files of its own."""
+        return {
+            "ndim": self.ndim,
+            "packed": self._packed,
+            "single_copy": self._single_copy,
+            "allow_pickle": self.allow_pickle,
+        }
+
+
+def _save_sides(directory: Path, table: MirroredTable, rows: int) -> list[dict[str, Any]]:
+    """Write which rows keep a next observation apart, and those, to files of their own; return their records."""
+    apart, nexts = table.apart_rows(rows)
+    records = []
+    for number, value in enumerate([apart, *nexts]):
+        (directory / f"block-apart{number}.bin").unlink(missing_ok=True)
+        records.append(write_array(directory, f"block-apart{number}.bin", value).to_json())
+    return records
