@@ -1,4 +1,4 @@
-"""The write path of a sharded buffer: ask the limiter, choose a shard, send rows there, or to the next one."""
+"""Writing to shards: rows to one shard each, and priorities to the shards that hold their rows."""
 
 from __future__ import annotations
 
@@ -12,85 +12,125 @@ from torch import Tensor
 
 from ostinato.buffers.priority_updates import priorities_of_batch, unpack_update
 from ostinato.buffers.rate_limit import RateLimiter, replayable
-from ostinato.distributed.rate_limit_actor import GRACE_S, count_rows
-from ostinato.distributed.ray_client import AGAIN, ray
-from ostinato.distributed.routing import Rota, split_index
-from ostinato.distributed.serialization import Parcel
+from ostinato.core import kinds
+from ostinato.distributed.rate_limit_actor import GRACE_S
+from ostinato.distributed.ray_client import RETRY, ray
+from ostinato.distributed.routing import WriteOrder, split_index
+from ostinato.distributed.serialization import Serialized
 from ostinato.errors import KindError, SchemaError, SlotError, UsageError
 from ostinato.samplers.priority_tree import REDUCTIONS, refuse_bad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.distributed.rate_limit_actor import Turnstile
-    from ostinato.distributed.shard_client import Fleet
+    from ostinato.distributed.rate_limit_actor import RateLimitClient
+    from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["About", "Change", "Sender", "one_shard", "route", "unpack_batch", "unpack_shares"]
+__all__ = ["PriorityUpdate", "ShardInfo", "ShardWriter", "count_rows", "one_shard"]
 
 
-class About(NamedTuple):
-    """What a handle knows of the shards, which are all alike."""
+class ShardInfo(NamedTuple):
+    """Properties of the shards, which are the same for all."""
 
     batch_size: int | None
     prioritized: bool
     priority_key: str | tuple[str, ...]
     reduction: str
     capacity: int
-    """Rows of a shard."""
+    """Rows of one shard."""
     counting: bool
-    """Whether draws use rows up."""
+    """Whether draws consume rows."""
     waits: bool
-    """Whether shards hold their writers up: a queue does."""
+    """Whether writes may wait for room in the shard, as with a queue."""
 
     @property
     def reduce(self) -> Callable[[Tensor], Tensor]:
-        """Make one priority of those of an item's steps."""
+        """The function that reduces the priorities of an item's steps to one."""
         return REDUCTIONS[self.reduction]
 
 
-class Change(NamedTuple):
-    """New priorities of the whole, not yet routed."""
+# -- priorities -------------------------------------------------------------------------------------------------------
 
-    where: Tensor
-    """Indices of the whole, int64 `[n]`."""
+
+class PriorityUpdate(NamedTuple):
+    """New priorities, checked."""
+
+    rows: Tensor
+    """Indices of the whole buffer, int64 `[n]`."""
     values: Tensor
     """`[n, *shape]`, or `[]`: one for all."""
-    stamps: Tensor | None
+    generations: Tensor | None
     """int64 `[n]`."""
 
+    @classmethod
+    def parse(cls, shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
+        """Check the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
 
-def unpack_shares(about: About, index: Any, priority: Any, generation: Any) -> Change | None:
-    """Return what `update_priority` was given; None, and a warning, where shards keep no priorities.
+        Raises:
+            UsageError: There are no priorities.
+            PriorityError: Priorities are negative or not finite.
+        """
+        if not _has_priorities(shards):
+            return None
+        if priority is None:
+            msg = "update_priority() needs the new priorities: update_priority(index, priority)"
+            raise UsageError(msg)
+        return cls._checked(*unpack_update(index, priority, generation))
 
-    Raises:
-        UsageError: if there are no priorities.
-        PriorityError: for priorities that are negative or not finite.
-    """
-    if not _keeps(about):
-        return None
-    if priority is None:
-        msg = "update_priority() needs the new priorities: update_priority(index, priority)"
-        raise UsageError(msg)
-    return _change(*unpack_update(index, priority, generation))
+    @classmethod
+    def parse_batch(cls, shards: ShardInfo, data: Any) -> PriorityUpdate | None:
+        """Check the argument of `update_tensordict_priority`; see `parse`."""
+        if not _has_priorities(shards):
+            return None
+        return cls._checked(*priorities_of_batch(data, shards.priority_key, shards.reduce, 1))
+
+    @classmethod
+    def _checked(cls, index: Any, priority: Any, generations: Any) -> PriorityUpdate:
+        where = _integers("index", index)
+        values = _numbers(priority, where)
+        plain = values.reshape(-1).to(torch.float64)
+        if not bool(((plain >= 0) & (plain < torch.inf)).all()):
+            refuse_bad(plain)
+        if generations is not None:
+            generations = _integers("generation", generations).reshape(-1)
+            if generations.shape[0] != where.numel():
+                msg = (
+                    f"generation must hold one integer for each of the {where.numel()} rows, got {generations.shape[0]}"
+                )
+                raise SchemaError(msg)
+        return cls(where.reshape(-1), values, generations)
+
+    def by_shard(self, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+        """Return slots, priorities and generations for each shard; rows that were not kept (-1) are left out.
+
+        Raises:
+            SlotError: An index names no shard, or no slot of its shard.
+        """
+        owners, slots = split_index(self.rows)
+        _check_owners(owners, self.rows, shards)
+        bad = slots >= capacity
+        if bool(bad.any()):
+            first = int(self.rows[bad][0])
+            msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
+            raise SlotError(msg)
+        parts = {}
+        for shard in sorted(set(owners.tolist())):
+            at = (owners == shard).nonzero().flatten()
+            if shard >= 0:
+                values = self.values if self.values.ndim == 0 else self.values[at]
+                parts[shard] = slots[at], values, None if self.generations is None else self.generations[at]
+        return parts
 
 
-def unpack_batch(about: About, data: Any) -> Change | None:
-    """Return what `update_tensordict_priority` was given; see `unpack`."""
-    if not _keeps(about):
-        return None
-    return _change(*priorities_of_batch(data, about.priority_key, about.reduce, 1))
-
-
-def _keeps(about: About) -> bool:
-    if not about.prioritized:
+def _has_priorities(shards: ShardInfo) -> bool:
+    if not shards.prioritized:
         msg = "update_priority() has no effect: the shards' sampler has no priorities; use PrioritizedSampler"
         warnings.warn(msg, UserWarning, stacklevel=4)
-    return about.prioritized
+    return shards.prioritized
 
 
-def _change(index: Any, priority: Any, stamps: Any) -> Change:
-    where = _integers("index", index)
-    lead = where.shape
+def _numbers(priority: Any, index: Tensor) -> Tensor:
+    """Return priorities as `[n, *shape]` for an index of `n` rows, or as `[]` for one number."""
     try:
         values = (
             priority
@@ -104,27 +144,18 @@ def _change(index: Any, priority: Any, stamps: Any) -> Change:
     if values.is_complex() or values.dtype is torch.bool:
         msg = f"priorities must be real numbers, got {values.dtype}"
         raise KindError(msg)
+    lead = index.shape
     if values.shape[: len(lead)] == lead and lead:
-        values = values.reshape(-1, *values.shape[len(lead) :])
-    elif values.numel() == where.numel():
-        values = values.reshape(-1)
-    elif values.numel() == 1:
-        values = values.reshape(())
-    else:
-        msg = (
-            f"priorities must be one number, or have the shape {list(lead)} of the index (further dimensions are "
-            f"reduced per row), got shape {list(values.shape)}"
-        )
-        raise SchemaError(msg)
-    plain = values.reshape(-1).to(torch.float64)
-    if not bool(((plain >= 0) & (plain < torch.inf)).all()):
-        refuse_bad(plain)
-    if stamps is not None:
-        stamps = _integers("generation", stamps).reshape(-1)
-        if stamps.shape[0] != where.numel():
-            msg = f"generation must hold one integer for each of the {where.numel()} rows, got {stamps.shape[0]}"
-            raise SchemaError(msg)
-    return Change(where.reshape(-1), values, stamps)
+        return values.reshape(-1, *values.shape[len(lead) :])
+    if values.numel() == index.numel():
+        return values.reshape(-1)
+    if values.numel() == 1:
+        return values.reshape(())
+    msg = (
+        f"priorities must be one number, or have the shape {list(lead)} of the index (further dimensions are "
+        f"reduced per row), got shape {list(values.shape)}"
+    )
+    raise SchemaError(msg)
 
 
 def _integers(name: str, value: Any) -> Tensor:
@@ -135,33 +166,11 @@ def _integers(name: str, value: Any) -> Tensor:
     return found.detach().to("cpu", torch.int64)
 
 
-def route(change: Change, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
-    """Return slots, priorities and stamps for each shard; rows that were not kept (-1) are left out.
-
-    Raises:
-        SlotError: if an index names no shard, or no slot of one.
-    """
-    owners, slots = split_index(change.where)
-    _check_owners(owners, change.where, shards)
-    bad = slots >= capacity
-    if bool(bad.any()):
-        first = int(change.where[bad][0])
-        msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
-        raise SlotError(msg)
-    parts = {}
-    for shard in sorted(set(owners.tolist())):
-        at = (owners == shard).nonzero().flatten()
-        if shard >= 0:
-            values = change.values if change.values.ndim == 0 else change.values[at]
-            parts[shard] = slots[at], values, None if change.stamps is None else change.stamps[at]
-    return parts
-
-
 def one_shard(index: Any, shards: int) -> tuple[int, Any]:
-    """Return the shard that an index is of, and the slots there: a number for a number.
+    """Return the shard of an index, and the slots there: a number for a number.
 
     Raises:
-        SlotError: if it names no shard, or several.
+        SlotError: The index names no shard, or several.
     """
     if not isinstance(index, (int, Tensor, np.ndarray, np.integer, list)):
         msg = f"rows of shards are read by what extend() or sample() gave, got {type(index).__name__}: {index!r}"
@@ -184,107 +193,128 @@ def _check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
         raise SlotError(msg)
 
 
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def count_rows(data: Any) -> int:
+    """Return the number of rows of a batch for `extend`.
+
+    Raises:
+        KindError: The data has no leading dimension.
+    """
+    if isinstance(data, list):
+        return len(data)
+    if kinds.is_tensor_collection(data) and data.batch_size:
+        return int(data.batch_size[0])
+    opened = kinds.open_node(data, 1)
+    if opened is not None and opened[1]:
+        return count_rows(opened[1][0])
+    shape = getattr(data, "shape", ())
+    if not shape:
+        msg = f"a rate_limiter counts rows of tensors, arrays or trees of these, got {type(data).__name__}"
+        raise KindError(msg)
+    return int(shape[0])
+
+
 class _Write(NamedTuple):
-    """A call of a shard's buffer, and the one time that it has."""
+    """A write to a shard, and how long it may wait in all."""
 
     name: str
-    parcel: Parcel
+    data: Serialized
     kwargs: dict[str, Any]
-    patience_s: float
+    limit_s: float
     began: float
 
     @property
     def waited_s(self) -> float:
-        """How long it has waited, for whomever."""
+        """Seconds waited so far."""
         return time.monotonic() - self.began
 
 
 @final
-class Sender:
-    """Writes for one handle.
+class ShardWriter:
+    """Writes rows for one handle.
 
     Args:
-        fleet: the shards.
-        turnstile: the rate limiter; None lets everything through.
-        waits: whether writes wait in the shards, for room.
-        sticky: write to one shard, else to one after the other.
-        home: where to begin; None takes the place after the handle before.
+        shards: The shards.
+        limiter: The rate limiter; None for none.
+        waits: Whether writes may wait for room in the shards.
+        sticky: Write to one shard; else to one after the other.
+        home: The first shard; None takes the one after that of the previous handle.
     """
 
     def __init__(
-        self, fleet: Fleet, turnstile: Turnstile | None, *, waits: bool, sticky: bool, home: int | None
+        self, shards: ShardClient, limiter: RateLimitClient | None, *, waits: bool, sticky: bool, home: int | None
     ) -> None:
-        self.sticky = sticky
-        self.home = home
-        self._fleet = fleet
-        self._turnstile = turnstile
+        self._shards = shards
+        self._limiter = limiter
         self._waits = waits
-        self._rota: Rota | None = None
+        self._sticky = sticky
+        self._home = home
+        self._order: WriteOrder | None = None
 
-    def put(self, name: str, data: Any, timeout_s: float | None, **kwargs: Any) -> tuple[int, Any]:
-        """Call a method of a shard's buffer that writes `data`; return the shard, and what it answered.
+    def write(self, name: str, data: Any, timeout_s: float | None, **kwargs: Any) -> tuple[int, Any]:
+        """Call a method of a shard's buffer that writes `data`; return the shard and the result.
 
         Raises:
-            LostBufferError: if no shard is there.
-            WaitTimeoutError: if readers did not come in time; nothing is written.
+            LostBufferError: No shard answers.
+            WaitTimeoutError: Too few rows were read in time; nothing is written.
         """
         if name == "extend":
             data = replayable(data)
-        rules = RateLimiter() if self._turnstile is None else self._turnstile.limiter
-        patience_s = rules.timeout_s if timeout_s is None else timeout_s
-        write = _Write(name, Parcel(data), kwargs, patience_s, time.monotonic())
-        if self._turnstile is None:
+        rules = RateLimiter() if self._limiter is None else self._limiter.limiter
+        limit_s = rules.timeout_s if timeout_s is None else timeout_s
+        write = _Write(name, Serialized(data), kwargs, limit_s, time.monotonic())
+        if self._limiter is None:
             return self._send(write)
         rows = count_rows(data) if name == "extend" else 1
         if rows == 0:
-            return self._send(write)  # nothing to wait for: the shard checks the form
-        self._turnstile.write(rows, timeout_s)
+            return self._send(write)  # nothing to wait for: the shard checks the schema
+        self._limiter.acquire("write", rows, timeout_s)
         try:
             return self._send(write)
         except Exception:
-            self._turnstile.back(written=rows)
+            self._limiter.give_back(written=rows)
             raise
 
     def _send(self, write: _Write) -> tuple[int, Any]:
-        rota = self._rota
-        if rota is None:
-            rota = self._rota = Rota(len(self._fleet), self._seat(), sticky=self.sticky)
+        if self._order is None:
+            self._order = WriteOrder(len(self._shards), self._first_shard(), sticky=self._sticky)
         while True:
-            present = self._fleet.present()  # raises in the end, if there is none
-            for i in rota.order(self._fleet.missing):
+            present = self._shards.present()  # raises if no shard returns in time
+            for i in self._order.next(self._shards.missing):
                 if i not in present:
                     continue
-                found = self._try(i, write)
+                found = self._send_to(i, write)
                 if found is not None:
                     return i, found[0]
 
-    def _try(self, shard: int, write: _Write) -> tuple[Any] | None:
-        """Write to one shard, in as many turns as it takes; None if it is missing."""
-        call = self._fleet.actors[shard].write.options(concurrency_group="write")
-        timeout_s = write.patience_s if self._waits else None
+    def _send_to(self, shard: int, write: _Write) -> tuple[Any] | None:
+        """Write to one shard, in as many polls as needed; None if it is missing."""
+        method = self._shards.actors[shard].write.options(concurrency_group="write")
+        timeout_s = write.limit_s if self._waits else None
         while True:
-            asked = call.remote(write.waited_s, timeout_s, write.name, write.parcel, write.kwargs)
-            found = self._hear(shard, asked, write)
-            if found is None or found[0] is not AGAIN:
+            call = method.remote(write.waited_s, timeout_s, write.name, write.data, write.kwargs)
+            found = self._result(shard, call, write)
+            if found is None or found[0] is not RETRY:
                 return found
 
-    def _hear(self, shard: int, asked: Any, write: _Write) -> tuple[Any] | None:
-        """Return what a shard answered; None if it is missing.
+    def _result(self, shard: int, call: Any, write: _Write) -> tuple[Any] | None:
+        """Return the result of a write; None if the shard is missing.
 
-        One that answers to nothing when the time is up is stopped, or its machine is. One that does answer has much to
-        do: it is waited for, or the rows would be written twice.
+        A shard that answers no other call either when the time is up is stopped or cannot be reached. One that does
+        answer is busy: its result is waited for, or the rows would be written twice.
         """
-        seconds = min(self._fleet.patience_s, max(0.0, write.patience_s - write.waited_s))
-        while not ray().wait([asked], timeout=seconds)[0]:
-            sign = self._fleet.actors[shard].drawable.remote()
-            if not ray().wait([asked, sign], timeout=GRACE_S)[0]:
-                return self._fleet.wait(shard, asked, 0.0)
+        seconds = min(self._shards.timeout_s, max(0.0, write.limit_s - write.waited_s))
+        while not ray().wait([call], timeout=seconds)[0]:
+            probe = self._shards.actors[shard].drawable.remote()
+            if not ray().wait([call, probe], timeout=GRACE_S)[0]:
+                return self._shards.result(shard, call, 0.0)
             seconds = GRACE_S
-        return self._fleet.wait(shard, asked, None)
+        return self._shards.result(shard, call, None)
 
-    def _seat(self) -> int:
-        """Return where to write first: handles take their places one after the other."""
-        if self.home is not None:
-            return self.home
-        seats = self._fleet.ask("seat", {self._fleet.present()[0]: ()})
-        return next(iter(seats.values()), 0)
+    def _first_shard(self) -> int:
+        if self._home is not None:
+            return self._home
+        found = self._shards.call("next_home", {self._shards.present()[0]: ()})
+        return next(iter(found.values()), 0)
