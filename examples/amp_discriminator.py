@@ -1,12 +1,12 @@
-"""Adversarial motion priors (Peng et al. 2021) in small: a pendulum learns a motion from demonstrations alone.
+"""Adversarial motion priors (Peng et al. 2021) on a pendulum: an agent imitates demonstrations, without task reward.
 
 The demonstrations swing Gymnasium's Pendulum-v1 to the horizontal and back, from any start. A discriminator learns to
-tell their transitions from the agent's; its verdict is the agent's only reward (PPO, Schulman et al. 2017). Half of the
-agent's transitions that the discriminator sees come from a replay buffer, so that it does not forget what the agent did
-before. The same is done without it, and a picture shows both.
+distinguish their transitions from the agent's. Its score is the agent's only reward (PPO, Schulman et al. 2017). Half
+of the agent's transitions in each batch of the discriminator come from a replay buffer, so that it does not forget
+earlier behavior. The script trains with and without the buffer and plots both.
 
     python examples/amp_discriminator.py                   # under a minute on a CPU; writes amp_discriminator.png
-    python examples/amp_discriminator.py --iterations 3    # a look
+    python examples/amp_discriminator.py --iterations 3    # a short run
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn import functional
 from ostinato.compat.isaacgymenvs import ReplayBuffer
 
 ENVS, STEPS = 48, 64
-"""Pendulums side by side, and steps of each per iteration."""
+"""Parallel environments, and steps of each per iteration."""
 EPISODE = 200
 BATCH = 512
 GOAL = 0.0
@@ -34,16 +34,16 @@ DISCOUNT, TRACE, CLIP = 0.9, 0.9, 0.2
 
 
 class Pendulums:
-    """Gymnasium's pendulum, several times; episodes end by time alone."""
+    """Several environments of Pendulum-v1; episodes end after a fixed number of steps."""
 
     def __init__(self, count: int, seed: int) -> None:
-        # without wrappers a step takes half the time; all that they would do here is to count steps
+        # without wrappers a step takes half the time; here they would only count steps
         self._envs = [gymnasium.make("Pendulum-v1").unwrapped for _ in range(count)]
         self.now = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self._envs)])
         self._steps = 0
 
     def step(self, torques: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], bool]:
-        """Apply a torque to each; return what is seen next, and whether these were the last steps of all episodes."""
+        """Apply a torque to each; return the next observations, and whether all episodes ended."""
         after = np.stack([env.step(torque)[0] for env, torque in zip(self._envs, torques[:, None], strict=True)])
         self._steps += 1
         over = self._steps % EPISODE == 0
@@ -57,7 +57,7 @@ def energy(seen: Tensor) -> Tensor:
 
 
 def features(seen: Tensor) -> Tensor:
-    """Observations scaled to about one."""
+    """Scale observations to about one."""
     return seen * torch.tensor([1.0, 1.0, 0.2])
 
 
@@ -80,13 +80,13 @@ def network(inputs: int, outputs: int = 1) -> nn.Sequential:
 
 
 def parts(rows: int, size: int) -> list[Tensor]:
-    """Shuffle the numbers of rows and cut them into parts."""
+    """Shuffle the row indices and split them into minibatches."""
     order = torch.randperm(rows)
     return [order[start : start + size] for start in range(0, rows, size)]
 
 
 class Rollout(NamedTuple):
-    """What the agent did: all `[T, E, ...]`."""
+    """Transitions of the agent, all `[T, E, ...]`."""
 
     seen: Tensor
     after: Tensor
@@ -96,7 +96,7 @@ class Rollout(NamedTuple):
 
     @property
     def transitions(self) -> Tensor:
-        """What the discriminator sees, `[T * E, 6]`."""
+        """Inputs of the discriminator, `[T * E, 6]`."""
         return torch.cat((features(self.seen), features(self.after)), -1).flatten(0, 1)
 
 
@@ -116,7 +116,7 @@ class Agent:
 
     @torch.no_grad()
     def act(self, envs: Pendulums, steps: int) -> Rollout:
-        """Walk on for some steps."""
+        """Collect `steps` steps."""
         rows = []
         for _ in range(steps):
             seen = torch.from_numpy(envs.now)
@@ -127,12 +127,12 @@ class Agent:
         return Rollout(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
     def learn(self, rollout: Rollout, reward: Tensor) -> None:
-        """Take some steps of PPO with generalised advantages."""
+        """Update policy and value function with PPO and generalized advantage estimation."""
         with torch.no_grad():
             value, following = (self.value(features(x)).squeeze(-1) for x in (rollout.seen, rollout.after))
             advantage, carried = torch.empty_like(reward), torch.zeros(reward.shape[1])
             for t in reversed(range(len(reward))):
-                surprise = reward[t] + DISCOUNT * following[t] - value[t]  # time is up, nothing ends: bootstrap
+                surprise = reward[t] + DISCOUNT * following[t] - value[t]  # episodes are only truncated: bootstrap
                 carried = surprise + DISCOUNT * TRACE * carried * ~rollout.over[t]
                 advantage[t] = carried
             target = (advantage + value).flatten()
@@ -149,7 +149,7 @@ class Agent:
 
 
 class Discriminator:
-    """Scores transitions: towards 1 for demonstrations, towards -1 for the agent's (least squares, eq. 6)."""
+    """Scores transitions: 1 for demonstrations, -1 for the agent's (least squares, eq. 6)."""
 
     def __init__(self) -> None:
         self.score = network(6)
@@ -162,7 +162,7 @@ class Discriminator:
         return (1 - 0.25 * (score - 1) ** 2).clamp(min=0)
 
     def learn(self, shown: Tensor, done: Tensor) -> float:
-        """Take a step; return the share of both that it told right before."""
+        """Take a gradient step; return the accuracy before it."""
         shown = shown.clone().requires_grad_()
         real, fake = self.score(shown).squeeze(-1), self.score(done).squeeze(-1)
         (slope,) = torch.autograd.grad(real.sum(), shown, create_graph=True)
@@ -174,14 +174,14 @@ class Discriminator:
 
 
 class Result(NamedTuple):
-    """What one way of training came to."""
+    """Result of one training run."""
 
     title: str
     accuracy: list[float]
     gaps: list[tuple[int, float]]
-    """After so many iterations, the distance of the agent's motion from the demonstrations."""
+    """Pairs of iteration and distance from the demonstrations."""
     motion: tuple[Tensor, Tensor]
-    """Observations `[T, E, 3]` before and after."""
+    """Observations `[T, E, 3]` before and after training."""
 
 
 def gap(seen: Tensor, shown: Tensor) -> float:
@@ -192,7 +192,7 @@ def gap(seen: Tensor, shown: Tensor) -> float:
 
 
 def train(title: str, shown: Tensor, motion: Tensor, *, iterations: int, seed: int, replay: bool) -> Result:
-    """Train an agent on the discriminator's verdict alone; `replay` mixes in what the agent did before."""
+    """Train an agent with the discriminator as reward; `replay` adds earlier transitions of the agent."""
     torch.manual_seed(seed)
     agent, discriminator = Agent(), Discriminator()
     envs, judged = Pendulums(ENVS, seed), Pendulums(16, seed + 10_000)
@@ -220,7 +220,7 @@ def train(title: str, shown: Tensor, motion: Tensor, *, iterations: int, seed: i
 
 
 def draw(path: Path, motion: Tensor, results: list[Result]) -> None:
-    """Draw where the pendulums were in the second half of their episodes, and how training went."""
+    """Plot the states in the second half of the episodes, and the training curves."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -245,7 +245,7 @@ def draw(path: Path, motion: Tensor, results: list[Result]) -> None:
         axes[1, 2].plot(range(1, len(result.accuracy) + 1), result.accuracy, label=result.title)
     axes[1, 1].set(title="distance from the demonstrations", xlabel="iteration", ylabel="difference in energy")
     axes[1, 1].set(ylim=(0, None))
-    axes[1, 2].set(title="discriminator", xlabel="iteration", ylabel="share told right", ylim=(0.4, 1))
+    axes[1, 2].set(title="discriminator", xlabel="iteration", ylabel="accuracy", ylim=(0.4, 1))
     axes[1, 2].axhline(0.5, color="grey", linewidth=0.8)
     for axis in axes[1, 1:]:
         axis.legend()
@@ -254,14 +254,14 @@ def draw(path: Path, motion: Tensor, results: list[Result]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> list[Result]:
-    """Train with and without the replay buffer, say how it went and draw it."""
+    """Train with and without the replay buffer, and print and plot the results."""
     parser = argparse.ArgumentParser(description="Adversarial motion priors on a pendulum.")
     parser.add_argument("--iterations", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, default=Path("amp_discriminator.png"))
     options = parser.parse_args(arguments)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the networks are small: more threads cost more than they give
+    torch.set_num_threads(1)  # the networks are small: more threads are slower
     try:
         start = time.perf_counter()
         shown, motion = demonstrate(24, options.seed + 1)

@@ -1,11 +1,11 @@
-"""DQN on CartPole-v1 with prioritized replay over shards: actors collect, one learner learns, all at the same time.
+"""Distributed DQN on CartPole-v1: Ray actors collect while one learner trains on prioritized batches from shards.
 
-Each Ray actor plays with its own environment and writes to the shard it was given; the learner draws prioritized
-batches from all shards as from one buffer, while the next ones are on their way, and sends its weights now and then.
-A rate limiter keeps both to two new rows for each update, whichever is faster.
+Each actor steps its own environment and writes to one shard. The learner samples prioritized batches from all shards,
+prefetches the next ones, and regularly sends its weights to the actors. A rate limiter enforces two new rows per
+update.
 
     python examples/distributed_dqn.py            # one to three minutes on two busy cores
-    python examples/distributed_dqn.py --quick    # a look
+    python examples/distributed_dqn.py --quick    # a short run
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ostinato import LazyTensorStorage, PrioritizedSampler, RateLimiter, Sharded
 
 GAMMA, LONGEST, SOLVED = 0.99, 500, 475
 ROWS = 64
-"""Steps that a collector writes at once."""
+"""Steps per write of a collector."""
 SCALE = torch.tensor([1.2, 1.0, 0.105, 1.0])
 """Half of the largest positions and angles of a good episode, and a third of the speeds and rates."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of."""
+    """Settings of a run."""
 
     collectors: int = 2
     shards: int = 2
@@ -43,14 +43,14 @@ class Settings:
     """Rows of each shard."""
     batch: int = 128
     updates: int = 8_000
-    """Most updates: a run ends when the greedy policy has solved the task twice in a row."""
+    """Maximum number of updates; a run ends earlier when the greedy policy has solved the task twice in a row."""
     play_every: int = 500
     warmup: int = 1_000
     """Rows before the first update."""
     rows_per_update: float = 2.0
-    """What the rate limiter holds: collectors that are ahead wait, and so does a learner that is."""
+    """Ratio of the rate limiter: collectors and learner wait for each other."""
     send_every: int = 50
-    """Updates between two copies of the weights to the collectors."""
+    """Updates between two transfers of the weights to the collectors."""
     seed: int = 0
 
 
@@ -60,7 +60,7 @@ def network() -> nn.Sequential:
 
 
 class Collector:
-    """Plays episodes and writes every step to its shard; the rate limiter holds it back where it is ahead."""
+    """Collects episodes and writes every step to its shard; waits where the rate limiter requires it."""
 
     def __init__(self, buffer: ShardedReplayBuffer, seed: int) -> None:
         torch.set_num_threads(1)
@@ -81,14 +81,14 @@ class Collector:
             self.buffer.extend(dict(zip(names, columns, strict=True)))
 
     def follow(self, weights: dict[str, Tensor], epsilon: float) -> list[float]:
-        """Take the learner's weights; return the returns of the episodes that have ended since."""
+        """Load the learner's weights; return the returns of the episodes completed since the last call."""
         self.network.load_state_dict(weights)
         self.epsilon = epsilon
         returns, self.returns = self.returns, []
         return returns
 
     def step(self) -> tuple[Any, ...]:
-        """Play a step and return it."""
+        """Take one environment step and return it as a row."""
         before, action = self.observation, self.act()
         self.observation, reward, terminated, truncated, _ = self.env.step(action)
         row = (before, action, float(reward), self.observation, terminated)
@@ -100,7 +100,7 @@ class Collector:
         return row
 
     def act(self) -> int:
-        """Return the best action, or any."""
+        """Return an epsilon-greedy action."""
         if self.chance.random() < self.epsilon:
             return int(self.chance.integers(2))
         with torch.inference_mode():
@@ -108,7 +108,7 @@ class Collector:
 
 
 class Learner:
-    """Double DQN with importance weights; it sees batches, never the environment."""
+    """Double DQN with importance weights."""
 
     def __init__(self) -> None:
         self.network, self.target = network(), network()
@@ -117,14 +117,14 @@ class Learner:
         self.best, self.best_return, self.latest = self.target, 0.0, 0.0
 
     def play(self) -> bool:
-        """Let the greedy policy play, and remember the best one so far; True if it solves the task."""
+        """Evaluate the greedy policy and keep the best one so far; return whether it solves the task."""
         self.latest = play(self.target, 5, 10_000)
         if self.latest >= self.best_return:
             self.best, self.best_return = copy.deepcopy(self.target), self.latest
         return self.latest >= SOLVED
 
     def learn(self, batch: dict[str, Tensor], weights: Tensor, done: float) -> Tensor:
-        """Take a step; return the temporal-difference errors."""
+        """Take a gradient step; return the temporal-difference errors."""
         following = batch["following"] / SCALE
         with torch.no_grad():
             choice = self.network(following).argmax(1, keepdim=True)
@@ -161,7 +161,7 @@ def play(policy: nn.Module, episodes: int, seed: int) -> float:
 
 
 def make_buffer(settings: Settings) -> ShardedReplayBuffer:
-    """Return the shards; batches are on their way while one is learned from."""
+    """Return the sharded buffer; two batches are prefetched."""
     ratio = settings.batch / settings.rows_per_update
     return ShardedReplayBuffer(
         settings.shards,
@@ -178,7 +178,7 @@ def make_buffer(settings: Settings) -> ShardedReplayBuffer:
 
 
 def train(settings: Settings) -> None:
-    """Learn while actors collect, and print how fast and how well."""
+    """Train while actors collect, and print speed and returns."""
     buffer = make_buffer(settings)
     kind: Any = ray.remote(Collector)
     actors = [
@@ -219,7 +219,7 @@ def train(settings: Settings) -> None:
 
 
 def report(buffer: ShardedReplayBuffer, learner: Learner) -> None:
-    """Print what the buffer did, and what was learned."""
+    """Print the counts of the buffer and the final return."""
     stats = buffer.stats()
     print(
         f"{stats.rows_written:,} rows written, {stats.rows_drawn:,} drawn, {stats.draws_per_insert:.1f} for each; "
@@ -231,7 +231,7 @@ def report(buffer: ShardedReplayBuffer, learner: Learner) -> None:
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few updates alone")
+    parser.add_argument("--quick", action="store_true", help="a short run of a few updates")
     parser.add_argument("--collectors", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

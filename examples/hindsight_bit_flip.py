@@ -1,11 +1,11 @@
-"""Flipping bits until they match a goal: with Hindsight a learner that never sees a reward learns all the same.
+"""Bit flipping: with hindsight a DQN learns a task whose reward random exploration hardly ever finds.
 
-The state is `n` bits, an action flips one of them, and the reward is -1 until all bits are those of the goal
-(Andrychowicz et al. 2017, section 3.1). Random play hardly ever gets there: with 15 bits once in two thousand
-episodes. `Hindsight` gives most rows drawn another goal, one that their own episode reached later, so that every
-episode shows how to reach something.
+The state is `n` bits, an action flips one of them, and the reward is -1 until all bits equal the goal
+(Andrychowicz et al. 2017, section 3.1). A random policy with 15 bits succeeds in one of two thousand episodes.
+`Hindsight` replaces the goal of most drawn rows by one that was achieved later in the same episode, so every
+episode has rewards to learn from.
 
-Several environments step side by side; `VectorSteps` writes what they return: each entry of their dict observations
+Several environments run in parallel; `VectorSteps` writes what they return: each entry of their dict observations
 is a field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as
 `Hindsight` expects them.
 
@@ -37,11 +37,11 @@ class Settings:
 
     bits: int = 15
     envs: int = 16
-    """Environments side by side."""
+    """Parallel environments."""
     cycles: int = 100
-    """Rounds of playing one episode in each environment, and learning."""
+    """Rounds of one episode in each environment, followed by updates."""
     updates: int = 40
-    """Gradient steps in a round."""
+    """Gradient steps per round."""
     batch: int = 128
     explore: float = 0.2
     """Share of random actions."""
@@ -49,17 +49,17 @@ class Settings:
 
 
 def reached(state: Tensor, goal: Tensor) -> Tensor:
-    """Whether all bits of `[..., n]` are right."""
+    """Whether all bits of `[..., n]` equal the goal."""
     return (state == goal).all(-1)
 
 
 def reward_of(batch: Batch) -> Tensor:
-    """Return the reward of rows for the goals that they have now: 0 where the goal is reached, else -1."""
+    """Return the reward of rows for their current goals: 0 if the goal is reached, else -1."""
     return reached(batch["next_achieved_goal"], batch["desired_goal"]).float() - 1.0
 
 
 class BitFlip:
-    """`envs` environments of `n` bits; the caller resets those that have ended."""
+    """`envs` environments of `n` bits; the caller resets ended episodes."""
 
     def __init__(self, settings: Settings) -> None:
         self._shape = (settings.envs, settings.bits)
@@ -91,7 +91,7 @@ class BitFlip:
 
 
 class Learner:
-    """DQN: values of all flips, given bits and goal."""
+    """DQN: values of all actions, given bits and goal."""
 
     def __init__(self, settings: Settings) -> None:
         self._network, self._target = (
@@ -102,12 +102,12 @@ class Learner:
 
     @torch.no_grad()
     def act(self, seen: Batch) -> Tensor:
-        """Return the best flips `[B]`."""
+        """Return the greedy actions `[B]`."""
         values: Tensor = self._network(torch.cat([seen["achieved_goal"], seen["desired_goal"]], -1))
         return values.argmax(-1)
 
     def learn(self, batch: Batch) -> None:
-        """Take one gradient step; an episode is over where its goal, the new one too, is reached."""
+        """Take one gradient step; a transition is terminal if it reaches its goal, original or replaced."""
         with torch.no_grad():
             after = torch.cat([batch["next_achieved_goal"], batch["desired_goal"]], -1)
             future = self._target(after).amax(-1).masked_fill(batch["reward"] == 0.0, 0.0)
@@ -120,13 +120,13 @@ class Learner:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Let the target network follow the learned one."""
+        """Move the target network toward the trained one."""
         for slow, fast in zip(self._target.parameters(), self._network.parameters(), strict=True):
             slow.lerp_(fast, 0.05)
 
 
 def make_buffer(settings: Settings, *, hindsight: bool) -> ReplayBuffer:
-    """Rows of all environments, those of each in a lane of its own."""
+    """Return a buffer `[time, environments]`, with or without hindsight."""
     return ReplayBuffer(
         storage=LazyTensorStorage(100_000, ndim=2),
         sample_unit=Hindsight(reward_of, her_ratio=0.8, strategy="future") if hindsight else None,
@@ -136,7 +136,7 @@ def make_buffer(settings: Settings, *, hindsight: bool) -> ReplayBuffer:
 
 
 def play(settings: Settings, env: BitFlip, learner: Learner, steps: VectorSteps, generator: torch.Generator) -> None:
-    """Play `n` steps in every environment and store them."""
+    """Take `n` steps in every environment and store them."""
     for _ in range(settings.bits):
         random = torch.randint(0, settings.bits, (settings.envs,), generator=generator)
         explore = torch.rand(settings.envs, generator=generator) < settings.explore
@@ -149,7 +149,7 @@ def play(settings: Settings, env: BitFlip, learner: Learner, steps: VectorSteps,
 
 
 def success(settings: Settings, learner: Learner) -> float:
-    """Return the share of 500 new goals that the learner reaches, without exploring."""
+    """Return the fraction of 500 new goals that the greedy policy reaches."""
     env = BitFlip(Settings(bits=settings.bits, envs=500, seed=settings.seed + 1_000))
     done = reached(env.state, env.goal)
     for _ in range(settings.bits):
@@ -158,7 +158,7 @@ def success(settings: Settings, learner: Learner) -> float:
 
 
 def train(settings: Settings, *, hindsight: bool, show: Callable[[str], None] = print) -> float:
-    """Train from nothing and return the share of goals reached."""
+    """Train from scratch and return the fraction of goals reached."""
     torch.manual_seed(settings.seed)  # the networks' first weights
     env, learner = BitFlip(settings), Learner(settings)
     rb, generator = make_buffer(settings, hindsight=hindsight), torch.Generator().manual_seed(settings.seed)
@@ -177,7 +177,7 @@ def train(settings: Settings, *, hindsight: bool, show: Callable[[str], None] = 
 
 
 def run(settings: Settings, show: Callable[[str], None] = print) -> tuple[float, float]:
-    """Train with Hindsight and without, and return both shares of goals reached."""
+    """Train with and without `Hindsight`, and return both fractions of goals reached."""
     show(f"{settings.bits} bits, {2**settings.bits:,} goals, {settings.bits} flips to get there")
     rates = tuple(train(settings, hindsight=hindsight, show=show) for hindsight in (True, False))
     show(f"success: {rates[0]:.0%} with Hindsight, {rates[1]:.0%} without it")
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=Settings.bits)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    torch.set_num_threads(1)  # more gain nothing for networks this small
+    torch.set_num_threads(1)  # more threads do not speed up networks this small
     if given.quick:
         run(Settings(bits=6, envs=4, cycles=3, updates=2, seed=given.seed))
     else:

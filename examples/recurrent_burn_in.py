@@ -1,17 +1,17 @@
-"""A task that needs memory: windows with burn-in let a recurrent learner solve it from short pieces of episodes.
+"""A task that needs memory: with burn-in a recurrent learner solves it from short windows of episodes.
 
-A corridor. The first observation shows a cue, up or down; then nothing but corridor follows; at its end the learner
-must turn the way that the cue said. Rows are single steps of random play. `SequenceUnit(length, burn_in=...)` makes
-windows of them: over the `burn_in` rows the network only remembers, from the `length` rows after these it learns
-(Kapturowski et al. 2019, section 3).
+The first observation shows a cue, up or down. The following observations of a corridor are all the same. At its end
+the learner must turn in the direction of the cue. Rows are single steps of a random policy. Windows are made by
+`SequenceUnit(length, burn_in=...)`: over the `burn_in` rows the network only updates its hidden state, and it is
+trained on the `length` rows after these (Kapturowski et al. 2019, section 3).
 
 Three learners get the same rows and the same number of updates:
 
-- recurrent, with burn-in: its memory at the end of the corridor holds the cue;
-- recurrent, without: its windows are too short to hold both the cue and the turn;
-- feed-forward: no memory at all.
+- recurrent, with burn-in: its hidden state at the end of the corridor contains the cue;
+- recurrent, without burn-in: its windows are too short to contain both the cue and the turn;
+- feed-forward: no memory.
 
-Run `python examples/recurrent_burn_in.py`; `--quick` is a short run that shows how it works, and solves nothing.
+Run `python examples/recurrent_burn_in.py`; `--quick` is a short run that does not solve the task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 GAMMA = 0.9
 LENGTH = 3
-"""Rows to learn from in a window: fewer than there are between the cue and the turn."""
+"""Rows per window that are trained on: fewer than between the cue and the turn."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Settings:
     corridor: int = 6
     """Steps between the cue and the turn."""
     episodes: int = 2_000
-    """Episodes of random play."""
+    """Episodes of the random policy."""
     updates: int = 1_200
     """Gradient steps of each learner."""
     windows: int = 64
-    """Windows in a batch."""
+    """Windows per batch."""
     seed: int = 0
 
 
 def cues_and_observations(settings: Settings, episodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the cue of each episode, -1 or 1, `[E]`, and what is seen, `[E, T, 3]`: cue, corridor, turn."""
+    """Return the cue of each episode, -1 or 1, `[E]`, and observations `[E, T, 3]`: cue, corridor, turn."""
     steps = settings.corridor + 2
     cue = torch.randint(0, 2, (episodes,), generator=generator) * 2.0 - 1.0
     seen = torch.zeros(episodes, steps, 3)
@@ -61,7 +61,7 @@ def cues_and_observations(settings: Settings, episodes: int, generator: torch.Ge
 
 
 def random_play(settings: Settings, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return rows `[E * T]`: a turn up (1) or down (0) is tried at every step, and counts at the last one."""
+    """Return rows `[E * T]`: a random action, up (1) or down (0), at every step; only the last one is rewarded."""
     cue, seen = cues_and_observations(settings, settings.episodes, generator)
     episodes, steps, _ = seen.shape
     action = torch.randint(0, 2, (episodes, steps), generator=generator)
@@ -73,7 +73,7 @@ def random_play(settings: Settings, generator: torch.Generator) -> dict[str, Ten
 
 
 def make_buffer(settings: Settings, rows: dict[str, Tensor], burn_in: int) -> ReplayBuffer:
-    """Store single rows; windows are made of them when they are drawn."""
+    """Store single rows; windows are made when they are sampled."""
     rb = ReplayBuffer(
         storage=LazyTensorStorage(len(rows["done"])),
         sample_unit=SequenceUnit(LENGTH, burn_in=burn_in, bootstrap=1),
@@ -85,7 +85,7 @@ def make_buffer(settings: Settings, rows: dict[str, Tensor], burn_in: int) -> Re
 
 
 class Memory(nn.Module):
-    """Values of the actions, from the observation and, unless it is feed-forward, what came before it."""
+    """Action values from the observation and, if recurrent, the hidden state."""
 
     def __init__(self, *, recurrent: bool) -> None:
         super().__init__()
@@ -99,11 +99,11 @@ class Memory(nn.Module):
         return out
 
     def forward(self, seen: Tensor, valid: Tensor, burn_in: int) -> Tensor:
-        """Return the values `[B, T - burn_in, 2]` of windows `[B, T, 3]`; over the burn-in nothing is learned."""
+        """Return the values `[B, T - burn_in, 2]` of windows `[B, T, 3]`; the burn-in has no gradient."""
         state = torch.zeros(seen.shape[0], 32)
         with torch.no_grad():
             for t in range(burn_in):
-                state = self.step(seen[:, t], state) * valid[:, t, None]  # rows before the episode leave no trace
+                state = self.step(seen[:, t], state) * valid[:, t, None]  # padding before the episode resets the state
         values = []
         for t in range(burn_in, seen.shape[1]):
             state = self.step(seen[:, t], state)
@@ -112,7 +112,7 @@ class Memory(nn.Module):
 
 
 def learn(settings: Settings, rb: ReplayBuffer, burn_in: int, *, recurrent: bool) -> Memory:
-    """Q-learning with a slowly moving target network, from windows of random play."""
+    """Q-learning with a slowly moving target network on windows of random episodes."""
     network, target = Memory(recurrent=recurrent), Memory(recurrent=recurrent)
     target.load_state_dict(network.state_dict())
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
@@ -138,14 +138,14 @@ def learn(settings: Settings, rb: ReplayBuffer, burn_in: int, *, recurrent: bool
 
 @torch.no_grad()
 def right_turns(settings: Settings, network: Memory) -> float:
-    """Return the share of new episodes in which the learner turns the right way."""
+    """Return the fraction of new episodes with the correct turn."""
     cue, seen = cues_and_observations(settings, 500, torch.Generator().manual_seed(settings.seed + 1))
     values = network(seen, torch.ones(seen.shape[:2]), burn_in=0)[:, -1]
     return float((values.argmax(-1) == (cue > 0)).float().mean())
 
 
 def run(settings: Settings, show: Callable[[str], None] = print) -> dict[str, float]:
-    """Train the three learners and return their shares of right turns."""
+    """Train the three learners and return their fractions of correct turns."""
     torch.manual_seed(settings.seed)  # the networks' first weights
     rows = random_play(settings, torch.Generator().manual_seed(settings.seed))
     burn_in = settings.corridor + 1  # from the cue to the row before the turn
@@ -169,10 +169,10 @@ def run(settings: Settings, show: Callable[[str], None] = print) -> dict[str, fl
 def main() -> None:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a short run that solves nothing")
+    parser.add_argument("--quick", action="store_true", help="a short run that does not solve the task")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    torch.set_num_threads(1)  # more gain nothing for networks this small
+    torch.set_num_threads(1)  # more threads do not speed up networks this small
     sizes = {"episodes": 50, "updates": 5, "windows": 8} if given.quick else {}
     run(Settings(seed=given.seed, **sizes))
 

@@ -1,11 +1,11 @@
-"""DQN of Stable-Baselines3 with prioritized replay (Schaul et al. 2016) and returns over three steps, on CartPole-v1.
+"""DQN of Stable-Baselines3 with prioritized replay (Schaul et al. 2016) and 3-step returns, on CartPole-v1.
 
-Stable-Baselines3 hands no TD errors to its buffers, so a short subclass of its DQN draws by priority, weighs the loss
-with the importance weights, and gives the rows drawn their new priorities. The buffer is the door
-`ostinato.compat.sb3.ReplayBuffer` with a `PrioritizedSampler`.
+Stable-Baselines3 passes no TD errors to its buffers. A short subclass of its DQN samples by priority, multiplies the
+loss by the importance weights and updates the priorities. The buffer is `ostinato.compat.sb3.ReplayBuffer` with a
+`PrioritizedSampler`.
 
     python examples/sb3_prioritized_dqn.py            # about a minute on a CPU
-    python examples/sb3_prioritized_dqn.py --quick    # a look
+    python examples/sb3_prioritized_dqn.py --quick    # a short run
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ostinato.compat.sb3 import ReplayBuffer
 
 CAPACITY, GAMMA = 20_000, 0.99
 EPISODES, LONGEST = 20, 500
-"""Episodes that the policy is judged by, and the most steps of one."""
+"""Evaluation episodes, and the maximum steps of one."""
 
 
 class PrioritizedDQN(DQN):
-    """DQN that draws transitions by the size of their last TD error."""
+    """DQN that samples transitions in proportion to their last TD error."""
 
     replay_buffer: ReplayBuffer
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Take gradient steps: those of DQN, but for the weights and the priorities."""
+        """Take gradient steps as DQN does, with importance weights and priority updates."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         for _ in range(gradient_steps):
@@ -52,7 +52,7 @@ class PrioritizedDQN(DQN):
 
 
 def make(seed: int) -> PrioritizedDQN:
-    """Return the learner, on an environment of its own."""
+    """Return the algorithm with its environment and buffer."""
     return PrioritizedDQN(
         "MlpPolicy",
         "CartPole-v1",
@@ -83,9 +83,9 @@ def returns(model: DQN) -> float:
 
 
 def main() -> None:
-    """Train and print."""
+    """Train, and print the return before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few hundred steps alone")
+    parser.add_argument("--quick", action="store_true", help="a short run of a few hundred steps")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the network is small
@@ -94,7 +94,7 @@ def main() -> None:
     model.learn(700 if arguments.quick else 20_000)
     after = returns(model)
     print(f"return of the greedy policy, mean of {EPISODES} episodes: {before:.0f} -> {after:.0f} ", end="")
-    print(f"({after / LONGEST:.0%} of what can be had)")
+    print(f"({after / LONGEST:.0%} of the maximum)")
 
 
 if __name__ == "__main__":

@@ -211,8 +211,8 @@ def page() -> str:
     lines = [
         "# Combinations",
         "",
-        f"All {len(CELLS):,} combinations of sampler, unit, storage and writer, each with the distribution of its draws",
-        "or the reason why it raises, when the buffer is made or its first rows are written. Tests run every combination;",
+        f"All {len(CELLS):,} combinations of sampler, unit, storage and writer, with the distribution of their draws",
+        "or the reason why they raise, when the buffer is made or its first rows are written. Tests run all of them;",
         "this page is generated from the same rules (`python -m tests.combinations`).",
         "",
         "| raises | why |",

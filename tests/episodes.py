@@ -175,10 +175,14 @@ class Log:
         self.tagged = True
 
     def resize(self, steps: int) -> None:
-        """Go on in another ring, with the oldest row in slot 0: by so many steps larger, or as small as rows allow."""
+        """Go on in another ring, with the oldest row in slot 0: by so many steps larger, or as small as rows allow.
+
+        In a ring of the same capacity all rows keep their slots.
+        """
         kept = list(self.present().values())
-        least = max(6 * self.lanes, len(kept))
-        self.rows, self.capacity = kept, self.capacity + steps * self.lanes if steps else least
+        capacity = self.capacity + steps * self.lanes if steps else max(6 * self.lanes, len(kept))
+        if capacity != self.capacity:
+            self.rows, self.capacity = kept, capacity
 
     def edit(self, rb: ReplayBuffer, *, flags: bool, masks: bool = False, **form: bool) -> None:
         """Replace some rows in place; with `flags` some begin or cease to end their episode, `masks` likewise."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from ostinato import Episodes, LazyTensorStorage, ReplayBuffer
@@ -17,13 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Case", "buffer_for", "check_samples", "few", "histories", "replay"]
-
-
-def few() -> settings:
-    """A share of the profile's examples: there are many cases."""
-    profile = settings.default
-    return settings(max_examples=max(1, (40 if profile is None else profile.max_examples) // 4))
+__all__ = ["Case", "buffer_for", "check_samples", "histories", "replay"]
 
 
 class Case(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
-from ostinato._backend import native
+from ostinato._backend import backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ __all__ = [
     "start",
 ]
 
-AVAILABLE = hasattr(native, "SharedRing")
+AVAILABLE = hasattr(backend.native, "SharedRing")
 LIMIT_S = 60
 """No process is waited for any longer."""
 
@@ -79,7 +79,7 @@ def check_ring(rb: ReplayBuffer) -> None:
     ring = ring_of(rb)
     with ring.lock:
         _, holes, filled, committed = ring.now()
-        stamps = ring.of(torch.arange(ring.capacity))
+        stamps = ring.generations(torch.arange(ring.capacity))
         assert int((stamps > 0).sum()) == committed == len(rb)
         assert holes == filled - committed
         whole = stamps[stamps > 0]
@@ -90,7 +90,7 @@ def check_ring(rb: ReplayBuffer) -> None:
         ring.tree.leaves(leaves.data_ptr(), ring.capacity)
         assert bool((leaves[stamps <= 0] == 0).all())
         assert bool((leaves[stamps > 0] > 0).all())
-        other = native.SumTree(ring.capacity)  # type: ignore[union-attr]
+        other = backend.native.SumTree(ring.capacity)  # type: ignore[union-attr]
         other.load(leaves.data_ptr(), ring.capacity)
         assert (ring.tree.total, ring.tree.minimum) == (other.total, other.minimum)
 

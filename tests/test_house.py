@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "ostinato"
 FLOORS = (
     ("errors", "_optional", "_backend", "_native"),
     ("core",),
-    ("durable",),
+    ("durable", "protocols"),
     ("storages", "samplers", "writers", "units", "transforms"),
     ("buffers", "trajectories"),
     ("collect", "compat", "distributed", "testing", "tools", "viz", "demo"),

@@ -54,6 +54,6 @@ def version() -> str:
     """Return the library's version, and say so when the native part is absent though not switched off."""
     package = import_module("ostinato")
     _ = package.ReplayBuffer
-    absent = getattr(import_module("ostinato._backend"), "native", None) is None
+    absent = import_module("ostinato._backend").backend.native is None
     number = getattr(package, "__version__", "from source")
     return f"{number}{' (native part missing)' if absent and not _OFF else ''}"

@@ -1,4 +1,4 @@
-"""How the pictures of windows look: one line of cells for each anchor, under a ring that is drawn once."""
+"""Paint the pictures of windows with matplotlib: the ring, and below it one line of cells per anchor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INK, FAINT, GRID = "#1F2933", "#52606D", "#E4E7EB"
 EPISODES = {1: ("#0072B2", "#DCEBF5"), 2: ("#B36B00", "#FBEBD0"), 3: ("#00795C", "#D6EFE6")}
 """Strong and light colour of each episode."""
 EPISODE = [3] * 5 + [1] * 4 + [2] * 6 + [3]
-"""Of each slot."""
+"""Episode of each slot."""
 CHIPS_AT = 17.0
 
 
@@ -37,7 +37,7 @@ def paint(scene: Scene, folder: Path) -> Path:
         axes.set_ylim(-count - (1.4 if _headline(scene, 0) else 1.9), top)
         axes.text(-2.1, top - 0.75, scene.title, fontsize=11.5, fontweight="bold", va="center")
         _ring(axes)
-        axes.text(CHIPS_AT, 0.85, "what the batch holds", va="center", color=FAINT)
+        axes.text(CHIPS_AT, 0.85, "the batch", va="center", color=FAINT)
         at = -0.75
         for i, block in enumerate(scene.blocks):
             if _headline(scene, i):
@@ -157,5 +157,5 @@ def _legend(axes: Any, scene: Scene, at: float) -> None:
         axes.text(x + 1.15, at, text, va="center", color=FAINT, fontsize=8)
         x += 1.9 + 0.205 * len(text)
     axes.add_patch(_box(x, at, "none", INK, 1.7))
-    drawn = "row that it begins with" if scene.name == "slices" else "row that was drawn"
+    drawn = "first row of the slice" if scene.name == "slices" else "drawn row"
     axes.text(x + 1.15, at, drawn, va="center", color=FAINT, fontsize=8)

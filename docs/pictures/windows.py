@@ -1,4 +1,4 @@
-"""Draws which rows units and slice samplers read. What is drawn comes out of real buffers; `make pictures` runs it.
+"""Pictures of the rows that units and slice samplers read, made from real buffers; `make pictures` runs it.
 
 A ring of 16 slots, written 21 times: the oldest rows of episode 1 (terminated) have been overwritten, episode 2 was
 truncated, episode 3 is running. Every row holds its own slot, so that a batch tells where it was read.
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato import FrameStack, LazyTensorStorage, NStep, ReplayBuffer, Sampler, SequenceUnit, SliceSampler
-from ostinato.core.records import Draw
+from ostinato.protocols import Draw
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato import SampleUnit
-    from ostinato.core.records import View
+    from ostinato.protocols import View
 
 HERE = Path(__file__).parent
 SLOTS, WRITTEN = 16, 21
 LAST_OF_1, LAST_OF_2 = 8, 14
-"""Rows that end the first two episodes; rows 16 to 20 lie in the slots 0 to 4."""
+"""Last rows of the first two episodes; rows 16 to 20 are in the slots 0 to 4."""
 GAMMA = 0.5
 
 
 @dataclass(frozen=True)
 class Read:
-    """A row that is read: its slot, what for, and what stands on it."""
+    """A row that is read: its slot, its kind, and its label."""
 
     slot: int
     kind: str
@@ -39,7 +39,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Line:
-    """One anchor: the rows that are read for it, what the batch then holds, and a word on it."""
+    """One anchor: the rows that are read for it, the rows of the batch, and a note."""
 
     anchor: int | None
     reads: tuple[Read, ...] = ()
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines under one headline."""
+    """Lines under one title."""
 
     title: str
     lines: tuple[Line, ...]
@@ -66,7 +66,7 @@ class Scene:
 
 
 class Chosen(Sampler):
-    """Draws the rows that it was given, and remembers which it might have drawn."""
+    """Draws given rows, and records which rows could be drawn."""
 
     def __init__(self, slots: list[int]) -> None:
         self.slots = torch.tensor(slots)
@@ -80,7 +80,7 @@ class Chosen(Sampler):
 
 
 def make_ring(sampler: Sampler, unit: SampleUnit | None = None) -> ReplayBuffer:
-    """Write the three episodes. Rewards are one-hot: a sum of them shows which ones it is made of."""
+    """Write the three episodes. Rewards are one-hot, so a sum shows its terms."""
     rb = ReplayBuffer(
         storage=LazyTensorStorage(SLOTS),
         sampler=sampler,
@@ -90,7 +90,7 @@ def make_ring(sampler: Sampler, unit: SampleUnit | None = None) -> ReplayBuffer:
     row = torch.arange(WRITTEN)
     slot = row % SLOTS
     rows = {
-        "obs": slot.float() + 1,  # a frame of zeros is then no frame
+        "obs": slot.float() + 1,  # zeros mark missing frames
         "reward": torch.nn.functional.one_hot(slot, SLOTS).float(),
         "next_obs": 100 + slot.float(),
         "terminated": row == LAST_OF_1,
@@ -102,7 +102,7 @@ def make_ring(sampler: Sampler, unit: SampleUnit | None = None) -> ReplayBuffer:
 
 
 def n_step() -> Scene:
-    """Which rewards are added up, and whose next observation the target bootstraps from."""
+    """Rewards in the sum, and the next observation that the target bootstraps from."""
     anchors = [5, 7, 11, 13, 15, 3]
     batch = make_ring(Chosen(anchors), NStep(3, GAMMA)).sample(len(anchors))
     lines = []
@@ -118,22 +118,22 @@ def n_step() -> Scene:
         elif steps < 3 and not ended:
             what = f"newest row: {what}"
         lines.append(Line(anchor, (*reads, Read(last, "next")), (), f"k = {steps}, {what}"))
-    title = "NStep(3, gamma): rewards that are added up, and where the return stops"
+    title = "NStep(3, gamma): rewards in the sum, and where the return stops"
     return Scene(
         "nstep",
         title,
         (Block("anchor", tuple(lines)),),
-        (("learn", "reward, with its factor"), ("next", "end of the step")),
+        (("learn", "reward, with its factor"), ("next", "end of the return")),
     )
 
 
 def sequence() -> Scene:
-    """Windows of two rows of burn-in and four to learn from, at the ends of episodes."""
+    """Windows of two burn-in rows and four training rows, at the ends of episodes."""
     blocks = []
     words = {
-        "pad": "the last row is repeated; repeats are masked",
+        "pad": "the last row is repeated and masked",
         "stop": "the window moves back until it fits",
-        "strict": "only anchors with all four rows are drawn",
+        "strict": "only rows followed by a whole window are drawn",
     }
     for boundary, word in words.items():
         anchors, lines = [10, 7, 3], []
@@ -154,16 +154,16 @@ def sequence() -> Scene:
             reads = tuple(Read(read.slot, read.kind) for read in held if read.kind != "masked")
             lines.append(Line(anchor, reads, (("", tuple(held)),)))
         blocks.append(Block(f"{boundary}: {word}", tuple(lines)))
-    legend = (("burn", "burn-in"), ("learn", "to learn from"), ("masked", "repeated, masked"))
+    legend = (("burn", "burn-in"), ("learn", "trained on"), ("masked", "repeated, masked"))
     return Scene(
-        "sequence", "SequenceUnit(4, boundary, burn_in=2): windows that end with their episode", tuple(blocks), legend
+        "sequence", "SequenceUnit(4, boundary, burn_in=2): windows at the ends of episodes", tuple(blocks), legend
     )
 
 
 def frame_stack() -> Scene:
     """Stacks of three frames, at the starts of episodes and in the middle."""
     anchors, blocks = [12, 10, 9, 5, 0], []
-    for padding, word in (("repeat", "the first frame is repeated"), ("zeros", "frames that there are not are zeros")):
+    for padding, word in (("repeat", "the first frame is repeated"), ("zeros", "missing frames are zeros")):
         batch = make_ring(Chosen(anchors), FrameStack(3, ["obs"], padding=padding)).sample(len(anchors))
         lines = []
         for i, anchor in enumerate(anchors):
@@ -172,9 +172,7 @@ def frame_stack() -> Scene:
             lines.append(Line(anchor, tuple(Read(slot, "learn") for slot in sorted(seen)), stacks))
         blocks.append(Block(f'padding="{padding}": {word}', tuple(lines)))
     legend = (("learn", "frame"), ("next", "next observation of the row"), ("masked", "before the episode"))
-    return Scene(
-        "framestack", 'FrameStack(3, ["obs"]): the frames of each stack, the oldest first', tuple(blocks), legend
-    )
+    return Scene("framestack", 'FrameStack(3, ["obs"]): the frames of each stack, oldest first', tuple(blocks), legend)
 
 
 def _frames(stack: Tensor) -> tuple[Read, ...]:
@@ -191,12 +189,12 @@ def _frames(stack: Tensor) -> tuple[Read, ...]:
 
 
 def slices() -> Scene:
-    """Every row that a slice may begin with, and how often it does."""
+    """Possible first rows of slices, and their probabilities."""
     settings: list[tuple[str, dict[str, Any]]] = [
         ("SliceSampler(slice_len=4)", {"slice_len": 4}),
         ("SliceSampler(slice_len=5): episode 1 is too short", {"slice_len": 5}),
         (
-            "SliceSampler(slice_len=5, strict_length=False): an episode that is too short comes whole",
+            "SliceSampler(slice_len=5, strict_length=False): a shorter episode is drawn whole",
             {"slice_len": 5, "strict_length": False},
         ),
     ]
@@ -214,7 +212,7 @@ def slices() -> Scene:
         bounds = first.nonzero().flatten().tolist()
         example = next(at for at in bounds if int(slots[at]) == 15)
         held = tuple(Read(int(slots[at]), "learn", str(int(slots[at]))) for at in range(example, example + length))
-        lines = [Line(None, starts, (), "rows that a slice may begin with")]
+        lines = [Line(None, starts, (), "possible first rows")]
         lines.append(Line(15, tuple(Read(read.slot, "learn") for read in held), (("", held),)))
         if "strict_length" in options:
             at = next(at for at in bounds if int(slots[at]) == 5)
@@ -223,9 +221,7 @@ def slices() -> Scene:
             lines.append(Line(5, tuple(Read(read.slot, "learn") for read in short), (("", short),)))
         blocks.append(Block(title, tuple(lines)))
     legend = (("start", "first row, with its probability"), ("learn", "rows of one slice"))
-    return Scene(
-        "slices", "SliceSampler: an episode uniformly, then a start within it uniformly", tuple(blocks), legend
-    )
+    return Scene("slices", "SliceSampler: a uniform episode, then a uniform start within it", tuple(blocks), legend)
 
 
 SCENES = (n_step, sequence, frame_stack, slices)

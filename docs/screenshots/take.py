@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/viewing.md: output of `ostinato view` and `ostinato plot`, and the page in Chromium.
+"""Take the screenshots of docs/viewing.md: output of `ostinato view` and `ostinato plot`, and the page in Chromium.
 
 The rollouts are those of an arm of two links that reaches for a ball, made here; the checkpoint is one that
 `ostinato demo` saved.
@@ -61,14 +61,14 @@ def disc(pen: ImageDraw.ImageDraw, at: np.ndarray, radius: float, colour: str) -
 
 
 def wrist(scene: np.ndarray, hand: np.ndarray) -> np.ndarray:
-    """The surroundings of the hand, twice as large, uint8 `[96, 96, 3]`."""
+    """The area around the hand, enlarged twice, uint8 `[96, 96, 3]`."""
     padded = np.pad(scene, ((24, 24), (24, 24), (0, 0)), mode="edge")
     x, y = (int(value) for value in np.clip(np.round(hand), 0, SIZE - 1))
     return padded[y : y + 48, x : x + 48].repeat(2, 0).repeat(2, 1)
 
 
 def reach(number: int) -> Trajectory:
-    """One rollout: the hand goes to the ball, better the later."""
+    """One rollout: the hand moves to the ball, more precisely in later rollouts."""
     dice = np.random.default_rng(number)
     where = dice.uniform(0.5, 2.2) * (1 if number % 2 else -1)
     ball = SHOULDER + 50 * np.array([math.sin(where * 0.6), -math.cos(where * 0.6)])
@@ -111,7 +111,7 @@ def shrink(source: Path, name: str) -> None:
 
 
 def browse(rollouts: Path, target: Path) -> None:
-    """Take a picture of the page."""
+    """Take a screenshot of the page."""
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
@@ -132,7 +132,7 @@ def browse(rollouts: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Make the data, show them, write the pictures."""
+    """Make the data, open them in the viewers, and write the screenshots."""
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         rollouts = here / "rollouts"

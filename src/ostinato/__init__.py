@@ -28,7 +28,12 @@ from ostinato.samplers import (
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
-from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
+from ostinato.transforms import Cast as CastFields
+from ostinato.transforms import Compose as ComposeTransforms
+from ostinato.transforms import Exclude as ExcludeFields
+from ostinato.transforms import Rename as RenameFields
+from ostinato.transforms import RewardScale, ToDevice
+from ostinato.transforms import Select as SelectFields
 from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
 from ostinato.writers import (
@@ -45,10 +50,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BufferStats",
-    "Cast",
-    "Compose",
+    "CastFields",
+    "ComposeTransforms",
     "Episodes",
-    "Exclude",
+    "ExcludeFields",
     "Flat2TED",
     "FrameStack",
     "Hindsight",
@@ -65,7 +70,7 @@ __all__ = [
     "RandomSampler",
     "RateLimiter",
     "RayReplayBuffer",
-    "Rename",
+    "RenameFields",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "ReservoirWriter",
@@ -75,7 +80,7 @@ __all__ = [
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
-    "Select",
+    "SelectFields",
     "SequenceUnit",
     "ShardedReplayBuffer",
     "SliceSampler",

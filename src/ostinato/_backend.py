@@ -1,22 +1,28 @@
 """The switch between the compiled part and torch alone.
 
-What lives here: `native`, the compiled module or None. What does not: any use of it.
-The environment variable OSTINATO_NATIVE decides: "0" switches the compiled part off, "1" requires it.
+What lives here: `backend`, whose `native` is the compiled module or None. What does not: any use of it.
+The environment variable OSTINATO_NATIVE decides at import: "0" switches the compiled part off, "1" requires it.
+`use_backend` switches for a block of code. Other modules read `backend.native` when a function runs or an object is
+made, never when they are imported.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import Literal
 
-__all__ = ["load_native", "native"]
+__all__ = ["Backend", "backend", "load_native", "use_backend"]
 
 _MISSING = (
     "ostinato runs without its compiled part: the results are the same, but sample() and extend() of CPU "
@@ -60,5 +66,58 @@ def load_native(setting: str | None) -> ModuleType | None:
         return None
 
 
-native: ModuleType | None = load_native(os.environ.get("OSTINATO_NATIVE"))
-"""The compiled part, or None."""
+class Backend:
+    """What runs the loops over rows: the compiled part, or torch alone.
+
+    Attributes:
+        native: The module `ostinato._native`, or None where torch alone is used. To be read only: see `use_backend`.
+    """
+
+    __slots__ = ("installed", "native", "switching")
+
+    def __init__(self, native: ModuleType | None) -> None:
+        self.installed = native
+        self.native = native
+        self.switching = threading.RLock()
+
+
+backend = Backend(load_native(os.environ.get("OSTINATO_NATIVE")))
+"""The choice of this process."""
+
+
+@contextmanager
+def use_backend(name: Literal["native", "torch"]) -> Iterator[None]:
+    """Use the compiled part, or torch alone, inside a `with` block.
+
+    The choice holds for all threads of the process, and for objects made inside the block as long as they live: a
+    priority tree or an episode table keeps the code it was made with. Blocks may be nested. A block in another thread
+    waits until this one has ended.
+
+    Example:
+        ```python
+        with use_backend("torch"):
+            buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=32)
+        ```
+
+    Args:
+        name: "native" for the compiled part, "torch" for torch alone.
+
+    Raises:
+        OptionError: `name` is another one, or is "native" where the compiled part is not installed or switched off.
+    """
+    if name not in {"native", "torch"}:
+        message = f"name must be 'native' or 'torch', got {name!r}"
+        raise OptionError(message)
+    if name == "native" and backend.installed is None:
+        message = (
+            "the compiled part of ostinato is not installed, or OSTINATO_NATIVE=0 switched it off when ostinato was "
+            "imported: use 'torch', or import ostinato with OSTINATO_NATIVE=1"
+        )
+        raise OptionError(message)
+    with backend.switching:
+        before = backend.native
+        backend.native = backend.installed if name == "native" else None
+        try:
+            yield
+        finally:
+            backend.native = before

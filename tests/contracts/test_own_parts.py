@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, Sampler, Storage, Writer
-from ostinato.core.records import Draw, Picks, Run
 from ostinato.errors import CheckpointError, KindError, SchemaError, SlotError
+from ostinato.protocols import Draw, Picks, Run
 from ostinato.testing import SamplerContract, StorageContract, WriterContract
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.records import Placement, View
+    from ostinato.protocols import Placement, Ring, View
 
 
 class NumpyStorage(Storage):
@@ -144,25 +144,21 @@ class Reservoir(Writer):
         self._random = random.Random(0)
         self._offered = 0
 
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
         kept = [-1] * rows
         owner: dict[int, int] = {}
         for row in range(rows):
-            full = self._offered >= capacity
+            full = self._offered >= ring.capacity
             slot = self._random.randrange(self._offered + 1) if full else self._offered
             self._offered += 1
-            if slot < capacity:
+            if slot < ring.capacity:
                 if slot in owner:
                     kept[owner[slot]] = -1
                 owner[slot], kept[row] = row, slot
         slots, picked = (torch.tensor(list(x), dtype=torch.int64) for x in (owner.keys(), owner.values()))
         return Picks(slots, picked, torch.tensor(kept))
 
-    @property
-    def cursor(self) -> int:
-        return self._offered
-
-    def resume(self, rows: int, cursor: int) -> None:
+    def begin(self, rows: int) -> None:
         self._offered = rows
 
     def clear(self) -> None:
@@ -259,7 +255,7 @@ class Placing(RoundRobinWriter):
         super().__init__()
         self.placement = placement
 
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Any:
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Any:
         return self.placement
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ostinato import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
-from ostinato.core.records import Draw
+from ostinato.protocols import Draw
 from ostinato.testing import SamplerContract
 
 if TYPE_CHECKING:
-    from ostinato.core.records import View
+    from ostinato.protocols import View
 
 
 class TestRandom(SamplerContract):

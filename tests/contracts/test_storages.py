@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
-from ostinato.core.records import Picks, Run
 from ostinato.errors import OptionError
+from ostinato.protocols import Picks, Run
 from ostinato.testing import StorageContract
 
 if TYPE_CHECKING:

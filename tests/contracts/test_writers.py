@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
@@ -13,8 +15,11 @@ from ostinato import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from ostinato.core.records import Run
+from ostinato.protocols import Run
 from ostinato.testing import WriterContract
+
+if TYPE_CHECKING:
+    from ostinato.protocols import Ring
 
 
 class TestRoundRobin(WriterContract):
@@ -58,17 +63,16 @@ class TestReservoir(WriterContract):
 class _NoWrap(RoundRobinWriter):
     """A ring that forgets to wrap: it skips nothing of a batch longer than itself."""
 
-    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Run:
-        start, self._cursor = self._cursor, (self._cursor + rows) % capacity
-        return Run(start, rows, capacity)
+    def place(self, rows: int, ring: Ring, scores: torch.Tensor | None) -> Run:
+        return Run(ring.cursor, rows, ring.capacity)
 
 
 class _Gap(RoundRobinWriter):
     """A ring that begins at slot 1."""
 
-    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Run:
-        run = super().place(rows, capacity, scores)
-        return run._replace(start=(run.start + 1) % capacity)
+    def place(self, rows: int, ring: Ring, scores: torch.Tensor | None) -> Run:
+        run = super().place(rows, ring, scores)
+        return run._replace(start=(run.start + 1) % ring.capacity)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ostinato.core.records import Plan, View
+    from ostinato.protocols import Ring
 
 CPU = torch.device("cpu")
 
@@ -224,11 +225,15 @@ def test_prefetch_and_collate() -> None:
 
 
 def test_transforms() -> None:
-    chain = (ostinato.Rename({"id": "number"}), ostinato.Exclude("version"), ostinato.RewardScale(2.0, loc=0.5))
+    chain = (
+        ostinato.RenameFields({"id": "number"}),
+        ostinato.ExcludeFields("version"),
+        ostinato.RewardScale(2.0, loc=0.5),
+    )
 
     def make(device: torch.device) -> ReplayBuffer:
         rb = ReplayBuffer(storage=LazyTensorStorage(60, device=device), batch_size=16)
-        for transform in (*chain, ostinato.ToDevice(device), ostinato.Cast(torch.float64, "obs")):
+        for transform in (*chain, ostinato.ToDevice(device), ostinato.CastFields(torch.float64, "obs")):
             rb.append_transform(transform)
         return rb
 
@@ -515,8 +520,8 @@ def test_slots_of_own_parts_on_another_device_raise(near: torch.device, far: tor
 
 
 class _Picky(ostinato.ReservoirWriter):  # type: ignore[misc]  # a writer whose picks lie on the device
-    def place(self, rows: int, capacity: int, scores: torch.Tensor | None) -> Picks:
-        return Picks(*(part.to(DEVICE) for part in super().place(rows, capacity, scores)))
+    def place(self, rows: int, ring: Ring, scores: torch.Tensor | None) -> Picks:
+        return Picks(*(part.to(DEVICE) for part in super().place(rows, ring, scores)))
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])

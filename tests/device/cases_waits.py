@@ -126,11 +126,11 @@ def learns() -> Iterator[Callable[[], object]]:
 
 def transformed() -> Iterator[Callable[[], object]]:
     chain = (
-        ostinato.Select("obs", "reward"),
-        ostinato.Exclude("next_obs"),
-        ostinato.Rename({"reward": "gain"}),
+        ostinato.SelectFields("obs", "reward"),
+        ostinato.ExcludeFields("next_obs"),
+        ostinato.RenameFields({"reward": "gain"}),
         ostinato.RewardScale(2.0),
-        ostinato.Cast(torch.float64, "obs"),
+        ostinato.CastFields(torch.float64, "obs"),
         ostinato.ToDevice("fakegpu"),
     )
     yield from sampling(*(buffer(transform=transform) for transform in chain))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from ostinato.distributed.serialization import pack, unpack
+from ostinato.distributed.serialization import decode_small, encode_small
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -47,15 +47,15 @@ def same(a: Any, b: Any) -> bool:
 
 @given(data=trees)
 def test_trees_come_back(data: Any) -> None:
-    packet = pack(data)
+    packet = encode_small(data)
     assert packet is not None
-    assert same(unpack(packet), data)
+    assert same(decode_small(packet), data)
 
 
 def test_what_arrives_may_be_written_to() -> None:
-    packet = pack({"flags": torch.zeros(3, dtype=torch.bool), "x": torch.zeros(5, dtype=torch.float64)})
+    packet = encode_small({"flags": torch.zeros(3, dtype=torch.bool), "x": torch.zeros(5, dtype=torch.float64)})
     assert packet is not None
-    one, other = unpack(packet), unpack(packet)
+    one, other = decode_small(packet), decode_small(packet)
     one["x"] += 1
     one["flags"][:] = True
     assert float(other["x"].sum()) == 0.0
@@ -66,9 +66,9 @@ def test_what_arrives_may_be_written_to() -> None:
 def test_views_arrive_as_what_they_show() -> None:
     base = torch.arange(60.0).reshape(6, 10)
     for view in (base.T, base[::2], base[:, 3:4], base[0].expand(4, 10)):
-        packet = pack(view)
+        packet = encode_small(view)
         assert packet is not None
-        assert torch.equal(unpack(packet), view)
+        assert torch.equal(decode_small(packet), view)
 
 
 SHARED = torch.ones(3)
@@ -97,19 +97,19 @@ SHARED = torch.ones(3)
     ],
 )
 def test_all_else_is_no_packet(data: Any) -> None:
-    assert pack(data) is None
-    assert pack({"inside": [data]}) is None
+    assert encode_small(data) is None
+    assert encode_small({"inside": [data]}) is None
 
 
 def test_data_that_holds_itself_is_no_packet() -> None:
     data: list[Any] = []
     data.append(data)
-    assert pack(data) is None
+    assert encode_small(data) is None
 
 
 def test_text_beside_tensors_comes_back() -> None:
     rows = {"x": torch.arange(2), "t": ["a", None]}
-    packet = pack(rows)
+    packet = encode_small(rows)
     assert packet is not None
-    assert same(unpack(packet), rows)
-    assert pack(TensorDict({"x": torch.arange(2), "t": ["a", "b"]}, [2])) is None  # which a parcel pickles
+    assert same(decode_small(packet), rows)
+    assert encode_small(TensorDict({"x": torch.arange(2), "t": ["a", "b"]}, [2])) is None  # which a parcel pickles

@@ -15,7 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-from ostinato.distributed.serialization import Parcel
+from ostinato.distributed.serialization import Serialized
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
 
@@ -23,7 +23,7 @@ Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have th
 def sent(data: Any) -> tuple[Any, list[bytearray]]:
     """Send through a pickle whose buffers lie in memory of their own, as an object of Ray's store does."""
     beside: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(Parcel(data), 5, buffer_callback=beside.append)
+    pickled = pickle.dumps(Serialized(data), 5, buffer_callback=beside.append)
     memory = [bytearray(buffer.raw()) for buffer in beside]
     return pickle.loads(pickled, buffers=[memoryview(one).toreadonly() for one in memory]), memory
 

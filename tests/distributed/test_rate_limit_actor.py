@@ -23,7 +23,7 @@ from ostinato import (
     RateLimiter,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.rate_limit_actor import GRACE_S, Tally, Turnstile
+from ostinato.distributed.rate_limit_actor import GRACE_S, RateLimitClient, RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ CAPACITY = 1000
 
 @pytest.fixture(scope="module")
 def shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
-    made = ShardedReplayBuffer(2, storage=partial(LazyTensorStorage, CAPACITY), batch_size=16, patience_s=60.0)
+    made = ShardedReplayBuffer(2, storage=partial(LazyTensorStorage, CAPACITY), batch_size=16, shard_timeout_s=60.0)
     with closing(made):
         yield made
 
@@ -50,17 +50,21 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
         limiter: RateLimiter | None = None,
         sampler: Any = RandomSampler,
         capacity: int = CAPACITY,
-        patience_s: float = 60.0,
+        shard_timeout_s: float = 60.0,
     ) -> ShardedReplayBuffer:
         shards.apply(_renew, partial(LazyTensorStorage, capacity), sampler)
-        made, way = sampler(), shards._way
-        about = way.about._replace(
+        made, connection = sampler(), shards._connection
+        info = connection.info._replace(
             capacity=capacity, counting=made.counting, waits=isinstance(made, QueueSampler), prioritized=False
         )
-        turnstile = None if limiter is None else Turnstile.make(limiter, way.actors, about)
-        if turnstile is not None:
-            started.append(turnstile.actor)
-        return shards._along(about=about, turnstile=turnstile, patience_s=patience_s)
+        limiter_client = (
+            None
+            if limiter is None
+            else RateLimitClient.start(limiter, connection.actors, capacity=info.capacity, counting=info.counting)
+        )
+        if limiter_client is not None:
+            started.append(limiter_client.actor)
+        return shards._handle(info=info, limiter=limiter_client, shard_timeout_s=shard_timeout_s)
 
     yield remake
     for actor in started:
@@ -82,13 +86,13 @@ def scalar(n: int) -> dict[str, torch.Tensor]:
 
 
 def ask(cluster: Any, rb: ShardedReplayBuffer, name: str) -> Any:
-    assert rb._way.turnstile is not None
-    return cluster.get(getattr(rb._way.turnstile.actor, name).remote())
+    assert rb._connection.limiter is not None
+    return cluster.get(getattr(rb._connection.limiter.actor, name).remote())
 
 
 def pid_of_limiter(cluster: Any, rb: ShardedReplayBuffer) -> int:
-    assert rb._way.turnstile is not None
-    return int(cluster.get(rb._way.turnstile.actor.__ray_call__.remote(lambda _: os.getpid())))
+    assert rb._connection.limiter is not None
+    return int(cluster.get(rb._connection.limiter.actor.__ray_call__.remote(lambda _: os.getpid())))
 
 
 @contextmanager
@@ -241,12 +245,12 @@ def test_a_dead_writer_is_given_up_at_a_full_queue(cluster: Any, remade: Any) ->
     os.kill(pid, signal.SIGKILL)
     time.sleep(2.5)
     assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
-    with pytest.raises(WaitTimeoutError, match=r"good for 0 draw"):
+    with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw"):
         rb.sample(8, timeout_s=0.3)  # nothing of the dead one's was written
 
 
 def test_a_write_passes_a_stopped_shard_by(cluster: Any, remade: Any) -> None:
-    rb = remade(patience_s=0.5)
+    rb = remade(shard_timeout_s=0.5)
     with stopped(pid_of(cluster, rb, 0)), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         began = time.monotonic()
@@ -268,7 +272,7 @@ def test_a_write_to_a_stopped_queue_ends_at_its_time(cluster: Any, remade: Any) 
 
 
 def test_a_busy_shard_gets_its_rows_once(cluster: Any, remade: Any) -> None:
-    rb = remade(patience_s=0.2)
+    rb = remade(shard_timeout_s=0.2)
     shut = [rb.actors[0].apply.options(concurrency_group="write").remote(_sleep) for _ in range(32)]
     index = rb.pinned(0).extend(rows(8))  # behind them, long after its time
     assert (index >> 40).tolist() == [0] * 8
@@ -310,7 +314,7 @@ def test_rows_of_any_kind_pass_the_limiter(remade: Any) -> None:
 def test_a_lost_limiter_says_what_is_lost(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter())
     rb.extend(rows(16))
-    cluster.kill(rb._way.turnstile.actor)
+    cluster.kill(rb._connection.limiter.actor)
     with pytest.raises(LostBufferError, match=r"rate limiter is gone for good .* shards keep their rows") as caught:
         rb.sample()
     assert "its rows" not in str(caught.value)
@@ -335,24 +339,24 @@ def test_what_passes_during_a_count_is_not_forgotten() -> None:
 
     async def run() -> None:
         shard = Slow()
-        tally = Tally([shard], lambda: False, lambda: None, counting=True)
+        counter = RowCounter([shard], lambda: False, lambda: None, counting=True)
         shard.gate.set()
-        await tally.reach(tally.want())
-        assert (tally.least, tally.most) == (10, 10)
-        tally.wrote(3)
-        tally.drew(2)
+        await counter.wait_for(counter.request())
+        assert (counter.least, counter.most) == (10, 10)
+        counter.add_written(3)
+        counter.add_drawn(2)
         shard.gate.clear()
         shard.asked.clear()
-        number = tally.want()
+        number = counter.request()
         await shard.asked.wait()
-        assert (tally.least, tally.most) == (8, 13)  # it knows nothing yet
-        tally.wrote(1)
-        tally.drew(4)
-        assert (tally.least, tally.most) == (4, 14)
+        assert (counter.least, counter.most) == (8, 13)  # it knows nothing yet
+        counter.add_written(1)
+        counter.add_drawn(4)
+        assert (counter.least, counter.most) == (4, 14)
         shard.gate.set()
-        await tally.reach(number - 1)
-        assert (tally.least, tally.most) == (4, 11)  # draws let through before it may be under way still
-        await tally.reach(tally.want())
-        assert (tally.least, tally.most) == (10, 10)
+        await counter.wait_for(number - 1)
+        assert (counter.least, counter.most) == (4, 11)  # draws let through before it may be under connection still
+        await counter.wait_for(counter.request())
+        assert (counter.least, counter.most) == (10, 10)
 
     asyncio.run(run())

@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import (
-    Cast,
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
@@ -38,7 +37,7 @@ from ostinato.errors import (
     SchemaError,
     UsageError,
 )
-from ostinato.transforms import Compose
+from ostinato.transforms import Cast, Compose
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,7 +236,7 @@ def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, local_and_ray: Any,
     fewest = prefetch - max(1, prefetch // 2) + 1
     for taken in range(1, 12):
         remote.sample()
-        coming = [reference for _, call in remote._supply.stream._coming for reference in call]
+        coming = [reference for _, call in remote._stream.stream._requests for reference in call]
         cluster.wait(coming, num_returns=len(coming), timeout=60)
         ahead = (remote.stats().rows_drawn - before) // 16 - taken
         assert fewest <= ahead <= prefetch
@@ -248,7 +247,7 @@ def test_prefetch_overlaps_with_learning(cluster: Any, local_and_ray: Any) -> No
     _, remote = local_and_ray(prefetch=4)
     remote.extend(rows(10))
     remote.sample()
-    coming = [reference for _, call in remote._supply.stream._coming for reference in call]
+    coming = [reference for _, call in remote._stream.stream._requests for reference in call]
     ready, _ = cluster.wait(coming, num_returns=4, timeout=60)
     assert len(ready) == 4
 
@@ -425,7 +424,7 @@ def test_what_cannot_be_is_refused(cluster: Any) -> None:
     with pytest.raises(OptionError, match="prefetch=2 needs to know the batch size"):
         RayReplayBuffer(prefetch=2)
     with pytest.raises(KindError, match="storage must be an instance of"):
-        RayReplayBuffer(storage=7)
+        RayReplayBuffer(storage=7)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="must make a ReplayBuffer, or a subclass of it, got ReplayBufferEnsemble"):
         RayReplayBuffer(ReplayBuffer(storage=STORAGE()), replay_buffer_cls=ReplayBufferEnsemble)
     with pytest.warns(UserWarning, match="ray_init_config"):

@@ -19,7 +19,7 @@ import torch
 from ostinato import LazyTensorStorage, QueueSampler, RandomSampler, RateLimiter, RayReplayBuffer, ReplayBuffer
 from ostinato.buffers.rate_limit import make_gate
 from ostinato.distributed import actors, ray_client
-from ostinato.distributed.ray_client import TURN_S
+from ostinato.distributed.ray_client import POLL_S
 from ostinato.errors import LostBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def test_a_drop_does_not_wait_for_a_thread_that_waits(handle: Any) -> None:
     rb = handle(QueueSampler)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rb.sample)
-        until(lambda: rb._supply.stream is not None)
+        until(lambda: rb._stream.stream is not None)
         began = time.monotonic()
         rb.empty()
         assert time.monotonic() - began < 10
@@ -159,7 +159,7 @@ def test_a_batch_asked_for_ahead_has_its_own_time(handle: Any) -> None:
     rb = handle(QueueSampler, prefetch=2, timeout_s=0.5)
     rb.extend(rows(0, BATCH))
     assert rb.sample()["x"].tolist() == list(range(8))
-    time.sleep(1.5 * TURN_S)
+    time.sleep(1.5 * POLL_S)
     rb.extend(rows(8, 24))
     assert [rb.sample()["x"].tolist() for _ in range(2)] == [list(range(8, 16)), list(range(16, 24))]
     with pytest.raises(WaitTimeoutError, match=r"waited 0\.5 s for writers"):
@@ -171,7 +171,7 @@ def test_a_stopped_actor_is_waited_for_no_longer_than_the_grace(
     handle: Any, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     rb = handle(prefetch=2 if call == "prefetch" else 0)
-    rb._about = {**rb._about, "limit_s": 0.2}  # as for a buffer that was made with this limit
+    rb._info = {**rb._info, "limit_s": 0.2}  # as for a buffer that was made with this limit
     rb.extend(rows(0, 100))
     rb.sample()
     monkeypatch.setattr(ray_client, "GRACE_S", 0.5)
@@ -214,7 +214,7 @@ def lines(rb: RayReplayBuffer) -> int:
 
 
 def _count_lines(_: Any) -> int:
-    return sum(len(one) for one in gc.get_objects() if type(one) is actors.Lines)
+    return sum(len(one) for one in gc.get_objects() if type(one) is actors.ServedStreams)
 
 
 def test_a_dropped_handle_leaves_nothing_in_the_actor(cluster: Any, handle: Any) -> None:
@@ -240,6 +240,6 @@ def test_a_line_that_the_actor_gave_up_begins_anew(handle: Any) -> None:
     rb = handle(QueueSampler, prefetch=2)
     rb.extend(rows(0, 64))
     found = [row for _ in range(2) for row in rb.sample()["x"].tolist()]
-    rb.actor.leave.remote(rb._supply.stream._name)
+    rb.actor.close_stream.remote(rb._stream.stream._id)
     found += [row for _ in range(6) for row in rb.sample()["x"].tolist()]
     assert Counter(found) == Counter(range(64)), "what was answered before is not lost"

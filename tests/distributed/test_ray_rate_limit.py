@@ -29,7 +29,8 @@ from ostinato import (
     SamplerWithoutReplacement,
 )
 from ostinato.buffers.rate_limit import make_gate
-from ostinato.distributed.ray_client import AGAIN, GROUPS, TURN_S, take_turn
+from ostinato.distributed.actors import poll_once
+from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, POLL_S, RETRY
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -202,14 +203,14 @@ def test_time_is_up_in_the_caller_and_nothing_has_changed(flow: Any) -> None:
 def test_a_wait_of_several_turns_ends_when_it_should(flow: Any) -> None:
     rb = flow()
     rb.extend(rows(0, 64))
-    long = 2.25 * TURN_S
+    long = 2.25 * POLL_S
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=rf"waited {long:g} s for readers"):
         rb.extend(rows(64, 72), timeout_s=long)
     assert long <= time.monotonic() - began < long + 10
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rb.extend, rows(64, 72), timeout_s=LONG)
-        time.sleep(1.5 * TURN_S)
+        time.sleep(1.5 * POLL_S)
         assert not waiting.done()
         rb.sample(16)
         assert waiting.result().tolist() == list(range(64, 72))
@@ -228,7 +229,7 @@ def test_with_prefetch_neither_time_nor_age_can_be_asked_for(flow: Any) -> None:
     rb = flow(prefetch=2)
     rb.extend(rows(0, 64))
     for asked in ({"timeout_s": 1.0}, {"max_age": 1}):
-        with pytest.raises(UsageError, match="do not reach batches that were asked for earlier"):
+        with pytest.raises(UsageError, match="do not apply to batches that were requested earlier"):
             rb.sample(**asked)
 
 
@@ -280,7 +281,7 @@ def test_every_row_is_drawn_so_often_and_no_more(cluster: Any, hire: Any, flow: 
 
 def test_what_was_asked_ahead_in_vain_takes_no_rows(flow: Any) -> None:
     """Time is up for a batch; those asked for after it are not drawn for nobody when rows come."""
-    limiter = RateLimiter(timeout_s=1.5 * TURN_S)
+    limiter = RateLimiter(timeout_s=1.5 * POLL_S)
     rb = flow(limiter=limiter, sampler=QueueSampler, prefetch=3)
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=rf"waited {limiter.timeout_s:g} s for writers"):
@@ -292,11 +293,11 @@ def test_what_was_asked_ahead_in_vain_takes_no_rows(flow: Any) -> None:
 
 def test_batches_on_their_way_wait_until_they_are_asked_for(flow: Any) -> None:
     """The time of a batch begins when its reader asks for it, not when it was asked for ahead."""
-    limiter = RateLimiter(timeout_s=1.5 * TURN_S)
+    limiter = RateLimiter(timeout_s=1.5 * POLL_S)
     rb = flow(limiter=limiter, sampler=QueueSampler, prefetch=2)
     rb.extend(rows(0, 8))
     assert rb.sample()["x"].tolist() == list(range(8))
-    time.sleep(2.5 * TURN_S)  # learn for longer than the time that there is for a batch
+    time.sleep(2.5 * POLL_S)  # learn for longer than the time that there is for a batch
     rb.extend(rows(8, 40))
     assert [rb.sample()["x"].tolist() for _ in range(4)] == [list(range(i, i + 8)) for i in range(8, 40, 8)]
 
@@ -334,7 +335,7 @@ def test_a_writer_killed_while_it_waits_or_writes_holds_nobody_up(cluster: Any, 
     kill(cluster, hire, worker)
     with pytest.raises(cluster.exceptions.RayActorError):
         cluster.get(running)
-    time.sleep(1.5 * TURN_S)
+    time.sleep(1.5 * POLL_S)
     assert rb.sample()["x"].tolist() == list(range(8))
     assert rb.sample()["x"].tolist() == list(range(8, 16))
     assert rb.write_count == 16, "the write of the dead was given up"
@@ -359,7 +360,7 @@ def test_killed_readers_cost_the_batches_on_their_way_to_them(cluster: Any, hire
     until(lambda: rb.apply(_counts)[1] == 16)
     for worker in workers:
         kill(cluster, hire, worker)
-    time.sleep(1.5 * TURN_S)
+    time.sleep(1.5 * POLL_S)
     with ThreadPoolExecutor(1) as pool:
         writing = [pool.submit(rb.extend, rows(i, i + 8), timeout_s=LONG) for i in range(16, 176, 8)]
         found = [row for _ in range(20) for row in rb.sample(timeout_s=LONG)["x"].tolist()]
@@ -370,7 +371,7 @@ def test_killed_readers_cost_the_batches_on_their_way_to_them(cluster: Any, hire
 
 # -- more who wait than there are threads -----------------------------------------------------------------------------
 
-MANY = GROUPS["write"] + 8
+MANY = CONCURRENCY_GROUPS["write"] + 8
 
 
 def test_what_never_waits_has_threads_of_its_own(cluster: Any, flow: Any, tmp_path: Path) -> None:
@@ -381,7 +382,7 @@ def test_what_never_waits_has_threads_of_its_own(cluster: Any, flow: Any, tmp_pa
     held = [
         hold(concurrency_group=group).remote(_hold, str(tmp_path / f"{group}{i}"), str(flag))
         for group in ("write", "read")
-        for i in range(GROUPS[group])
+        for i in range(CONCURRENCY_GROUPS[group])
     ]
     until(lambda: len(list(tmp_path.iterdir())) == len(held))  # not one thread for writers or readers is left
     rb.update_priority(torch.arange(64), torch.ones(64))
@@ -519,9 +520,9 @@ def _negate(data: Any, **_: Any) -> Any:
 def test_a_turn_is_short_and_the_time_of_all_of_them_is_kept() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), batch_size=4)
     began = time.monotonic()
-    assert take_turn(rb, rb.sample, 50.0, 0.0) is AGAIN
-    assert TURN_S <= time.monotonic() - began < 10
+    assert poll_once(rb, rb.sample, 50.0, 0.0) is RETRY
+    assert POLL_S <= time.monotonic() - began < 10
     with pytest.raises(WaitTimeoutError, match=r"waited 50 s for writers"):
-        take_turn(rb, rb.sample, 50.0, 49.9)
+        poll_once(rb, rb.sample, 50.0, 49.9)
     rb.extend(torch.arange(4))
-    assert take_turn(rb, rb.sample, 1.0, 70.0).tolist() == [0, 1, 2, 3], "what may go ahead is not refused for its age"
+    assert poll_once(rb, rb.sample, 1.0, 70.0).tolist() == [0, 1, 2, 3], "what may go ahead is not refused for its age"

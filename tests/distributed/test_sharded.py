@@ -63,7 +63,7 @@ def shards(cluster: Any, directory: Path) -> Iterator[ShardedReplayBuffer]:
         batch_size=BATCH,
         checkpoint_dir=directory,
         generator=torch.Generator().manual_seed(5),
-        patience_s=120.0,
+        shard_timeout_s=120.0,
     )
     yield made
     made.close()
@@ -83,7 +83,7 @@ def _set_sampler(buffer: Any, make: Any) -> None:
 
 def with_depth(rb: ShardedReplayBuffer, depth: int) -> ShardedReplayBuffer:
     """Another handle, that prefetches."""
-    return rb._along(depth=depth)
+    return rb._handle(depth=depth)
 
 
 def rows(first: int, n: int, **more: Any) -> TensorDict:
@@ -177,12 +177,12 @@ def test_writers_share_the_shards(rb: ShardedReplayBuffer) -> None:
     """Handles that are pickled take the shards in turn and stay; a pinned one stays where it was put."""
     homes = []
     for _ in range(SHARDS):
-        handle = rb.pinned(0)._along(home=None)
+        handle = rb.pinned(0)._handle(home=None)
         owners = {int(split_index(handle.extend(rows(0, 2)))[0][0]) for _ in range(3)}
         assert len(owners) == 1
         homes.append(owners.pop())
     assert sorted(homes) == list(range(SHARDS))
-    around = rb.pinned(1)._along(sticky=False)
+    around = rb.pinned(1)._handle(sticky=False)
     assert [int(split_index(around.extend(rows(0, 2)))[0][0]) for _ in range(4)] == [1, 2, 0, 1]
 
 
@@ -330,7 +330,7 @@ def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedRep
 
 def test_one_shard_resumes_and_waits_for_nobody(cluster: Any, tmp_path: Path) -> None:
     make = partial(ShardedReplayBuffer, 1, storage=partial(LazyTensorStorage, 10), checkpoint_dir=tmp_path)
-    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, patience_s=5.0)
+    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, shard_timeout_s=5.0)
     first.extend({"x": torch.arange(4)})
     end = time.monotonic() + 100
     while first.report()[0].saved_write_count < 4:

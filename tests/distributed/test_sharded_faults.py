@@ -1,4 +1,4 @@
-"""Shards that are used by threads, die unseen, cannot come back, or are given options that are none."""
+"""Shards that are used by threads, die unseen, cannot return, or are given options that are none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[r
 
 def make(**more: Any) -> ShardedReplayBuffer:
     storage = partial(LazyTensorStorage, 2000)
-    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "patience_s": 60.0, **more})
+    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "shard_timeout_s": 60.0, **more})
 
 
 def rows(first: int, n: int) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ def _pid(_: Any) -> int:
 @pytest.mark.parametrize("depth", [0, 3])
 def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int) -> None:
     with closing(make(sampler=QueueSampler)) as made:
-        rb = made._along(depth=depth)
+        rb = made._handle(depth=depth)
         for shard in range(2):
             rb.pinned(shard).extend(rows(2000 * shard, 1600))
         found: list[int] = []
@@ -79,31 +79,29 @@ def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int
 def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluster: Any, tmp_path: Path) -> None:
     """The offers of the shard that died are void, though others have made some since."""
     with closing(make(checkpoint_dir=tmp_path, generator=torch.Generator().manual_seed(2))) as made:
-        rb = made._along(depth=1)
+        rb = made._handle(depth=1)
         rb.pinned(1).extend(rows(1000, 4))
         rb.checkpoint()
         for shard, count in enumerate([500, 496]):
             rb.pinned(shard).extend(rows(1000 * shard, count))
         for _ in range(4):
             rb.sample()
-        for coming in rb._batches._queue:
+        for coming in rb._batches._jobs:
             coming.future.exception(60)  # a batch that is under way would see the shard die
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             kill(rb, cluster, 1)
-            other = made._along(depth=0)
+            other = made._handle(depth=0)
             for _ in range(6):
                 other.sample()  # names of offers are not used twice
-        with pytest.warns(
-            RuntimeWarning, match=r"shard 1 of 2 was restarted: it is there with 4 rows \(about 500 rows"
-        ):
+        with pytest.warns(RuntimeWarning, match=r"shard 1 of 2 was restarted: it has 4 rows \(about 500 rows"):
             drawn = [rb.sample(return_info=True)[1]["index"] for _ in range(10)]
         shards, _ = split_index(torch.cat(drawn[3:]))
         assert int((shards == 1).sum()) < 20, "of 112 rows one is expected"
 
 
 def test_a_shard_that_cannot_come_back_is_left_out_and_the_reason_is_told(cluster: Any, tmp_path: Path) -> None:
-    with closing(make(checkpoint_dir=tmp_path, patience_s=20.0)) as rb:
+    with closing(make(checkpoint_dir=tmp_path, shard_timeout_s=20.0)) as rb:
         for shard in range(2):
             rb.pinned(shard).extend(rows(100 * shard, 50))
         rb.checkpoint()
@@ -116,12 +114,12 @@ def test_a_shard_that_cannot_come_back_is_left_out_and_the_reason_is_told(cluste
             warnings.simplefilter("always")
             os.kill(cluster.get(rb.actors[1].apply.remote(_pid)), signal.SIGKILL)
             until = time.monotonic() + 60
-            while not any("cannot come back" in str(one.message) for one in told) and time.monotonic() < until:
+            while not any("cannot return" in str(one.message) for one in told) and time.monotonic() < until:
                 assert rb.sample()["x"].max() < 150
                 time.sleep(0.05)
             for _ in range(50):
                 assert rb.sample()["x"].max() < 100
-        assert sum("cannot come back" in str(one.message) for one in told) == 1
+        assert sum("cannot return" in str(one.message) for one in told) == 1
         assert list(rb.missing) == [1]
 
 
@@ -183,7 +181,7 @@ def test_any_handle_ends_the_shards_and_waits_for_nobody(cluster: Any) -> None:
 
 
 def test_options_and_indices_that_are_none(cluster: Any) -> None:
-    for name, value in [("patience_s", -1.0), ("patience_s", float("nan")), ("patience_s", "x")]:
+    for name, value in [("shard_timeout_s", -1.0), ("shard_timeout_s", float("nan")), ("shard_timeout_s", "x")]:
         with pytest.raises(OptionError, match=name):
             make(**{name: value})
     for seconds in (0.0, -1.0, float("nan"), float("inf"), True):
@@ -203,4 +201,4 @@ def test_options_and_indices_that_are_none(cluster: Any) -> None:
             rb.update_priority(torch.tensor([int(index[0]), 2**40 + 2000]), torch.tensor([9.0, 9.0]))
         assert rb.sample(return_info=True)[1]["priority_weight"].tolist() == [1.0] * 16, "nothing was changed"
         with pytest.raises(UsageError):
-            next(iter(rb._along(about=rb._way.about._replace(batch_size=None))))
+            next(iter(rb._handle(info=rb._connection.info._replace(batch_size=None))))

@@ -24,7 +24,7 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.rate_limit_actor import Turnstile
+from ostinato.distributed.rate_limit_actor import RateLimitClient
 from ostinato.distributed.routing import split_index
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
@@ -41,7 +41,7 @@ CAPACITY = 2000
 
 def make(**more: Any) -> ShardedReplayBuffer:
     storage = partial(LazyTensorStorage, CAPACITY)
-    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "patience_s": 60.0, **more})
+    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "shard_timeout_s": 60.0, **more})
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +59,22 @@ def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., 
         limiter: RateLimiter | None = None, sampler: Any = RandomSampler, capacity: int = CAPACITY, prefetch: int = 0
     ) -> ShardedReplayBuffer:
         shards.apply(_renew, partial(LazyTensorStorage, capacity), sampler)
-        way = shards._way
+        connection = shards._connection
         made = sampler()
-        about = way.about._replace(
+        info = connection.info._replace(
             capacity=capacity,
             counting=made.counting,
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
-        turnstile = None if limiter is None else Turnstile.make(limiter, way.actors, about)
-        if turnstile is not None:
-            started.append(turnstile.actor)
-        return shards._along(about=about, turnstile=turnstile, depth=prefetch)
+        limiter_client = (
+            None
+            if limiter is None
+            else RateLimitClient.start(limiter, connection.actors, capacity=info.capacity, counting=info.counting)
+        )
+        if limiter_client is not None:
+            started.append(limiter_client.actor)
+        return shards._handle(info=info, limiter=limiter_client, prefetch=prefetch)
 
     yield remake
     for actor in started:
@@ -140,7 +144,7 @@ def test_neither_side_overtakes_the_other(cluster: Any, remade: Any, writers: An
     for _ in range(120):
         _, info = rb.sample(return_info=True, timeout_s=60.0)
         rb.update_priority(info, torch.rand(16))
-        written, drawn = cluster.get(rb._way.turnstile.actor.counts.remote())
+        written, drawn = cluster.get(rb._connection.limiter.actor.totals.remote())
         balances.append(4 * written - drawn)
     assert low <= min(balances) <= max(balances) <= high
     assert max(balances) > high - 4 * 8 * 3, "writers were never held back"
@@ -171,7 +175,7 @@ def test_timeouts_tell_who_waits_for_what_and_change_nothing(cluster: Any, remad
     with pytest.raises(ValueError, match="'y'"):
         rb.extend({"x": torch.arange(4)})  # is not counted
     until = time.monotonic() + 30
-    while (counts := cluster.get(rb._way.turnstile.actor.counts.remote())) != (25, 16):
+    while (counts := cluster.get(rb._connection.limiter.actor.totals.remote())) != (25, 16):
         assert time.monotonic() < until, counts
     rb.empty()
     with pytest.raises(WaitTimeoutError):
@@ -203,7 +207,7 @@ def test_the_limiter_comes_back_and_counts_anew(cluster: Any, remade: Any) -> No
     rb.extend(rows(0, 16))
     rb.extend(rows(16, 24))
     rb.sample()
-    cluster.kill(rb._way.turnstile.actor, no_restart=False)
+    cluster.kill(rb._connection.limiter.actor, no_restart=False)
     rb.sample(timeout_s=60.0)
     assert "16 row(s) written, 32 drawn" in drained(rb)
     rb.extend(rows(40, 16))
@@ -211,7 +215,7 @@ def test_the_limiter_comes_back_and_counts_anew(cluster: Any, remade: Any) -> No
 
 
 def drained(rb: ShardedReplayBuffer) -> str:
-    """Sample until the limiter refuses, and return what it says; it may be on its way back for a while."""
+    """Sample until the limiter refuses, and return what it says; it may be on its connection back for a while."""
     for _ in range(300):
         try:
             rb.sample(timeout_s=0.1)
@@ -265,10 +269,10 @@ def test_a_queue_gives_each_row_once_in_the_order_of_its_shard(
 def test_what_a_reader_has_in_hand_is_not_lost(remade: Any) -> None:
     rb = remade(None, QueueSampler)
     rb.pinned(0).extend(rows(0, 10))
-    counted = rb._batches.drawer.counted
+    counted = rb._batches.sampler.consumer
     assert counted is not None
     counted._take(counted_offers(rb), 6, torch.rand(6))  # as if another shard had been emptied by another reader
-    with pytest.raises(WaitTimeoutError, match=r"16 row.* 6 are in hand, .* good for 4 draw"):
+    with pytest.raises(WaitTimeoutError, match=r"16 row.* 6 are taken already, .* allow 4 more draw"):
         rb.sample(timeout_s=0.0)
     first, info = rb.sample(4, return_info=True)
     assert first["x"].tolist() == [0, 1, 2, 3]
@@ -278,9 +282,9 @@ def test_what_a_reader_has_in_hand_is_not_lost(remade: Any) -> None:
 
 def counted_offers(rb: ShardedReplayBuffer) -> Any:
 
-    counted = rb._batches.drawer.counted
+    counted = rb._batches.sampler.consumer
     assert counted is not None
-    return counted._ask_all(1)
+    return counted._request_offers(1)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -353,7 +357,7 @@ def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
         rb.pinned(1).extend({"version": torch.full((10,), 8), "x": torch.arange(10)})
         assert set(rb.sample(max_age=2)["version"].tolist()) == {8}
         with pytest.raises(OptionError, match="prefetched"):
-            rb._along(depth=1).sample(max_age=2)
+            rb._handle(depth=1).sample(max_age=2)
 
 
 def test_a_maximum_age_needs_versions(remade: Any) -> None:

@@ -33,7 +33,7 @@ def native() -> ModuleType:
     path = os.environ.get("OSTINATO_TEST_NATIVE")
     if path:
         return load_file(path)
-    backend = importlib.import_module("ostinato._backend")
+    backend = importlib.import_module("ostinato._backend").backend
     if backend.native is None:
         pytest.skip("the compiled part is switched off or not installed")
     module: ModuleType = backend.native

@@ -1,4 +1,4 @@
-"""The switch OSTINATO_NATIVE, and the importer of extras."""
+"""The choice of the native extension or torch, at import and for a block, and the importer of extras."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from ostinato import _backend
+from ostinato._backend import backend, load_native, use_backend
 from ostinato._optional import require
 from ostinato.errors import MissingExtraError, OptionError, OstinatoError
+from ostinato.samplers.priority_tree import PriorityTree
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 # Nothing here belongs on the way to `import ostinato`: each of these costs 0.05 to 3 s.
 HEAVY = ("tensordict", "torchrl", "typer", "rich", "matplotlib", "gymnasium", "ray", "pandas", "scipy")
@@ -32,34 +36,103 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_zero_switches_it_off_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _backend.load_native("0") is None
+        assert load_native("0") is None
 
 
 @pytest.mark.usefixtures("missing")
 def test_missing_and_not_asked_for_warns_once() -> None:
     with pytest.warns(RuntimeWarning, match=r"runs without its compiled part.*wheel.*compiler") as caught:
-        assert _backend.load_native(None) is None
+        assert load_native(None) is None
     assert len(caught) == 1
 
 
 @pytest.mark.usefixtures("missing")
 def test_missing_but_required_is_an_error() -> None:
     with pytest.raises(ImportError, match="OSTINATO_NATIVE=1 requires the compiled part"):
-        _backend.load_native("1")
+        load_native("1")
 
 
 @pytest.mark.parametrize("setting", ["", "2", "yes", "off", "true"])
 def test_other_values_are_refused(setting: str) -> None:
     with pytest.raises(OptionError, match=rf"must be 0 \(off\), 1 \(required\) or unset, got '{setting}'"):
-        _backend.load_native(setting)
+        load_native(setting)
 
 
-def test_the_environment_decides_at_import() -> None:
-    expected = os.environ.get("OSTINATO_NATIVE")
-    if expected == "0":
-        assert _backend.native is None
-    elif expected == "1":
-        assert _backend.native is importlib.import_module("ostinato._native")
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_the_environment_decides_at_import(setting: str) -> None:
+    """In a process of its own: no tree, table or copy of the compiled part is made where it is switched off."""
+    if setting == "1" and backend.installed is None:
+        pytest.skip("the native extension is switched off or not installed")
+    code = (
+        "import sys, torch, ostinato\n"
+        "from ostinato._backend import backend\n"
+        "storage = ostinato.LazyTensorStorage(8)\n"
+        "rb = ostinato.PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, batch_size=4)\n"
+        "rb.extend({'x': torch.arange(12), 'y': torch.zeros(12, 2)})\n"
+        "assert sorted(rb[:]['x'].tolist()) == list(range(4, 12)) and int(rb.sample()['x'].min()) >= 4\n"
+        "assert (backend.native is None) is ('ostinato._native' not in sys.modules)\n"
+        "print(int(backend.native is not None), repr(rb).count('native'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
+        env={**os.environ, "OSTINATO_NATIVE": setting},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[0] == setting
+
+
+def chosen() -> ModuleType | None:
+    return backend.native
+
+
+def test_a_block_chooses_what_is_made_inside() -> None:
+    before = chosen()
+    with use_backend("torch"):
+        inside = PriorityTree(8, torch.device("cpu"))
+        assert chosen() is None
+    assert chosen() is before
+    assert "torch" in repr(inside)
+    if before is None:
+        with pytest.raises(OptionError, match="not installed, or OSTINATO_NATIVE=0"), use_backend("native"):
+            pass
+    else:
+        with use_backend("torch"), use_backend("native"):
+            assert "native" in repr(PriorityTree(8, torch.device("cpu")))
+    assert chosen() is before
+    inside.set(torch.tensor([3]), torch.ones(1, dtype=torch.float64))
+    assert inside.total == 1.0  # what was made in the block works after it
+
+
+def test_a_block_that_raises_leaves_the_choice_as_it_was() -> None:
+    before = chosen()
+    with pytest.raises(ZeroDivisionError), use_backend("torch"):
+        1 / 0  # noqa: B018
+    assert chosen() is before
+
+
+def test_a_block_waits_for_that_of_another_thread() -> None:
+    begun, may_end, seen = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        begun.set()
+        with use_backend("torch"):
+            seen.append(may_end.is_set())
+
+    with use_backend("torch"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        begun.wait(10)
+        thread.join(0.05)
+        may_end.set()
+    thread.join(10)
+    assert seen == [True]
+
+
+def test_other_names_of_backends_are_refused() -> None:
+    with pytest.raises(OptionError, match="must be 'native' or 'torch', got 'numpy'"), use_backend("numpy"):  # type: ignore[arg-type]
+        pass
 
 
 def test_import_leaves_heavy_packages_alone() -> None:

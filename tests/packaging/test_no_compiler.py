@@ -25,13 +25,13 @@ with warnings.catch_warnings(record=True) as caught:
     import torch
     del caught[:]
     import ostinato
-    from ostinato import _backend
+    from ostinato._backend import backend
     ours = [(w.category.__name__, str(w.message)) for w in caught]
 rb = ostinato.ReplayBuffer(storage=ostinato.LazyTensorStorage(50), batch_size=64)
 rb.extend({"row": torch.arange(70).unsqueeze(-1).expand(70, 3), "square": torch.arange(70) ** 2})
 batch = rb.sample()
 right = bool((batch["row"] ** 2 == batch["square"].unsqueeze(-1)).all()) and int(batch["row"].min()) >= 20
-print(json.dumps({"file": ostinato.__file__, "native": _backend.native is not None, "warnings": ours,
+print(json.dumps({"file": ostinato.__file__, "native": backend.native is not None, "warnings": ours,
                   "right": right, "rows": len(rb), "shape": list(batch["row"].shape)}))
 """
 

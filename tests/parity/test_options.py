@@ -12,7 +12,7 @@ import pytest
 from ._script import library
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat" / "torchrl.md"
-_ROW = re.compile(r"^\| `(\w+)` \| (honoured|no effect|refused) \| (.+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(\w+)` \| (supported|no effect|raises) \| (.+) \|$", re.MULTILINE)
 _HIDDEN = {"RandomSampler": {"replacement": True}}
 """Arguments that TorchRL takes without showing them in the signature."""
 _TAKEN = {"shared", "compile", "use_gpu", "fragmented"}
@@ -51,13 +51,13 @@ def test_page_tells_the_truth(name: str) -> None:
         if argument == "kwargs":
             continue
         if argument not in _TAKEN:
-            assert (argument in ours) == (word != "refused"), f"{name}({argument}=): the page says {word}"
+            assert (argument in ours) == (word != "raises"), f"{name}({argument}=): the page says {word}"
 
 
 @pytest.mark.parametrize("name", ["ReplayBuffer", "TensorDictReplayBuffer"])
 def test_refused_arguments_raise(name: str) -> None:
     for argument, word in TABLES["ReplayBuffer"].items():
-        if word == "refused":
+        if word == "raises":
             with pytest.raises((TypeError, ValueError), match=argument):
                 getattr(library("ostinato"), name)(**{argument: True})
 

@@ -49,7 +49,7 @@ def test_they_load(written: Path) -> None:
             assert [lists(row) for row in rb.storage[:]] == want["items"]
         else:
             assert lists(rb.storage[:]) == want["rows"]
-        assert rb.writer.cursor == want["cursor"] * rb.storage.num_envs
+        assert rb.cursor == want["cursor"] * rb.storage.num_envs
         if "values" in want:
             assert rb.sampler.state_dict()["values"].tolist() == want["values"]
         for sample in want.get("samples", ()):

@@ -266,7 +266,7 @@ class BufferMachine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         assert len(self.rb) == len(self.model) <= self.capacity
-        assert self.rb.writer.cursor % self.capacity == self.cursor
+        assert self.rb.cursor % self.capacity == self.cursor
         stats = self.rb.stats()
         assert (stats.rows, stats.capacity) == (len(self.model), self.capacity)
 

@@ -24,7 +24,7 @@ from ostinato import TrajectoryReplayBuffer
 from ostinato.errors import EmptyBufferError, OptionError
 from ostinato.tools import verify
 
-from ..unit.trajectories._rollouts import check_batch, rollout
+from ..unit.trajectories.rollouts import check_batch, rollout
 
 
 class TrajectoryMachine(RuleBasedStateMachine):

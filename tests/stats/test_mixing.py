@@ -8,11 +8,12 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import LazyTensorStorage, RandomSampler, ReplayBuffer, ReplayBufferEnsemble, SamplerEnsemble
 
+from ..effort import examples
 from .chi_square import p_value
 
 LOW, HIGH = 1e-4, 1 - 1e-4
@@ -26,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(2)
 @given(
     weights=st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any),
     parts=st.integers(1, 40),

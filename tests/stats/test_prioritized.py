@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
-from ostinato._backend import native
+from ostinato._backend import backend
 
 SHAPES = ["uniform", "skewed", "zeros"]
 
@@ -86,7 +86,7 @@ def test_rows_of_priority_zero_are_never_drawn() -> None:
     given = priorities("zeros", 20_000)
     rb = made(given, alpha=0.6)
     zero = given == 0
-    for _ in range(10 if native is not None else 1):
+    for _ in range(10 if backend.native is not None else 1):
         assert not bool(zero[rb.sample(1_000_000)].any())
 
 

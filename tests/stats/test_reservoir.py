@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ostinato import ReservoirWriter
+from ostinato.core.ring import Ring
 
 from .chi_square import p_value
 
@@ -17,9 +18,10 @@ LOW, HIGH = 1e-4, 1 - 1e-4
 
 def kept(sizes: list[int], capacity: int, generator: torch.Generator) -> list[int]:
     """Return which row is in each slot after batches of these sizes."""
-    writer, slots, first = ReservoirWriter(generator=generator), [-1] * capacity, 0
+    writer, ring, slots, first = ReservoirWriter(generator=generator), Ring(capacity), [-1] * capacity, 0
     for size in sizes:
-        picks = writer.place(size, capacity, None)
+        picks = writer.place(size, ring, None)
+        ring.record(picks)
         for slot, row in zip(picks.slots.tolist(), picks.rows.tolist(), strict=True):
             slots[slot] = first + row
         first += size

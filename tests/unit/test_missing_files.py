@@ -14,7 +14,7 @@ from ostinato.compat import objectrl, torchrl
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError, MissingFileError
 from ostinato.tools import compact, convert, inspect_checkpoint, inspect_store, kind_of, merge, split, verify
 from ostinato.viz import SavedBuffer, TrajectoryFolder
-from tests.unit.trajectories._rollouts import files, rollout
+from tests.unit.trajectories.rollouts import files, rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

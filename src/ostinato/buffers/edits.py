@@ -59,8 +59,8 @@ def _change(engine: Engine, slots: Tensor, changes: Sequence[Callable[[], None]]
     """Make edits that were checked; an edit of a boundary lets the episodes be read anew."""
     chronicle, storage = engine.chronicle, engine.storage
     before = None if chronicle is None else chronicle.at(storage, slots)
-    engine.saves.before(engine.stamps, slots)
-    engine.stamps.touch(slots)
+    engine.saves.before(engine.ring, slots)
+    engine.ring.record_edit(slots)
     for change in changes:
         change()
     _rerank(engine, slots)

@@ -27,8 +27,8 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Run, View
-from ostinato.core.ring import Stamps
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, UsageError
+from ostinato.core.ring import Ring
+from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,13 +90,13 @@ class Engine:
         self.gate: Gate | None = None
         self.versions: Versions | None = None
         self.chronicle = self._begin_chronicle(sampler)
-        self.stamps = Stamps(storage.capacity, storage.device)
+        self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         check_pair(storage, writer)
         check_sampler(storage, sampler)
         if len(storage):
-            self.stamps.resume(len(storage), storage.cursor)
-            writer.resume(len(storage), storage.cursor)
+            self.ring.take_over(len(storage), storage.cursor)
+            writer.begin(len(storage))
             self.begin_sampler()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,11 +118,11 @@ class Engine:
 
     def view(self) -> View:
         """Return what samplers may see, now."""
-        storage = self.storage
-        view = View(len(storage), storage.capacity, self.writer.cursor, self.stamps, storage.device)
-        if self.chronicle is None or view.rows == 0:
-            return view
-        return View(*view[:5], *self.chronicle.look(storage))
+        ring = self.ring
+        if self.chronicle is None or ring.rows == 0:
+            return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device)
+        episodes, starts = self.chronicle.look(self.source.storage)
+        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts)
 
     def _begin_chronicle(self, sampler: Sampler) -> Chronicle | None:
         """Begin to keep account of episodes if anyone asks for them."""
@@ -170,9 +170,7 @@ class Engine:
                     storage.forget_form()
                     self.settled = False
                 raise
-            self.saves.before(self.stamps, placement)
-            self.stamps.note(placement)
-            storage.set(placement, payload)
+            self._store(placement, payload)
             if chronicle is not None:
                 chronicle.note(storage, placement, marks)
             if versions is not None and found is not None:
@@ -187,10 +185,24 @@ class Engine:
                 self.gate.wrote(rows)
             return placement
 
+    def _store(self, placement: Placement, payload: Any) -> None:
+        """Record a placement, then copy its rows: a reader that meets half of them sees other generations."""
+        ring, storage = self.ring, self.source.storage
+        if self.saves.cut is not None:
+            self.saves.before(ring, placement)
+        rows, cursor = ring.rows, ring.cursor
+        ring.record(placement)
+        try:
+            storage.set(placement, payload)
+        except BaseException:  # such as too little memory for the table that the first rows allocate
+            if len(storage) == rows:
+                ring.take_back(placement, rows, cursor)
+            raise
+
     def _no_rows(self) -> Run:
         """Return the placement of no rows: nothing changes, no one waits; a writer that takes no rows raises."""
         if not self.writer.mutable:
-            self.writer.place(0, self.storage.capacity, None)
+            self.writer.place(0, self.ring, None)
         return Run(0, 0, self.storage.capacity)
 
     def _place(self, payload: Any, rows: int) -> Placement:
@@ -199,7 +211,7 @@ class Engine:
         if not self.settled:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
-        placement = writer.place(rows, storage.capacity, scores)
+        placement = writer.place(rows, self.ring, scores)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
@@ -213,8 +225,8 @@ class Engine:
         if generator is not None and generator.device.type != storage.device.type:
             msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
             raise OptionError(msg)
-        if (self.stamps.capacity, self.stamps.device) != (storage.capacity, storage.device):
-            self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written)
+        if (self.ring.capacity, self.ring.device) != (storage.capacity, storage.device):
+            self.ring = Ring(storage.capacity, storage.device, after=self.ring.written)
         self.settled = True
 
     def begin_sampler(self) -> None:
@@ -245,8 +257,8 @@ class Engine:
                 raise UsageError(msg)
             self.writer.clear()
             self.rows_since_empty = 0
-            self.saves.before_clear(self.stamps, len(self.storage))
-            self.stamps.clear()
+            self.saves.before_clear(self.ring, len(self.storage))
+            self.ring.clear()
             self.storage.clear()
             if self.chronicle is not None:
                 self.chronicle.clear()
@@ -353,7 +365,7 @@ class Engine:
             slots = checked_slots(draw.slots, view.device, self.sampler)
             if slots is not draw.slots:
                 draw = draw._replace(slots=slots)
-            return Ticket(draw, self.stamps.written, self.sampler.ran_out, self.stamps, self.sampler)
+            return Ticket(draw, self.ring.written, self.sampler.ran_out, self.ring, self.sampler)
 
     def drawable_view(self) -> View:
         """Return what samplers may see, now, of a buffer that has rows to draw.
@@ -393,10 +405,10 @@ class Engine:
         if self.restores != restores:
             payload = None
         elif self._untouched(ticket):
-            return Rows(source, payload, ticket.serial, ticket.stamps, ticket)
+            return Rows(source, payload, ticket.serial, ticket.ring, ticket)
         slots = ticket.slots_read
         with self.lock:
-            if payload is None or bool(self._newer(slots, ticket.serial, ticket.stamps).any()):
+            if payload is None or bool(self._newer(slots, ticket.serial, ticket.ring).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
                 if self.sampler.counting:
@@ -407,23 +419,25 @@ class Engine:
                 source, ticket = self.source, again
                 payload = copy(source.storage, ticket, pin=self.pin)
                 self.redone += 1
-            if ticket.draw.stamps is not None:
-                ticket = ticket._replace(draw=ticket.draw._replace(stamps=self.stamps.of(ticket.draw.slots)))
-            return Rows(source, payload, self.stamps.written, self.stamps, ticket)
+            if ticket.draw.generations is not None:
+                ticket = ticket._replace(
+                    draw=ticket.draw._replace(generations=self.ring.generations(ticket.draw.slots))
+                )
+            return Rows(source, payload, self.ring.written, self.ring, ticket)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
-        stamps = self.stamps
-        return stamps is ticket.stamps and stamps.written == ticket.serial
+        stamps = self.ring
+        return stamps is ticket.ring and stamps.written == ticket.serial
 
     def replaced(self, ticket: Ticket) -> bool:
         """Whether a row that a draw reads was replaced since."""
-        return not self._untouched(ticket) and bool(self._newer(ticket.slots_read, ticket.serial, ticket.stamps).any())
+        return not self._untouched(ticket) and bool(self._newer(ticket.slots_read, ticket.serial, ticket.ring).any())
 
     def _newer(self, slots: Tensor, serial: int, stamps: object) -> Tensor:
-        if stamps is not self.stamps:
+        if stamps is not self.ring:
             return torch.ones_like(slots, dtype=torch.bool)
-        return self.stamps.newer(slots, serial)
+        return self.ring.changed(slots, serial)
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
@@ -436,11 +450,21 @@ class Engine:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
         slots = ticket.records
         with self.lock:
-            if self.stamps is rows.stamps and self.stamps.written == rows.serial:
+            if self.ring is rows.ring and self.ring.written == rows.serial:
                 return torch.zeros_like(slots, dtype=torch.bool)
-            stale = self._newer(slots, rows.serial, rows.stamps)
+            stale = self._newer(slots, rows.serial, rows.ring)
             self.rows_stale += int(stale.sum())
             return stale
+
+    def move_cursor(self, slot: int) -> None:
+        """Let the next rows go to `slot`."""
+        with self.lock:
+            ring = self.ring
+            if not 0 <= slot <= min(ring.rows, ring.capacity - 1):
+                most = min(ring.rows, ring.capacity - 1)
+                msg = f"the cursor must be in [0, {most}], so that no slot between rows stays empty, got {slot}"
+                raise SlotError(msg)
+            ring.move(slot)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one go."""
@@ -462,8 +486,8 @@ class Engine:
         check_counting(self.sampler, writer, None, None)
         check_versions(writer, self.versions)
         with self.lock:
-            if len(self.storage):
-                writer.resume(len(self.storage), self.storage.cursor)
+            if self.ring.rows:
+                writer.begin(self.ring.rows)
             old, self.writer = self.writer, writer
             self.waiters.wake()
             return old
@@ -477,19 +501,19 @@ class Engine:
             self.chronicle.check_span(storage)
         with self.lock:
             if len(storage):
-                self.writer.resume(len(storage), storage.cursor)  # first: it may refuse
+                self.writer.begin(len(storage))  # first: it may raise
             else:
                 self.writer.clear()
             self.sampler.clear()
             self.pending.clear()
             # stamps first: a gather in flight that meets the new storage then sees that all is new
-            self.stamps = Stamps(storage.capacity, storage.device, after=self.stamps.written + 1)
+            self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
             if self.chronicle is not None:
                 self.chronicle.forget()
             self.settled = False
             if len(storage):
-                self.stamps.resume(len(storage), storage.cursor)
+                self.ring.take_over(len(storage), storage.cursor)
                 self.begin_sampler()
             self._begin_counts()
             self.waiters.wake()

@@ -130,7 +130,7 @@ class Member:
             draw = tickets[0].draw if len(tickets) == 1 else _joined([ticket.draw for ticket in tickets])
             if ranked and draw.weights is None:
                 weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
-                draw = draw._replace(weights=weights, stamps=engine.stamps.of_present(draw.slots))
+                draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
             return expand(engine, tickets[-1]._replace(draw=draw), source)
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
@@ -186,10 +186,10 @@ class Member:
 
 def _joined(draws: Sequence[Draw]) -> Draw:
     """Put several draws of one sampler together; what a draw says of its batch as a whole does not add up and goes."""
-    columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "stamps", "lengths")]
-    weights, stamps, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
+    columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "generations", "lengths")]
+    weights, generations, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
     slots = torch.cat([draw.slots for draw in draws])
-    return draws[0]._replace(slots=slots, weights=weights, info=None, stamps=stamps, lengths=lengths)
+    return draws[0]._replace(slots=slots, weights=weights, info=None, generations=generations, lengths=lengths)
 
 
 def _rows(ticket: Ticket) -> int:

@@ -130,8 +130,8 @@ def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) ->
         plan = unit.expand(plan, view, dice)
         records = checked_slots(plan.records, view.device, unit)
         plan = plan if records is plan.records else plan._replace(records=records)
-    if draw.stamps is not None and plan.records is not draw.slots:
-        plan = plan._replace(stamps=view.stamps.of_present(plan.records))
+    if draw.generations is not None and plan.records is not draw.slots:
+        plan = plan._replace(generations=view.ring.generations_of_rows(plan.records))
     return ticket._replace(plan=plan, dice=dice)
 
 

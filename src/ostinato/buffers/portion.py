@@ -169,8 +169,8 @@ class Portion:
                 return None
             drawn = ticket.draw
             weights = None if drawn.weights is None else drawn.weights[:rows]
-            stamps = None if drawn.stamps is None else drawn.stamps[:rows]
-            first = drawn._replace(slots=drawn.slots[:rows], weights=weights, stamps=stamps)
+            stamps = None if drawn.generations is None else drawn.generations[:rows]
+            first = drawn._replace(slots=drawn.slots[:rows], weights=weights, generations=stamps)
             cut = expand_again(engine, ticket._replace(draw=first), engine.generator)
         made = None if cut is None else member.make(cut)
         if made is None:
@@ -200,7 +200,7 @@ def written(buffer: ReplayBuffer) -> tuple[int, int, int]:
     """Return what is not the same after any write, load or emptying."""
     engine = buffer._engine  # noqa: SLF001 (one room)
     with engine.lock:
-        return engine.stamps.written, len(buffer), buffer.write_count
+        return engine.ring.written, len(buffer), buffer.write_count
 
 
 def begin_era(buffer: ReplayBuffer, era: int) -> None:

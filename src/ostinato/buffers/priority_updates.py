@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core import kinds
 from ostinato.core.records import require_values
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError
@@ -40,7 +40,7 @@ _CPU = torch.device("cpu")
 _INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
 _ERA = 2**44
-"""Stamps of a buffer that was loaded over begin anew: batches from before must not fit the new rows."""
+"""Ring of a buffer that was loaded over begin anew: batches from before must not fit the new rows."""
 
 
 def check_sampler(storage: Storage, sampler: Sampler) -> None:
@@ -106,10 +106,10 @@ def rank_fields(engine: AnyEngine, ticket: Ticket) -> dict[str, Tensor]:
     if draw.weights is None:
         return {}
     found = {"priority_weight": ticket.per_record(draw.weights)}
-    if draw.stamps is not None:
-        found["index_generation"] = draw.stamps if plan is None or plan.stamps is None else plan.stamps
+    if draw.generations is not None:
+        found["index_generation"] = draw.generations if plan is None or plan.generations is None else plan.generations
         if plan is not None and "anchor_index" in plan.notes:
-            found["anchor_generation"] = plan.per_record(draw.stamps)
+            found["anchor_generation"] = plan.per_record(draw.generations)
         if engine.era:
             found |= {key: value + engine.era * _ERA for key, value in found.items() if key.endswith("generation")}
     return found
@@ -170,6 +170,7 @@ def apply_change(engine: AnyEngine, change: Change) -> None:
 
 def _is_plain(index: Any, priority: Any, given: Any, storage: Storage) -> bool:
     """Whether an update comes as samplers take it, as that of a sample does: a quick check, False says nothing."""
+    native = backend.native
     if native is None or storage.ndim != 1 or type(index) is not Tensor or index.ndim != 1:
         return False
     dtype = priority.dtype if type(priority) is Tensor else None

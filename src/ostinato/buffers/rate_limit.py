@@ -473,13 +473,13 @@ class Gate:
         self._waiters.wake()
 
     def _knows(self, engine: Engine, ticket: Ticket) -> bool:
-        return ticket.stamps is engine.stamps and ticket.serial >= self._since
+        return ticket.ring is engine.ring and ticket.serial >= self._since
 
     def begin(self, engine: Engine) -> None:
         """Begin to count anew, with the rows that are there already."""
         self.flow.begin(len(engine.storage))
         # of an empty buffer nothing can be drawn before the next write: draws of before are not of these counts
-        self._delivered, self._since = 0, engine.stamps.written + (len(engine.storage) == 0)
+        self._delivered, self._since = 0, engine.ring.written + (len(engine.storage) == 0)
         self._waiters.wake()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class Gate:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts begin anew."""
         differing = self.flow.load_state_dict(state, len(engine.storage))
         self._delivered = self.flow.drawn - sum(map(rows_of, engine.pending))
-        self._since = engine.stamps.written
+        self._since = engine.ring.written
         self._waiters.wake()
         if differing is not None:
             warnings.warn(
@@ -589,7 +589,7 @@ def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> 
 def give_back(engine: AnyEngine, ticket: Ticket) -> None:
     """Take a draw back whose batch reached nobody, where draws are counted."""
     with engine.lock:
-        mine = ticket.stamps is engine.stamps and ticket.sampler is engine.sampler  # else they are gone
+        mine = ticket.ring is engine.ring and ticket.sampler is engine.sampler  # else they are gone
         if mine and engine.sampler.counting:
             as_counting(engine.sampler).undo(ticket.draw, engine.view())
         if engine.gate is not None:
@@ -602,8 +602,8 @@ def retake(engine: Engine, tickets: Sequence[Ticket]) -> list[Ticket]:
         return list(tickets)
     sampler, view, kept = as_counting(engine.sampler), engine.view(), []
     for ticket in tickets:
-        stamps = ticket.draw.stamps
-        if stamps is not None and bool(view.stamps.match(ticket.draw.slots, stamps).all()):
+        stamps = ticket.draw.generations
+        if stamps is not None and bool(view.ring.matches(ticket.draw.slots, stamps).all()):
             kept.append(ticket)
         else:
             sampler.undo(ticket.draw, view)

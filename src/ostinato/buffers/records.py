@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.engine import Engine
     from ostinato.buffers.shared import SharedEngine
     from ostinato.core.records import Draw, Plan
-    from ostinato.core.ring import Stamps
+    from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -31,7 +31,7 @@ class Ticket(NamedTuple):
     """Number of the last write before the draw."""
     last: bool
     """Whether the draw ended an epoch."""
-    stamps: Stamps | SharedRing
+    ring: Ring | SharedRing
     """The stamps that `serial` counts in; a load or another storage brings new ones."""
     sampler: Sampler
     """Who drew; it says what the slices of the batch are marked with."""
@@ -81,7 +81,7 @@ class Rows(NamedTuple):
     source: Source
     payload: Any
     serial: int
-    stamps: Stamps | SharedRing
+    ring: Ring | SharedRing
     ticket: Ticket
     """The draw; its stamps and plan are those of the rows gathered."""
 

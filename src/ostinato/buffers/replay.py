@@ -191,6 +191,22 @@ class ReplayBuffer:
         return self._engine.rows_since_empty
 
     @property
+    def cursor(self) -> int:
+        """Slot that the next row takes with a round-robin writer; with others the first one that never held a row.
+
+        Setting it lets the next rows go elsewhere: to a slot that holds a row, or to the first free one.
+
+        Raises:
+            SlotError: if another slot is given; slots between rows must not stay empty.
+            UsageError: if processes share the buffer.
+        """
+        return self._engine.ring.cursor
+
+    @cursor.setter
+    def cursor(self, slot: int) -> None:
+        self._engine.move_cursor(slot)
+
+    @property
     def dim_extend(self) -> int:
         """Dimension of the data along which `extend` grows the buffer."""
         return self._dim_extend

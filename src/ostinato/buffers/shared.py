@@ -28,7 +28,7 @@ from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
@@ -147,14 +147,13 @@ class SharedEngine:
 
     @property
     def writer(self) -> Writer:
-        """The writer, as it stands now."""
-        self._writer.resume(len(self._storage), self._storage.cursor)
+        """The writer."""
         return self._writer
 
     @property
-    def stamps(self) -> SharedRing | Stamps:
+    def ring(self) -> SharedRing | Ring:
         """Which write filled each slot."""
-        return self._ring if self._storage.laid_out else Stamps(self._storage.capacity)
+        return self._ring if self._storage.laid_out else Ring(self._storage.capacity)
 
     @property
     def rows_written(self) -> int:
@@ -184,7 +183,7 @@ class SharedEngine:
     def view(self) -> View:
         """Return what samplers may see, now: some of the slots may hold no whole row."""
         storage = self._storage
-        return View(storage.shape[0], storage.capacity, storage.cursor, self.stamps, storage.device)
+        return View(storage.shape[0], storage.capacity, storage.cursor, self.ring, storage.device)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -231,7 +230,7 @@ class SharedEngine:
         check_rows(slots, rows)
         kept = slots >= 0
         slots, values = slots[kept], values[kept]
-        stamps = self._ring.of(slots)
+        stamps = self._ring.generations(slots)
         return slots, values, stamps
 
     def clear(self) -> None:
@@ -278,7 +277,7 @@ class SharedEngine:
         """Draw anew where there is no whole row, until there is one: each of these keeps the same probability."""
         ring, slots = self._ring, draw.slots
         for _ in range(_MOST_REDRAWS):
-            empty = ring.of(slots) <= 0
+            empty = ring.generations(slots) <= 0
             count = int(empty.sum())
             if not count:
                 return draw
@@ -306,12 +305,12 @@ class SharedEngine:
             payload = self._storage.get(ticket.draw.slots, pin=self.pin)
             again = self._again(ticket)
             if again is None:
-                return Rows(self.source, payload, ticket.serial, ticket.stamps, ticket)
+                return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
             ticket = again
         with self.lock, self._ring.lock:  # now nobody reserves
             ticket = self._again(ticket) or ticket
             payload = self._storage.get(ticket.draw.slots, pin=self.pin)
-        return Rows(self.source, payload, ticket.serial, ticket.stamps, ticket)
+        return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
 
     def _again(self, ticket: Ticket) -> Ticket | None:
         """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn anew."""
@@ -323,7 +322,7 @@ class SharedEngine:
         if changed is None:
             return None
         ring.note_redone()
-        empty = ring.of(draw.slots) <= 0
+        empty = ring.generations(draw.slots) <= 0
         count = int(empty.sum())
         if count:
             with self.lock:
@@ -331,8 +330,8 @@ class SharedEngine:
             draw = draw._replace(slots=draw.slots.masked_scatter(empty, other.slots))
             if draw.weights is not None and other.weights is not None:
                 draw = draw._replace(weights=draw.weights.masked_scatter(empty, other.weights))
-        if draw.stamps is not None:
-            draw = draw._replace(stamps=ring.of(draw.slots))
+        if draw.generations is not None:
+            draw = draw._replace(generations=ring.generations(draw.slots))
         return ticket._replace(draw=draw, serial=written)
 
     def deliver(self, ticket: Ticket) -> None:
@@ -351,6 +350,13 @@ class SharedEngine:
 
     def begin_sampler(self) -> None:
         """Do nothing: priorities are there with their rows."""
+
+    def move_cursor(self, slot: int) -> None:
+        """Raise: other processes are writing at the cursor."""
+        msg = (
+            f"processes that share a buffer write at one cursor, which cannot be moved to {slot}: use a private buffer"
+        )
+        raise UsageError(msg)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Refuse to exchange the sampler."""
@@ -445,9 +451,9 @@ def shared_state(
         slots, cursor = torch.arange(rows, device="cpu"), ring.cursor
         if holes:
             slots = ring.present()
-            slots = slots[ring.of(slots).argsort()]
+            slots = slots[ring.generations(slots).argsort()]
             cursor = slots.shape[0] % ring.capacity
-        return {**state, **_rows(engine, slots, cursor, ring.of(slots), written)}
+        return {**state, **_rows(engine, slots, cursor, ring.generations(slots), written)}
 
 
 def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, written: int) -> dict[str, Any]:
@@ -459,7 +465,7 @@ def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, writ
     return {
         "storage": {"class": "LazyTensorStorage", "state": storage},
         "sampler": {"class": type(engine.sampler).__name__, "state": sampler},
-        "writer": {"class": type(engine.writer).__name__, "state": {"cursor": cursor}},
+        "writer": {"class": type(engine.writer).__name__, "state": {}},
         "stamps": {"written": written, "base": 0, "cursor": cursor, "array": stamps},
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,

@@ -74,9 +74,9 @@ def measure(engine: AnyEngine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     with engine.lock:
         if engine.sampler.prioritized:
             as_sampler(engine.sampler).settle()
-        storage, stamps = engine.storage, engine.stamps
+        storage, stamps = engine.storage, engine.ring
         rows = len(storage)
-        known = stamps.of(torch.arange(engine.view().rows, device=storage.device))
+        known = stamps.generations(torch.arange(engine.view().rows, device=storage.device))
         ages = stamps.written - known[known > 0] if rows else None
         return BufferStats(
             rows=rows,

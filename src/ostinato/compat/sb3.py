@@ -174,7 +174,7 @@ class ReplayBuffer(HostBuffer):
         """Let the host's numbers follow the engine's."""
         rows = self._rows
         self.full = len(rows) == self.buffer_size * self.n_envs
-        self.pos = rows.writer.cursor // self.n_envs
+        self.pos = rows.cursor // self.n_envs
 
     def _observation(self, name: str, given: Any) -> Any:
         if () in self._forms:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.rows import as_bits
 from ostinato.errors import CheckpointError, KindError, OptionError, SlotError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.table import EpisodeTable, Starts
-    from ostinato.core.ring import Stamps
+    from ostinato.core.ring import Ring
     from ostinato.core.rows import Path, Schema
     from ostinato.core.shared_ring import SharedRing
 
@@ -100,7 +100,7 @@ class View(NamedTuple):
     rows: int
     capacity: int
     cursor: int
-    stamps: Stamps | SharedRing
+    ring: Ring | SharedRing
     device: torch.device
     episodes: EpisodeTable | None = None
     """Which rows belong together, if the buffer keeps account of that."""
@@ -111,7 +111,7 @@ class View(NamedTuple):
 class Draw(NamedTuple):
     """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
 
-    Stamps, int64, tell a later priority whether the row that it is for has been replaced. With `length`, or `lengths`
+    Ring, int64, tell a later priority whether the row that it is for has been replaced. With `length`, or `lengths`
     int64 `[B]`, each slot is the first one of a slice of so many rows of its episode, whose last row is repeated up to
     `pad` rows if that is not 0.
     """
@@ -119,7 +119,7 @@ class Draw(NamedTuple):
     slots: Tensor
     weights: Tensor | None = None
     info: dict[str, Any] | None = None
-    stamps: Tensor | None = None
+    generations: Tensor | None = None
     lengths: Tensor | None = None
     pad: int = 0
     length: int = 0
@@ -236,8 +236,8 @@ class Plan(NamedTuple):
     """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
     last: Tensor | None = None
     """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
-    stamps: Tensor | None = None
-    """Stamps of the records, int64 `[R]`, where priorities may come back for each; else those of the anchors do."""
+    generations: Tensor | None = None
+    """Ring of the records, int64 `[R]`, where priorities may come back for each; else those of the anchors do."""
     notes: dict[Any, Tensor] = {}  # noqa: RUF012
     """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
@@ -330,7 +330,7 @@ def show_plan(plan: Plan) -> dict[str, Any]:
         "repeat": plan.repeat,
         "owner": plan.owner,
         "last": plan.last,
-        "stamps": plan.stamps,
+        "stamps": plan.generations,
         "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in plan.notes.items()],
         "fields": [[name, value] for name, value in plan.fields.items()],
         "columns": [{**column, "tail": list(column["tail"])} for column in columns],
@@ -438,6 +438,7 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
 def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums of rows `[R, T, *shape]` by weights `[R, T]`; a row of weight 0 may be infinite."""
     shape = rows.shape[2:]
+    native = backend.native
     if native is not None and rows.is_cpu and rows.dtype is weights.dtype:
         out = torch.empty((rows.shape[0], *shape), dtype=rows.dtype, device="cpu")
         single = rows.dtype is torch.float32

@@ -1,4 +1,4 @@
-"""Stamps: the serial number of the write that filled each slot. One integer answers who is stale, torn or old."""
+"""The ring: how many rows a buffer holds, where the next one goes, and the generation of the row in each slot."""
 
 from __future__ import annotations
 
@@ -7,153 +7,187 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from ostinato.core.records import Run
+from ostinato.core.records import Run, View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import Placement
 
-__all__ = ["Stamps"]
+__all__ = ["Ring"]
 
 
 @final
-class Stamps:
-    """The serial number of the row in each slot, 0 where nothing was written.
+class Ring:
+    """Rows present, cursor, number of rows written, and the generation of each slot: their only owner in a buffer.
 
-    Serial numbers count rows written in the life of the buffer, from 1; they never repeat, not even after
-    `clear`. While rows are written in ring order, a slot's stamp follows from the cursor alone, and no memory
-    is spent; the first write elsewhere (`rb[i] = row`, a max-value writer) lays out int64 `[capacity]`.
+    The *generation* of a row is its serial number among all rows written in the life of the buffer, from 1; a slot
+    without a row has generation 0. Serial numbers never repeat, not even after `clear`, so a generation that differs
+    from the one at a draw says that the row has been replaced.
+
+    While rows are written in ring order, generations follow from the cursor and use no memory. The first write
+    elsewhere (`rb[i] = row`, a max-value writer) allocates int64 `[capacity]`.
 
     Not thread-safe: the buffer that owns it holds its lock.
+
+    Args:
+        capacity: slots.
+        device: where generations are computed.
+        after: serial number of the last row written before; the first row of this ring gets the next one.
     """
 
-    __slots__ = ("_array", "_base", "_cursor", "capacity", "device", "written")
+    __slots__ = ("_array", "_base", "capacity", "cursor", "device", "rows", "written")
 
     lost = 0
     """Rows whose writer died: none in one process."""
     repairs = 0
-    """Deaths with the lock of all: none in one process."""
+    """Repairs after a process died with the lock: none in one process."""
 
     def __init__(self, capacity: int, device: torch.device | None = None, *, after: int = 0) -> None:
         self.capacity = capacity
         self.device = device or torch.device("cpu")
+        self.rows = 0
+        """Rows present: slots `[0, rows)`."""
+        self.cursor = 0
+        """Slot after the newest row; where rows are in ring order and the ring is full, the slot of the oldest row."""
+        self.written = after
+        """Serial number of the last row written."""
         self._array: Tensor | None = None
         self._base = after
-        self._cursor = 0
-        self.written = after
-
-    @property
-    def cursor(self) -> int:
-        """Slot after the newest row written in ring order."""
-        return self._cursor
 
     @property
     def nbytes(self) -> int:
         """Bytes held: none as long as rows are written in ring order."""
         return 0 if self._array is None else self._array.nbytes
 
-    def note(self, placement: Placement) -> None:
-        """Give fresh serials to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
-        first = self.written + 1
+    def record(self, placement: Placement) -> None:
+        """Record that rows are written to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
         if isinstance(placement, Run):
-            if self._array is None and (placement.start - placement.skip - self._cursor) % self.capacity == 0:
-                self.written += placement.total
-                self._cursor = (placement.start + placement.rows) % self.capacity
+            if self._array is None and (placement.start - placement.skip - self.cursor) % self.capacity == 0:
+                end = placement.start + placement.rows
+                self.written += placement.skip + placement.rows
+                self.rows = max(self.rows, min(self.capacity, end))
+                self.cursor = end % self.capacity
                 return
-            slots, first = placement.slots(self.device), first + placement.skip
-        else:
-            slots = placement.slots
-        self.touch(slots, first, placement.total)
+            self._renumber(placement.slots(self.device), self.written + 1 + placement.skip, placement.total)
+            end = placement.start + placement.rows
+            self.rows, self.cursor = max(self.rows, min(end, self.capacity)), end % self.capacity
+            return
+        self._renumber(placement.slots, self.written + 1, placement.total)
+        if placement.slots.shape[0]:
+            self.rows = max(self.rows, int(placement.slots.max()) + 1)
+        self.cursor = self.rows % self.capacity
 
-    def touch(self, slots: Tensor, first: int | None = None, total: int | None = None) -> None:
-        """Give fresh serials to arbitrary slots (an edit in place); the last duplicate wins."""
+    def take_back(self, placement: Placement, rows: int, cursor: int) -> None:
+        """Undo `record` for rows that could not be stored: the ring holds `rows` rows again, and the serials are used.
+
+        Serial numbers go on, so that a reader in flight notices slots that were written in part.
+        """
+        if self._array is None:
+            self._base += placement.total
+        self.rows, self.cursor = rows, cursor
+
+    def record_edit(self, slots: Tensor) -> None:
+        """Record that rows present are edited in place, int64 `[n]`; of equal slots the last one is the newest row."""
+        self._renumber(slots, self.written + 1, int(slots.shape[0]))
+
+    def _renumber(self, slots: Tensor, first: int, total: int) -> None:
+        """Give `slots` the serial numbers from `first` on, and count `total` rows as written; none without slots."""
         count = int(slots.shape[0])
         if count == 0:
             return
-        array = self._materialise(int(slots.max()) + 1)
-        slots = slots.to(self.device)
-        first = self.written + 1 if first is None else first
+        array = self._allocated(int(slots.max()) + 1)
         serials = torch.arange(first, first + count, device=self.device)
-        self.written += count if total is None else total
-        # put in order: torch leaves the winner among duplicates open, the largest serial is the last one
-        array.scatter_reduce_(0, slots, serials, "amax")
+        # with equal slots torch does not define which write wins; the largest serial number is the last one
+        array.scatter_reduce_(0, slots.to(self.device), serials, "amax")
+        self.written += total
 
-    def of(self, slots: Tensor) -> Tensor:
-        """Return the stamps of `slots`, int64 of the same shape. Copy."""
+    def view(self) -> View:
+        """Return what samplers may see, now, but for episodes."""
+        return View(self.rows, self.capacity, self.cursor, self, self.device)
+
+    def generations(self, slots: Tensor) -> Tensor:
+        """Return the generations of `slots`, int64 of the same shape; 0 where there is no row. Copy."""
         if self._array is not None:
             known = slots.clamp(max=self._array.shape[0] - 1)
             return torch.where(slots == known, self._array[known], 0)
-        age = (self._cursor - 1 - slots).remainder_(self.capacity)
-        stamps = self.written - age
-        return torch.where(stamps > self._base, stamps, 0)
+        age = (self.cursor - 1 - slots).remainder_(self.capacity)
+        generations = self.written - age
+        return torch.where(generations > self._base, generations, 0)
 
-    def of_present(self, slots: Tensor) -> Tensor:
-        """Return the stamps of slots that hold rows; a few microseconds for some hundred on the CPU. Copy."""
+    def generations_of_rows(self, slots: Tensor) -> Tensor:
+        """Return the generations of slots that hold rows; a few microseconds for hundreds of them on the CPU. Copy."""
         if self._array is not None or not slots.is_cpu:
-            return self.of(slots)
+            return self.generations(slots)
         return torch.from_numpy(self._in_ring(slots.numpy()))
 
-    def numbers(self) -> tuple[int, int, int, int, int, int]:
-        """Return what compiled code computes stamps from, good until the next write.
+    def native_state(self) -> tuple[int, int, int, int, int, int]:
+        """Return the numbers from which native code computes generations, valid until the next write.
 
         The address of the array and its length; or, in ring order, 0, 0, the cursor, and what to add to a slot before
-        it and from it on; then the largest stamp that no row has.
+        the cursor and from the cursor on; then the largest serial number that no row present has.
         """
         array = self._array
         if array is not None:
             return array.data_ptr(), array.shape[0], 0, 0, 0, 0
-        newest = self.written - self._cursor + 1
-        return 0, 0, self._cursor, newest, newest - self.capacity, self._base
+        newest = self.written - self.cursor + 1
+        return 0, 0, self.cursor, newest, newest - self.capacity, self._base
 
-    def match(self, slots: Tensor, stamps: Tensor) -> Tensor:
-        """Return bool: which of `slots` still hold the rows whose stamps these are.
+    def matches(self, slots: Tensor, generations: Tensor) -> Tensor:
+        """Return bool: which of `slots` still hold the rows of these generations.
 
-        Slots must be in `[0, capacity)`; False where nothing was written.
+        Slots must be in `[0, capacity)`; False where there is no row.
         """
         if self._array is not None or not slots.is_cpu:
-            return (self.of(slots) == stamps) & (stamps > 0)
-        # of an unwritten slot this gives a number up to `base`, which no row present has
-        given = stamps.numpy()
+            return (self.generations(slots) == generations) & (generations > 0)
+        # for a slot without a row `_in_ring` gives a number up to `_base`, which no row present has
+        given = generations.numpy()
         return torch.from_numpy((self._in_ring(slots.numpy()) == given) & (given > self._base))
 
     def _in_ring(self, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        newest = self.written - self._cursor + 1
-        return slots + np.where(slots < self._cursor, newest, newest - self.capacity)
+        newest = self.written - self.cursor + 1
+        return slots + np.where(slots < self.cursor, newest, newest - self.capacity)
 
-    def newer(self, slots: Tensor, serial: int) -> Tensor:
-        """Return bool: which of `slots` were written, or emptied, after the write number `serial`."""
-        stamps = self.of(slots)
-        return (stamps > serial) | (stamps == 0)
+    def changed(self, slots: Tensor, serial: int) -> Tensor:
+        """Return bool: which of `slots` were written, or emptied, after the row with this serial number."""
+        generations = self.generations(slots)
+        return (generations > serial) | (generations == 0)
+
+    def move(self, cursor: int) -> None:
+        """Continue at another slot, in `[0, rows]` and below the capacity. Cost: O(rows)."""
+        if cursor != self.cursor:
+            self._allocated(self.rows)
+            self.cursor = cursor
 
     def clear(self) -> None:
-        """Forget all rows; serials go on, so that rows drawn before are recognised as gone."""
+        """Forget all rows. Serial numbers go on, so that rows drawn before are recognized as gone."""
         self.written += 1
         self._base = self.written
-        self._cursor = 0
+        self.rows = self.cursor = 0
         self._array = None
 
-    def resume(self, rows: int, cursor: int) -> None:
-        """Take over `rows` rows that a storage brought along, the newest just before `cursor`."""
+    def take_over(self, rows: int, cursor: int) -> None:
+        """Start with the `rows` rows that a storage holds already, the newest one just before `cursor`."""
         self.written = self._base + rows
-        self._cursor = cursor
+        self.rows, self.cursor = rows, cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; the array, where there is one, is not copied."""
-        return {"written": self.written, "base": self._base, "cursor": self._cursor, "array": self._array}
+        """Return the state; the array of generations, where there is one, is not copied."""
+        return {"written": self.written, "base": self._base, "cursor": self.cursor, "array": self._array}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any], rows: int) -> None:
+        """Restore what `state_dict` returned, for a storage that holds `rows` rows."""
         array = state["array"]
-        self.written, self._base, self._cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
+        self.written, self._base, self.cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
+        self.rows = rows
         with torch.inference_mode(mode=False):  # changed in place in any mode
             self._array = None if array is None else array.to(self.device, torch.int64).clone()
 
-    def _materialise(self, needed: int) -> Tensor:
-        """Lay out stamps for at least `needed` slots; the array doubles, since a list storage may have no bound."""
+    def _allocated(self, needed: int) -> Tensor:
+        """Return the array with at least `needed` slots; it doubles, since a list storage may have no bound."""
         held = 0 if self._array is None else self._array.shape[0]
         if self._array is None or held < needed:
             size = min(self.capacity, max(needed, 2 * held, min(self.written, self.capacity)))
             with torch.inference_mode(mode=False):
-                self._array = self.of(torch.arange(size, device=self.device))
+                self._array = self.generations(torch.arange(size, device=self.device))
         return self._array

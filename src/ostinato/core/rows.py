@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core import casts, kinds
 from ostinato.core.kinds import Node, as_tensor, open_node, show_field, show_path
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 Path: TypeAlias = "tuple[Hashable, ...]"
-_check_leaves = getattr(native, "check_leaves", None)
 
 
 class Leaf(NamedTuple):
@@ -201,8 +200,9 @@ class Schema:
 
     def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
         batch, shapes = self._expected(values, batch, lead)
-        if _check_leaves is not None and not self._complex:
-            addresses = _check_leaves(values, self._dtypes, shapes, Tensor)
+        native = backend.native
+        if native is not None and not self._complex:
+            addresses = native.check_leaves(values, self._dtypes, shapes, Tensor)
             if addresses is not None:
                 return Flat(values, batch, addresses)
         out: list[Tensor] = []

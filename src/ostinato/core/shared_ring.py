@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import Run
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY,
 
 @final
 class SharedRing:
-    """Slots `[0, capacity)` that several processes write and read; does for them what `Stamps` does for one.
+    """Slots `[0, capacity)` that several processes write and read; does for them what `Ring` does for one.
 
     A stamp is the serial number of the row in a slot; 0 where there is none, and below 0 while it is being written, or
     if its writer died. Serial numbers are given out when slots are reserved, so they follow the order of reserving.
@@ -44,7 +44,7 @@ class SharedRing:
         self.capacity = capacity
         self.nbytes = int(memory.nbytes)
         self._memory = memory
-        self.lock: Any = native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
+        self.lock: Any = backend.native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
         self._stamps = self._words(self.lock.stamps, torch.int64)
         self.priorities = (
             self._words(self.lock.priorities, torch.float64)
@@ -58,7 +58,7 @@ class SharedRing:
     @staticmethod
     def bytes_for(capacity: int, *, ranked: bool) -> int:
         """Return the bytes that a ring takes."""
-        return int(native.SharedRing.bytes_for(capacity, ranked))  # type: ignore[union-attr]
+        return int(backend.native.SharedRing.bytes_for(capacity, ranked))  # type: ignore[union-attr]
 
     def _words(self, address: int, dtype: torch.dtype) -> Tensor:
         start = address - self._memory.data_ptr()
@@ -202,22 +202,22 @@ class SharedRing:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def numbers(self) -> tuple[int, int, int, int, int, int]:
-        """Return what compiled code reads stamps from; see `Stamps.numbers`."""
+    def native_state(self) -> tuple[int, int, int, int, int, int]:
+        """Return what compiled code reads stamps from; see `Ring.numbers`."""
         return self._stamps.data_ptr(), self.capacity, 0, 0, 0, 0
 
-    def of(self, slots: Tensor) -> Tensor:
+    def generations(self, slots: Tensor) -> Tensor:
         """Return the stamps of slots in `[0, capacity)`, int64 of the same shape. Copy."""
         slots = slots.contiguous()
         out = torch.empty_like(slots)
         self.lock.stamps_of(slots.data_ptr(), slots.numel(), out.data_ptr())
         return out
 
-    of_present = of
+    generations_of_rows = generations
 
-    def match(self, slots: Tensor, stamps: Tensor) -> Tensor:
+    def matches(self, slots: Tensor, stamps: Tensor) -> Tensor:
         """Return bool: which of `slots`, in `[0, capacity)`, still hold the rows whose stamps these are."""
-        return (self.of(slots) == stamps) & (stamps > 0)
+        return (self.generations(slots) == stamps) & (stamps > 0)
 
     def untouched(self, written: int) -> bool:
         """Whether no slot was reserved since the write of this number. To be asked after a copy."""

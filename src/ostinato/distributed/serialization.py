@@ -104,7 +104,7 @@ class _SmallEncoder:
             return "dict", tuple(data), [self.structure(value) for value in data.values()]
         if cls is tuple or cls is list:
             return cls.__name__, None, [self.structure(value) for value in data]
-        return self._tensordict(data)
+        return self._fields(data)
 
     def _tensor(self, data: Tensor) -> Any:
         if data.layout is not torch.strided or data.is_nested or data.is_meta or data.requires_grad:
@@ -119,7 +119,7 @@ class _SmallEncoder:
             self.parts += (dense.numpy(), _PADDING[-size % _ALIGNMENT])
         return name, tuple(data.shape), offset
 
-    def _tensordict(self, data: Any) -> Any:
+    def _fields(self, data: Any) -> Any:
         opened = _open_tensordict(data)
         if opened is None:
             raise _NotSmallError

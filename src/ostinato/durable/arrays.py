@@ -1,8 +1,9 @@
-"""Tensors as raw little-endian files with a checksum per block; at most 32 MiB of extra memory."""
+"""Tensors as raw little-endian files with a checksum for each block, and the records that manifests keep of them."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -52,23 +53,25 @@ MIN_BLOCK_BYTES = 4 * 2**10
 MAX_BLOCK_BYTES = 16 * 2**20
 MAX_PATCHES = 1024
 TABLE_ENTRY_BYTES = 16
+_ARRAY_KEYS = ("file", "dtype", "shape", "nbytes", "block_bytes", "checksums")
 _PATCH_KEYS = {"file", "runs", "nbytes", "block_bytes", "checksums"}
-_KEYS = ("file", "dtype", "shape", "nbytes", "block_bytes", "checksums")
 _COLUMN_KEYS = ("of", "offset", "dtype", "shape")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_STAGING_BYTES = 2**20  # fits into the cache of the processor
+_DEVICE_STAGING_BYTES = 8 * 2**20
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a manifest says of one file of an array.
+    """One file of an array: its base, or a patch that replaces some of its rows.
 
     Attributes:
         file: Name of the file inside the checkpoint directory.
         nbytes: Exact size of the file.
         block_bytes: Bytes covered by each checksum; the last block may be shorter.
         checksums: XXH3-64 (seed 0) of each block as 16 hexadecimal digits.
-        runs: Of a patch: how many runs of rows it holds, 0 for a base.
+        runs: Number of runs of rows in a patch; 0 for a base.
     """
 
     file: str
@@ -89,35 +92,33 @@ class FileRecord:
 
     @classmethod
     def from_json(cls, node: object, *, where: str) -> FileRecord:
-        """Read the record of a patch, checked.
+        """Read and verify the record of a patch.
 
         Raises:
-            DamagedFileError: A field is missing, unknown, of a wrong type, or does not fit the others.
+            DamagedFileError: A field is missing, unknown, of a wrong type, or does not match the others.
         """
         if not isinstance(node, dict) or set(node) != _PATCH_KEYS:
             _damaged(where, f"a patch must have exactly the keys {sorted(_PATCH_KEYS)}")
         runs, nbytes = node["runs"], node["nbytes"]
         if type(nbytes) is not int or type(runs) is not int or not 0 < runs * TABLE_ENTRY_BYTES < nbytes:
             _damaged(where, f"{str(runs)[:40]} runs do not fit into {str(nbytes)[:40]} bytes")
-        problem = _file_problem(node, nbytes)
-        if problem:
-            _damaged(where, problem)
+        _check_file(node, nbytes, where)
         return cls(**{**node, "checksums": tuple(node["checksums"])})
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayRecord:
-    """What a manifest says of one array: row-major, little-endian, nothing else in the file of its base.
+    """An array with files of its own: row-major and little-endian.
 
     Attributes:
         file: Name of the file inside the checkpoint directory.
         dtype: Name of the dtype, for example `float32`.
-        shape: Sizes. Without patches the file holds exactly this; with patches it may hold fewer rows.
+        shape: Shape of the array. Without patches, the file holds exactly this; with patches, it may hold fewer rows.
         nbytes: Exact size of the file.
         block_bytes: Bytes covered by each checksum; the last block may be shorter.
         checksums: XXH3-64 (seed 0) of each block as 16 hexadecimal digits.
-        patches: Files with rows that take the place of earlier ones, in their order.
+        patches: Files with rows that replace earlier ones, in the order in which they apply.
     """
 
     file: str
@@ -130,12 +131,12 @@ class ArrayRecord:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
+        """The dtype."""
         return DTYPES[self.dtype]
 
     @property
     def base(self) -> FileRecord:
-        """The file of the base alone."""
+        """The file of the base."""
         return FileRecord(self.file, self.nbytes, self.block_bytes, self.checksums)
 
     @property
@@ -145,18 +146,18 @@ class ArrayRecord:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one entry of the first dimension."""
-        return shape_nbytes(self.shape[1:], self.torch_dtype)
+        """Bytes of one entry of the first dimension; 0 for a scalar."""
+        return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize if self.shape else 0
 
     @property
     def base_rows(self) -> int:
-        """Rows that the base holds."""
+        """Rows in the base."""
         return self.nbytes // self.row_bytes if self.patches else self.shape[0]
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all its files."""
-        return sum(file.nbytes for file in self.files)
+        """Bytes of all files."""
+        return self.nbytes + sum([patch.nbytes for patch in self.patches])
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
@@ -172,38 +173,43 @@ class ArrayRecord:
 
     @classmethod
     def from_json(cls, node: object, *, where: str = "array") -> ArrayRecord:
-        """Read a record that a file gave; every field and how they fit together is checked.
+        """Read a record from a file and verify each field and their relations.
 
         Args:
             node: Parsed JSON.
-            where: Name of the array, for messages.
+            where: Name of the array in error messages.
 
         Raises:
-            DamagedFileError: A field is missing, unknown, of a wrong type, or does not fit the others.
+            DamagedFileError: A field is missing, unknown, of a wrong type, or does not match the others.
         """
-        if not isinstance(node, dict) or set(node) - {"patches"} != set(_KEYS):
+        if not isinstance(node, dict) or set(node) - {"patches"} != set(_ARRAY_KEYS):
             found = sorted(map(str, node))[:10] if isinstance(node, dict) else type(node).__name__
-            msg = f"{where}: an array record must have exactly the keys {list(_KEYS)}, got {found}"
+            msg = f"{where}: an array record must have exactly the keys {list(_ARRAY_KEYS)}, got {found}"
             raise DamagedFileError(msg)
+        if not isinstance(node["dtype"], str) or node["dtype"] not in DTYPES:
+            _damaged(where, f"unknown dtype {str(node['dtype'])[:50]!r} (known here: {', '.join(DTYPES)})")
         shape = check_shape(node["shape"])
-        problem = _problem(node, shape)
-        if problem or shape is None:
-            _damaged(where, problem)
-        listed = node.get("patches", [])
-        patches = tuple(FileRecord.from_json(one, where=f"{where} patch {i}") for i, one in enumerate(listed))
+        if shape is None:
+            _damaged(where, f"implausible shape {str(node['shape'])[:80]}")
+        nbytes = shape_nbytes(shape, DTYPES[node["dtype"]])
+        if "patches" in node:
+            nbytes = _check_patched(node, shape, nbytes, where)
+        _check_file(node, nbytes, where)
+        listed = enumerate(node.get("patches", ()))
+        patches = tuple([FileRecord.from_json(one, where=f"{where} patch {i}") for i, one in listed])
         return cls(**{**node, "shape": shape, "checksums": tuple(node["checksums"]), "patches": patches})
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ColumnRecord:
-    """What a manifest says of an array that lies in the rows of another one.
+    """An array that lies in the packed rows of another one.
 
     Attributes:
         of: Name of the other array, `uint8[rows, width]`.
-        offset: Where the column begins in each row, in bytes.
-        dtype: Name of its dtype.
-        shape: Its sizes, `[rows, ...]`.
+        offset: Position of the column in each row, in bytes.
+        dtype: Name of the dtype.
+        shape: Shape, `[rows, ...]`.
     """
 
     of: str
@@ -213,18 +219,18 @@ class ColumnRecord:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
+        """The dtype."""
         return DTYPES[self.dtype]
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of the column."""
-        return shape_nbytes(self.shape[1:], self.torch_dtype)
+        return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of the column."""
-        return shape_nbytes(self.shape, self.torch_dtype)
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
@@ -232,25 +238,25 @@ class ColumnRecord:
 
     @classmethod
     def from_json(cls, node: dict[str, Any], arrays: dict[str, ArrayRecord], *, where: str) -> ColumnRecord:
-        """Read a record that a file gave, and compare it with the array that it lies in.
+        """Read a record from a file and compare it with the array that holds the column.
 
         Raises:
-            DamagedFileError: A field is missing, unknown, of a wrong type, or does not fit.
+            DamagedFileError: A field is missing, unknown, of a wrong type, or does not match the array.
         """
         if set(node) != set(_COLUMN_KEYS):
             _damaged(where, f"a column must have exactly the keys {list(_COLUMN_KEYS)}")
-        shape, rows = check_shape(node["shape"]), arrays.get(node["of"]) if isinstance(node["of"], str) else None
-        known = isinstance(node["dtype"], str) and node["dtype"] in DTYPES
-        if rows is None or shape is None or not shape or not known or type(node["offset"]) is not int:
-            _damaged(where, "a column needs the rows it lies in, an offset, a dtype and a shape")
-        column = cls(node["of"], node["offset"], node["dtype"], shape)
+        of, offset, dtype = node["of"], node["offset"], node["dtype"]
+        shape, rows = check_shape(node["shape"]), arrays.get(of) if isinstance(of, str) else None
+        known = isinstance(dtype, str) and dtype in DTYPES
+        if rows is None or shape is None or not shape or not known or type(offset) is not int:
+            _damaged(where, "a column needs the name of its packed rows, an offset, a dtype and a shape")
+        item = DTYPES[dtype].itemsize
         fits = rows.dtype == "uint8" and len(rows.shape) == 2 and rows.shape[0] == shape[0]
-        item = column.torch_dtype.itemsize
-        if not fits or not 0 <= column.offset <= rows.shape[1] - column.row_bytes:
-            _damaged(where, f"it does not lie in the rows {rows.dtype}{list(rows.shape)} of {node['of'][:80]!r}")
-        if column.offset % item or rows.shape[1] % item:
+        if not fits or not 0 <= offset <= rows.shape[1] - math.prod(shape[1:]) * item:
+            _damaged(where, f"it does not lie in the rows {rows.dtype}{list(rows.shape)} of {of[:80]!r}")
+        if offset % item or rows.shape[1] % item:
             _damaged(where, f"its elements of {item} bytes are not aligned")
-        return column
+        return cls(of, offset, dtype, shape)
 
 
 def _damaged(where: str, problem: str) -> NoReturn:
@@ -258,82 +264,71 @@ def _damaged(where: str, problem: str) -> NoReturn:
     raise DamagedFileError(msg)
 
 
-def _problem(node: dict[str, Any], shape: tuple[int, ...] | None) -> str:
-    """Say what is wrong with the fields of a record, or return an empty string."""
-    if not isinstance(node["dtype"], str) or node["dtype"] not in DTYPES:
-        return f"unknown dtype {str(node['dtype'])[:50]!r} (known here: {', '.join(DTYPES)})"
-    if shape is None:
-        return f"implausible shape {str(node['shape'])[:80]}"
-    expected = shape_nbytes(shape, DTYPES[node["dtype"]])
-    if "patches" in node:
-        return _chain_problem(node, shape, expected) or _file_problem(node, node["nbytes"])
-    return _file_problem(node, expected)
-
-
-def _chain_problem(node: dict[str, Any], shape: tuple[int, ...], expected: int) -> str:
-    patches, nbytes = node["patches"], node["nbytes"]
+def _check_patched(node: dict[str, Any], shape: tuple[int, ...], nbytes: int, where: str) -> int:
+    """Check the patches of an array of `nbytes` bytes; return the bytes of its base."""
+    patches, base = node["patches"], node["nbytes"]
     if not isinstance(patches, list) or not 0 < len(patches) <= MAX_PATCHES:
-        return f"patches must be a list of 1 to {MAX_PATCHES}"
-    row = expected // shape[0] if shape and shape[0] else 0
-    if not row or type(nbytes) is not int or not 0 <= nbytes <= expected or nbytes % row:
-        return f"nbytes is {str(nbytes)[:40]}, which are no rows of shape {list(shape)}"
-    return ""
+        _damaged(where, f"patches must be a list of 1 to {MAX_PATCHES}")
+    row = nbytes // shape[0] if shape and shape[0] else 0
+    if not row or type(base) is not int or not 0 <= base <= nbytes or base % row:
+        _damaged(where, f"nbytes is {str(base)[:40]}, which is not a number of rows of shape {list(shape)}")
+    return base
 
 
-def _file_problem(node: dict[str, Any], expected: int) -> str:
+def _check_file(node: dict[str, Any], expected: int, where: str) -> None:
+    """Check the fields of a record that describe its file of `expected` bytes."""
     if not isinstance(node["file"], str):
-        return "file must be a string"
+        _damaged(where, "file must be a string")
     if type(node["nbytes"]) is not int or node["nbytes"] != expected:
-        return f"nbytes is {str(node['nbytes'])[:40]}, shape and dtype make {expected}"
+        _damaged(where, f"nbytes is {str(node['nbytes'])[:40]}, shape and dtype make {expected}")
     block = node["block_bytes"]
     if type(block) is not int or not MIN_BLOCK_BYTES <= block <= MAX_BLOCK_BYTES:
-        return f"block_bytes must be in [{MIN_BLOCK_BYTES}, {MAX_BLOCK_BYTES}], got {str(block)[:40]}"
+        _damaged(where, f"block_bytes must be in [{MIN_BLOCK_BYTES}, {MAX_BLOCK_BYTES}], got {str(block)[:40]}")
     checksums = node["checksums"]
     if not isinstance(checksums, list) or len(checksums) != -(-expected // block):
-        return f"{expected} bytes need {-(-expected // block)} checksums"
-    if not all(isinstance(text, str) and _CHECKSUM.fullmatch(text) for text in checksums):
-        return "checksums must be strings of 16 hexadecimal digits"
-    return ""
-
-
-_STAGING_BYTES = 2**20  # stays in the processor's cache
-_DEVICE_STAGING_BYTES = 8 * 2**20
+        _damaged(where, f"{expected} bytes need {-(-expected // block)} checksums")
+    if not {str}.issuperset(map(type, checksums)) or not all(map(_CHECKSUM.fullmatch, checksums)):
+        _damaged(where, "checksums must be strings of 16 hexadecimal digits")
 
 
 def write_array(
     root: Path, file: str, tensor: Tensor, *, block_bytes: int = BLOCK_BYTES, sync: bool = True
 ) -> ArrayRecord:
-    """Write a tensor to a new file and wait until it is on the disk, unless somebody else will.
+    """Write a tensor to a new file.
 
-    Contiguous CPU memory is written from where it lies; strided rows and other devices go through a few MiB
-    of staging. Nobody may write to the tensor meanwhile: the checksums would not fit.
+    Contiguous CPU memory is written without a copy; strided rows and tensors on other devices are staged in a few MiB
+    of memory. The tensor must not change meanwhile, or the checksums will not match.
 
     Args:
-        root: Directory, which exists.
+        root: Existing directory.
         file: Name of the new file in it.
         tensor: Dense tensor of any shape, on any device, contiguous or not.
         block_bytes: Bytes per checksum.
-        sync: Wait for the disk.
+        sync: Wait until the bytes are on the disk.
 
     Returns:
-        The record that the manifest keeps.
+        The record for the manifest.
 
     Raises:
-        CheckpointError: The tensor is sparse, or of a dtype that files cannot hold.
+        CheckpointError: The tensor is sparse, or has a dtype that files cannot hold.
         StorageMemoryError: The disk is full; the file is removed.
     """
     path = safe_join(root, file)
     plain = check_plain(tensor, path)
     shape = tuple(plain.shape)
-    with _new_file(path, shape_nbytes(shape, plain.dtype), block_bytes, sync=sync) as writer:
-        for piece in _staged(plain):
-            writer.write(raw_view(piece))
+    with _new_file(path, plain.nbytes, block_bytes, sync=sync) as writer:
+        staging = _staging_for(plain)
+        for piece in _pieces(plain):
+            part = piece if is_raw(piece) else _shaped(staging, piece)
+            if part is not piece:
+                copy_elements(part, piece)
+            writer.write(raw_view(part))
         checksums = writer.finish()
     return ArrayRecord(file, dtype_name(plain.dtype), shape, writer.nbytes, block_bytes, checksums)
 
 
 def write_stream(root: Path, file: str, chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> ArrayRecord:
-    """Write bytes whose number is not known beforehand; the record is that of a `uint8` array `[nbytes]`.
+    """Write bytes of unknown total size; the record is that of an array `uint8[nbytes]`.
 
     Raises:
         StorageMemoryError: The disk is full; the file is removed.
@@ -348,10 +343,10 @@ def write_stream(root: Path, file: str, chunks: Iterable[bytes], *, block_bytes:
 
 
 def read_array(root: Path, record: ArrayRecord, *, verify: bool = True) -> Tensor:
-    """Read an array into a new CPU tensor. The size of the file is compared before memory is taken.
+    """Read an array into a new CPU tensor. The size of the file is compared before memory is allocated.
 
     Raises:
-        DamagedFileError: The file is missing, of another size, or fails a checksum.
+        DamagedFileError: The file is missing, has another size, or fails a checksum.
         StorageMemoryError: There is not enough memory.
     """
     _check_size(root, record)
@@ -359,19 +354,19 @@ def read_array(root: Path, record: ArrayRecord, *, verify: bool = True) -> Tenso
         with torch.inference_mode(mode=False):
             dest = torch.empty(record.shape, dtype=record.torch_dtype, device="cpu")
     except RuntimeError as error:
-        msg = f"{root / record.file}: {record.nbytes} bytes of memory needed, more than there is free"
+        msg = f"{root / record.file}: {record.nbytes} bytes of memory needed, which is more than is free"
         raise StorageMemoryError(msg) from error
     read_array_into(root, record, dest, verify=verify)
     return dest
 
 
 def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bool = True) -> None:
-    """Read an array into existing memory; what `dest` holds after an error is undefined.
+    """Read an array into an existing tensor. After an error, the content of `dest` is undefined.
 
     Args:
         root: Directory of the checkpoint.
-        record: What the manifest says of the array.
-        dest: Tensor of exactly that dtype and shape, on any device; its rows may be strided.
+        record: Record of the array.
+        dest: Tensor of exactly the recorded dtype and shape, on any device; its rows may be strided.
         verify: Compare the checksum of each block.
 
     Raises:
@@ -402,10 +397,10 @@ def read_array_into(root: Path, record: ArrayRecord, dest: Tensor, *, verify: bo
 
 
 def verify_array(root: Path, record: ArrayRecord) -> None:
-    """Read the files of an array and compare sizes, checksums and tables of rows; keeps nothing.
+    """Read the files of an array and compare sizes, checksums and tables of rows.
 
     Raises:
-        DamagedFileError: The file is missing, of another size, or fails a checksum.
+        DamagedFileError: A file is missing, has another size, or fails a checksum.
     """
     for file in record.files:
         for _ in _blocks(root, file, verify=True):
@@ -415,10 +410,10 @@ def verify_array(root: Path, record: ArrayRecord) -> None:
 
 
 def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iterator[bytes]:
-    """Yield the bytes of a `uint8` array, block by block, each one after its checksum was compared.
+    """Yield the bytes of a `uint8` array block by block, each after its checksum was compared.
 
     Raises:
-        DamagedFileError: The file is missing, of another size or dtype, or fails a checksum.
+        DamagedFileError: The file is missing, has another size or dtype, or fails a checksum.
     """
     if record.dtype != "uint8" or len(record.shape) != 1 or record.patches:
         msg = f"{root / record.file}: a stream must be uint8[n], got {record.dtype}{list(record.shape)}"
@@ -428,13 +423,12 @@ def read_stream(root: Path, record: ArrayRecord, *, verify: bool = True) -> Iter
 
 
 def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
-    """Map an array copy-on-write: pages come in as they are touched, writes never reach the file.
+    """Map an array copy-on-write: pages are loaded when they are touched, writes never reach the file.
 
-    Only the size of the file is compared, not the checksums. The file must not be shortened while it is
-    mapped.
+    Only the size of the file is compared, not the checksums. The file must not be shortened while it is mapped.
 
     Raises:
-        DamagedFileError: The file is missing or of another size.
+        DamagedFileError: The file is missing or has another size.
     """
     if record.patches:
         return map_rows(root, record, record.shape[0]).view(record.torch_dtype).view(record.shape)
@@ -449,7 +443,7 @@ def open_mapped(root: Path, record: ArrayRecord) -> Tensor:
 
 @contextlib.contextmanager
 def _new_file(path: Path, needed_bytes: int, block_bytes: int, *, sync: bool = True) -> Iterator[BlockWriter]:
-    """Create a file, sync it if asked when the block ends well, remove it otherwise."""
+    """Create a file; remove it if the block raises, else sync it if asked."""
     with disk_errors(path, needed_bytes):
         fd = create_file(path)
         try:
@@ -471,7 +465,7 @@ def _check_size(root: Path, record: ArrayRecord) -> None:
 
 
 def _blocks(root: Path, record: ArrayRecord | FileRecord, *, verify: bool) -> Iterator[memoryview]:
-    """Yield each block in a buffer that the next one overwrites."""
+    """Yield each block in a buffer that the next block overwrites."""
     buffer = memoryview(bytearray(min(record.block_bytes, record.nbytes)))
     with open_checked(root, record, verify=verify) as reader:
         for start in range(0, record.nbytes, record.block_bytes):
@@ -481,7 +475,7 @@ def _blocks(root: Path, record: ArrayRecord | FileRecord, *, verify: bool) -> It
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Divide a tensor, in row-major order, into views that are raw memory or fit the staging."""
+    """Divide a tensor, in row-major order, into views that are raw memory or fit into the staging memory."""
     if tensor.numel() == 0:
         return
     limit = _staging_bytes(tensor)
@@ -499,24 +493,13 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor[start : start + rows]
 
 
-def _staged(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the pieces as raw memory; staged ones are overwritten by the next."""
-    staging = _staging_for(tensor)
-    for piece in _pieces(tensor):
-        part = piece if is_raw(piece) else _shaped(staging, piece)
-        if part is not piece:
-            copy_elements(part, piece)
-        yield part
-
-
 def _staging_bytes(tensor: Tensor) -> int:
     return _STAGING_BYTES if tensor.device.type == "cpu" else _DEVICE_STAGING_BYTES
 
 
 def _staging_for(tensor: Tensor) -> Tensor:
-    return torch.empty(
-        0 if is_raw(tensor) else min(tensor.nbytes, _staging_bytes(tensor)), dtype=torch.uint8, device="cpu"
-    )
+    nbytes = 0 if is_raw(tensor) else min(tensor.nbytes, _staging_bytes(tensor))
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def _shaped(staging: Tensor, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint directory: nothing is trusted, nothing is executed."""
+"""CheckpointReader: reads a checkpoint directory; verifies everything and executes nothing."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ _ATTEMPTS = 3
 
 @final
 class CheckpointReader:
-    """Opens a checkpoint directory, checks its manifest and the size of every file, and reads from it.
+    """Reads arrays and state from a checkpoint directory.
 
-    Nothing stays open between calls. When somebody saves over the directory meanwhile, reading raises an
-    error that says so. May be used from several threads.
+    The manifest and the size of every file are verified at the start. No file stays open between calls. If another
+    checkpoint is saved to the directory meanwhile, reading raises an error that says so. Thread-safe.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, format_name: str) -> None:
-        """Open and validate.
+        """Read and verify the manifest, and compare the sizes of all files.
 
         Raises:
-            CheckpointNotFoundError: No checkpoint is there.
+            CheckpointNotFoundError: There is no checkpoint at the path.
             CheckpointError: The path is a file, or the checkpoint is of another format or of an unknown version.
-            DamagedFileError: The manifest is damaged, or a file is missing or of another size.
+            DamagedFileError: The manifest is damaged, or a file is missing or has another size.
         """
         root = Path(path).absolute()
-        # A saver removes the older files right after it replaced the manifest that we may have read.
+        # A save removes the files of the older checkpoint right after it replaced the manifest.
         for attempt in range(_ATTEMPTS):
             manifest = read_manifest(root, format_name=format_name)
-            self._begin(root, format_name, manifest.version, manifest.body)
+            self._begin(root, format_name, manifest.version, manifest.body, read_records(root, manifest.body))
             try:
                 with self._saved_over():
                     self._check_sizes()
@@ -68,38 +68,49 @@ class CheckpointReader:
                 return
 
     @classmethod
-    def of_body(cls, root: Path, body: dict[str, Any], *, format_name: str) -> CheckpointReader:
-        """Return a reader of files that no manifest names yet, by the body that it is to have.
+    def preview(
+        cls, root: Path, body: dict[str, Any], records: dict[str, ArrayRecord | ColumnRecord], *, format_name: str
+    ) -> CheckpointReader:
+        """Return a reader of files that are not named by a manifest yet.
 
-        Raises:
-            DamagedFileError: The body is not as the format says.
+        Args:
+            root: Directory of the files.
+            body: The body that the manifest will have.
+            records: The records of its arrays.
+            format_name: Kind of checkpoint.
         """
         reader = cls.__new__(cls)
-        reader._begin(root, format_name, FORMAT_VERSION, body)  # noqa: SLF001 (its own)
+        reader._begin(root, format_name, FORMAT_VERSION, body, records)  # noqa: SLF001 (its own)
         return reader
 
-    def _begin(self, root: Path, format_name: str, version: tuple[int, int], body: dict[str, Any]) -> None:
+    def _begin(
+        self,
+        root: Path,
+        format_name: str,
+        version: tuple[int, int],
+        body: dict[str, Any],
+        records: dict[str, ArrayRecord | ColumnRecord],
+    ) -> None:
         self._root, self.format_name = root, format_name
-        self.version, self._body = version, body
-        self._records = read_records(root, body)
+        self.version, self._body, self._records = version, body, records
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, in the order in which they were added; columns of packed rows are arrays, too."""
+        """Names of the arrays in the order in which they were added, columns of packed rows included."""
         return tuple(self._records)
 
     @property
     def arrays(self) -> dict[str, ArrayRecord]:
-        """The arrays that have files of their own."""
+        """Records of the arrays that have files of their own, by name."""
         return {name: record for name, record in self._records.items() if isinstance(record, ArrayRecord)}
 
     @property
     def save(self) -> str | None:
-        """The random name of the save, by which a buffer knows the one that it goes on from; None before 1.1."""
+        """Random identifier of the save, to which an incremental save refers; None before format 1.1."""
         return self._body.get("save")
 
     def record(self, name: str) -> ArrayRecord | ColumnRecord:
-        """Return what the manifest says of an array.
+        """Return the record of an array.
 
         Raises:
             CheckpointError: There is no such array.
@@ -114,7 +125,7 @@ class CheckpointReader:
         """Return the record of an array that has files of its own.
 
         Raises:
-            DamagedFileError: It is a column of another one, or there is none.
+            DamagedFileError: There is no such array, or it is a column of another array.
         """
         record = self._records.get(name)
         if not isinstance(record, ArrayRecord):
@@ -124,15 +135,15 @@ class CheckpointReader:
 
     @property
     def encoded_state(self) -> Any:
-        """The state as the manifest has it."""
+        """The state as JSON values, as in the manifest."""
         return self._body["state"]
 
     def state(self) -> Any:
-        """Return the Python state that was committed, decoded anew at each call."""
+        """Return the saved Python state. Each call decodes it again."""
         return decode(self._body["state"], where=f"{self._root / MANIFEST_NAME}: state", load=self.read)
 
     def read(self, name: str) -> Tensor:
-        """Read an array into a new CPU tensor; checksums are compared."""
+        """Read an array into a new CPU tensor and compare its checksums."""
         record = self.record(name)
         if isinstance(record, ColumnRecord):
             with torch.inference_mode(mode=False):
@@ -143,7 +154,7 @@ class CheckpointReader:
             return read_array(self._root, record)
 
     def read_into(self, name: str, dest: Tensor, *, verify: bool = True) -> None:
-        """Read an array into a tensor of its dtype and shape, on any device; see `read_array_into`."""
+        """Read an array into a tensor of its dtype and shape on any device; see `read_array_into`."""
         record = self.record(name)
         if isinstance(record, ColumnRecord):
             self.read_columns(record.of, [(name, dest)], verify=verify)
@@ -152,10 +163,10 @@ class CheckpointReader:
             read_array_into(self._root, record, dest, verify=verify)
 
     def read_columns(self, rows: str, columns: Sequence[tuple[str, Tensor]], *, verify: bool = True) -> None:
-        """Read columns of the packed rows `rows`, each into a tensor of its dtype and shape, in one pass.
+        """Read columns of the packed rows `rows` in one pass, each into a tensor of its dtype and shape.
 
         Raises:
-            CheckpointError: A column is not one of these rows, or of another form.
+            CheckpointError: A column does not lie in these rows, or has another dtype or shape.
         """
         wanted = []
         for name, dest in columns:
@@ -172,7 +183,7 @@ class CheckpointReader:
             read_rows(self._root, self.whole(rows), Columns(wanted), verify=verify)
 
     def open_mapped(self, name: str) -> Tensor:
-        """Map an array copy-on-write without reading it; checksums are not compared."""
+        """Map an array copy-on-write; its bytes are not read and its checksums are not compared."""
         record = self.record(name)
         if isinstance(record, ColumnRecord):
             rows = self.open_mapped(record.of)
@@ -181,12 +192,12 @@ class CheckpointReader:
             return open_mapped(self._root, record)
 
     def map_rows(self, name: str, capacity: int) -> Tensor:
-        """Map an array with room for more rows; see `chains.map_rows`."""
+        """Map an array with room for more rows; see `patched_arrays.map_rows`."""
         with self._saved_over():
             return map_rows(self._root, self.whole(name), capacity)
 
     def values(self, name: str) -> Iterator[Any]:
-        """Yield the Python values that `add_values` wrote, one by one."""
+        """Yield the Python values that `CheckpointWriter.add_values` wrote."""
         record = self.whole(name)
         where = f"{self._root / record.file}"
         rest = b""
@@ -207,21 +218,34 @@ class CheckpointReader:
         """Read every file, compare all checksums and decode the state; return the bytes of the arrays.
 
         Raises:
-            DamagedFileError: Names the first damaged file and the byte offset of the damage.
+            DamagedFileError: A file or the state is damaged; the message names the first file and the byte offset.
         """
-        with self._saved_over():
-            for record in self.arrays.values():
-                verify_array(self._root, record)
+        nbytes = self.verify_arrays()
         self.state()
-        return sum(record.total_bytes for record in self.arrays.values())
+        return nbytes
+
+    def verify_arrays(self) -> int:
+        """Read every file and compare all checksums; return the bytes of the arrays.
+
+        Raises:
+            DamagedFileError: A file is damaged; the message names the first one and the byte offset.
+        """
+        nbytes = 0
+        with self._saved_over():
+            for record in self._records.values():
+                if isinstance(record, ArrayRecord):
+                    verify_array(self._root, record)
+                    nbytes += record.total_bytes
+        return nbytes
 
     def _check_sizes(self) -> None:
-        for record in self.arrays.values():
-            check_sizes(self._root, record)
+        for record in self._records.values():
+            if isinstance(record, ArrayRecord):
+                check_sizes(self._root, record)
 
     @contextlib.contextmanager
     def _saved_over(self) -> Iterator[None]:
-        """Tell a file that a newer save has removed from a damaged one."""
+        """Distinguish damage from a newer save, which removes the files of the older checkpoint."""
         try:
             yield
         except DamagedFileError as error:
@@ -234,15 +258,15 @@ class CheckpointReader:
         try:
             return read_manifest(self._root, format_name=self.format_name).body == self._body
         except CheckpointError:
-            return True  # damaged as well: the first error says it better
+            return True  # the manifest is damaged, too: the first error is more precise
 
 
 class _SavedOverError(CheckpointError):
-    """Another checkpoint has taken the place of the one being read."""
+    """Another checkpoint has replaced the one being read."""
 
 
 def check_sizes(root: Path, record: ArrayRecord) -> None:
-    """Compare the sizes of an array's files with its record.
+    """Compare the sizes of the files of an array with its record.
 
     Raises:
         DamagedFileError: naming the file.
@@ -256,10 +280,10 @@ def check_sizes(root: Path, record: ArrayRecord) -> None:
 
 
 def read_records(root: Path, body: dict[str, Any]) -> dict[str, ArrayRecord | ColumnRecord]:
-    """Return the array records of a manifest's body, checked.
+    """Return the verified array records in the body of a manifest.
 
     Raises:
-        DamagedFileError: The body or a record in it is not as the format says.
+        DamagedFileError: The body or a record in it does not follow the format.
     """
     arrays, save = body.get("arrays"), body.get("save", "0" * 16)
     if set(body) - {"save"} != {"arrays", "state"} or not isinstance(arrays, dict):
@@ -269,13 +293,14 @@ def read_records(root: Path, body: dict[str, Any]) -> dict[str, ArrayRecord | Co
         msg = f"{root / MANIFEST_NAME} is damaged: save must be 16 hexadecimal digits, got {str(save)[:40]!r}"
         raise DamagedFileError(msg)
     where = f"{root / MANIFEST_NAME}: array "
-    columns = {name: node for name, node in arrays.items() if isinstance(node, dict) and "of" in node}
-    plain = {
-        name: ArrayRecord.from_json(node, where=f"{where}{name[:80]!r}")
-        for name, node in arrays.items()
-        if name not in columns
-    }
-    return {
-        name: plain[name] if name in plain else ColumnRecord.from_json(node, plain, where=f"{where}{name[:80]!r}")
-        for name, node in arrays.items()
-    }
+    files: dict[str, ArrayRecord] = {}
+    columns: dict[str, dict[str, Any]] = {}
+    for name, node in arrays.items():
+        if isinstance(node, dict) and "of" in node:
+            columns[name] = node
+        else:
+            files[name] = ArrayRecord.from_json(node, where=f"{where}{name[:80]!r}")
+    records: dict[str, ArrayRecord | ColumnRecord] = dict(files)
+    for name, node in columns.items():
+        records[name] = ColumnRecord.from_json(node, files, where=f"{where}{name[:80]!r}")
+    return {name: records[name] for name in arrays}

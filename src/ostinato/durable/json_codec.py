@@ -1,4 +1,4 @@
-"""Strict reader of the JSON that `values.py` writes: it makes plain data only and executes nothing."""
+"""Conversion of Python state to JSON values and back; decoding makes plain data only and executes nothing."""
 
 from __future__ import annotations
 
@@ -21,52 +21,106 @@ if TYPE_CHECKING:
     Store: TypeAlias = Callable[[Tensor, str], str]
     Load: TypeAlias = Callable[[str], Tensor]
 
-__all__ = ["INLINE_BYTES", "MAX_DEPTH", "NUMPY_DTYPE", "decode", "encode"]
+__all__ = ["INLINE_BYTES", "decode", "encode"]
 
 INLINE_BYTES = 64 * 2**10
+_MAX_DEPTH = 64
+_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
+_NUMPY_DTYPE = re.compile(r"\|b1|[|<>]([iu][1248]|f[248]|c(8|16)|[SU][1-9]\d{0,6})", re.ASCII)
+_HEX_INT = re.compile(r"-?0x[0-9a-f]+", re.ASCII)
+_HEX_FLOAT = re.compile(r"nan|-?inf|-?0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}", re.ASCII)
+_DEVICE = re.compile(r"[a-z]{1,16}(:\d{1,4})?", re.ASCII)
 
 
 def encode(value: object, *, where: str = "state", store: Store | None = None, inline_bytes: int = INLINE_BYTES) -> Any:
-    """Turn Python state into JSON values from which `decode` makes an equal one.
+    """Convert Python state to JSON values from which `decode` makes equal state.
 
-    Understood are None, bool, int, float, str, bytes, list, tuple, dict, OrderedDict, torch.Size, dtypes,
-    devices, tensors (they come back as plain tensors on the CPU), numpy arrays and scalars of numbers and
-    fixed-size strings.
+    Supported are None, bool, int, float, str, bytes, list, tuple, dict, OrderedDict, torch.Size, dtypes, devices,
+    tensors (decoded as plain tensors on the CPU), and NumPy arrays and scalars of numbers and fixed-size strings. JSON
+    holds None, bool, integers of 64 bits, text, lists and dicts with text keys as they are; everything else is an
+    object with a single key that names its type, such as `{"$tuple": [1, 2]}`.
 
     Args:
-        value: What to encode.
-        where: Name of the value, for messages.
-        store: Takes a tensor of more than `inline_bytes` bytes and its place, and returns the name under which
-            `decode` can load it; without it everything becomes part of the JSON.
-        inline_bytes: Largest tensor, array or bytes object that becomes part of the JSON.
+        value: The state.
+        where: Name of the value in error messages.
+        store: Called with a tensor of more than `inline_bytes` bytes and its path in the state; returns the name under
+            which `decode` can load it. Without it, all data becomes part of the JSON.
+        inline_bytes: Largest size of a tensor, array or bytes object that becomes part of the JSON.
 
     Raises:
-        CheckpointError: Something else is in it, or it is nested more than 64 deep; the message names the
-            place.
+        CheckpointError: The state contains another type, or is nested more than 64 deep; the message names the path.
     """
     return _Encoder(where, store, inline_bytes).encode(value)
 
 
+def decode(node: object, *, where: str = "state", load: Load | None = None) -> Any:
+    """Convert JSON values made by `encode` back to Python state. Tensors are on the CPU.
+
+    Args:
+        node: Parsed JSON.
+        where: Name of the value in error messages.
+        load: Returns the tensor that `store` named; required if tensors were stored apart.
+
+    Raises:
+        DamagedFileError: A tag is unknown, a value does not fit its tag, sizes do not match, or the values are nested
+            more than 64 deep. The size of a tensor is compared with its data before memory is allocated.
+    """
+    return _Decoder(where, load).decode(node)
+
+
 @final
 class _Encoder:
-    """One walk through a value; remembers the way down for messages."""
+    """Converts one value; holds the path to the current position for error messages."""
 
     def __init__(self, where: str, store: Store | None, inline_bytes: int) -> None:
         self._path = [where]
         self._store = store
         self._inline_bytes = inline_bytes
 
-    def encode(self, value: object) -> Any:
+    def encode(self, value: Any) -> Any:
+        """Convert a value. Plain values inside of lists and dicts are copied without a call for each."""
         kind = type(value)
-        if value is None or kind is bool or (kind is str and _is_text(value)):
+        if value is None or kind is bool:
             return value
-        handler = _HANDLERS.get(kind)
-        if handler is not None:
-            return handler(self, value)
+        pairs: Iterable[tuple[object, Any]]
+        if kind is list:
+            pairs = enumerate(value)
+        elif kind is dict and _has_text_keys(value):
+            pairs = value.items()
+        else:
+            return self._encode_tagged(value)
+        if len(self._path) > _MAX_DEPTH:
+            msg = f"{self._where()[:300]} is nested more than {_MAX_DEPTH} deep (does it contain itself?)"
+            raise CheckpointError(msg)
+        nodes: dict[object, Any] = {}
+        for key, item in pairs:
+            of = type(item)
+            if (
+                item is None
+                or of is bool
+                or (of is int and _MIN_INT <= item <= _MAX_INT)
+                or (of is str and item.isascii())
+            ):
+                nodes[key] = item
+            else:
+                nodes[key] = self._encode_at(f"[{key!r}]", item)
+        return nodes if kind is dict else list(nodes.values())
+
+    def _encode_at(self, step: str, value: object) -> Any:
+        self._path.append(step)
+        node = self.encode(value)
+        self._path.pop()
+        return node
+
+    def _encode_tagged(self, value: Any) -> Any:
+        convert = _ENCODERS.get(type(value))
+        if convert is not None:
+            return convert(self, value)
         if isinstance(value, Tensor):
-            return self.put_tensor(value)
+            return self.of_tensor(value)
         if isinstance(value, np.generic):
-            return {"$npscalar": self._numpy_fields(np.asarray(value))}
+            return {"$npscalar": self.of_numpy(np.asarray(value))}
+        kind = type(value)
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         msg = (
             f"{self._where()} is a {module}{kind.__qualname__}, which cannot be saved: use numbers, strings, "
@@ -77,44 +131,18 @@ class _Encoder:
     def _where(self) -> str:
         return "".join(self._path)
 
-    def _step(self, step: str, value: object) -> Any:
-        if len(self._path) > MAX_DEPTH:
-            msg = f"{self._where()[:300]} is nested more than {MAX_DEPTH} deep (does it hold itself?)"
-            raise CheckpointError(msg)
-        self._path.append(step)
-        node = self.encode(value)
-        self._path.pop()
-        return node
+    def of_int(self, value: int) -> Any:
+        # Larger integers are slow to convert to decimal digits, and json raises beyond 4300 of them.
+        return value if _MIN_INT <= value <= _MAX_INT else {"$int": hex(value)}
 
-    def put_items(self, values: Iterable[object]) -> list[Any]:
-        return [self._step(f"[{i}]", value) for i, value in enumerate(values)]
+    def of_str(self, value: str) -> Any:
+        # JSON joins two surrogates into one character, so text that is not valid UTF-8 is written as bytes.
+        return value if _is_text(value) else {"$str": _base64(memoryview(value.encode("utf-8", "surrogatepass")))}
 
-    def put_int(self, value: int) -> Any:
-        # Longer ones are slow as decimals, and json refuses 4300 digits.
-        return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
+    def of_pairs(self, value: dict[Any, object]) -> list[Any]:
+        return [[self._encode_at("{key}", key), self._encode_at(f"[{key!r}]", item)] for key, item in value.items()]
 
-    def put_str(self, value: str) -> Any:
-        # JSON joins two surrogates to one character, so text that is not UTF-8 goes as bytes.
-        return {"$str": _base64(memoryview(value.encode("utf-8", "surrogatepass")))}
-
-    def put_float(self, value: float) -> Any:
-        return {"$float": value.hex()}
-
-    def put_bytes(self, value: bytes) -> Any:
-        return {"$bytes": self._blob(memoryview(value))}
-
-    def put_tuple(self, value: tuple[object, ...]) -> Any:
-        return {"$tuple": self.put_items(value)}
-
-    def put_dict(self, value: dict[Any, object]) -> Any:
-        if all(type(key) is str and _is_text(key) and not key.startswith("$") for key in value):
-            return {key: self._step(f"[{key!r}]", item) for key, item in value.items()}
-        return {"$dict": self.put_pairs(value)}
-
-    def put_pairs(self, value: dict[Any, object]) -> list[Any]:
-        return [[self._step("{key}", key), self._step(f"[{key!r}]", item)] for key, item in value.items()]
-
-    def put_tensor(self, value: Tensor) -> Any:
+    def of_tensor(self, value: Tensor) -> Any:
         plain = check_plain(value, self._where())
         fields = {"dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
         if self._store is not None and plain.nbytes > self._inline_bytes:
@@ -122,31 +150,38 @@ class _Encoder:
         raw = plain.cpu().resolve_conj().resolve_neg().contiguous()
         return {"$tensor": {**fields, "data": _base64(raw_view(raw))}}
 
-    def put_numpy(self, value: np.ndarray[Any, Any]) -> Any:
-        return {"$numpy": self._numpy_fields(value)}
-
-    def _numpy_fields(self, value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    def of_numpy(self, value: np.ndarray[Any, Any]) -> dict[str, Any]:
         dtype = value.dtype.str
-        if value.dtype.hasobject or value.dtype.fields or not NUMPY_DTYPE.fullmatch(dtype):
-            msg = f"{self._where()} is a numpy {value.dtype} array: only numbers and fixed-size strings"
+        if value.dtype.hasobject or value.dtype.fields or not _NUMPY_DTYPE.fullmatch(dtype):
+            msg = f"{self._where()} is a numpy {value.dtype} array: only numbers and fixed-size strings can be saved"
             raise CheckpointError(msg)
         flat = np.ascontiguousarray(value).reshape(-1)
-        return {"dtype": dtype, "shape": list(value.shape), **self._blob(flat.view(np.uint8).data)}
+        return {"dtype": dtype, "shape": list(value.shape), **self.of_bytes(flat.view(np.uint8).data)}
 
-    def _blob(self, raw: memoryview) -> dict[str, str]:
+    def of_bytes(self, raw: memoryview) -> dict[str, str]:
         if self._store is None or len(raw) <= self._inline_bytes:
             return {"data": _base64(raw)}
-        # torch warns of read-only memory, which numpy arrays and bytes may be
+        # NumPy arrays and bytes may be read-only; torch warns about such memory.
         writable = bytearray(raw) if raw.readonly else raw
         return {"array": self._store(torch.frombuffer(writable, dtype=torch.uint8), self._where())}
 
 
-def _is_text(value: Any) -> bool:
-    if not value.isascii():
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            return False
+def _has_text_keys(value: dict[Any, object]) -> bool:
+    """Whether all keys are text that JSON can hold and that does not look like a tag."""
+    if not {str}.issuperset(map(type, value)):
+        return False
+    joined = "".join(value)
+    if joined.isascii() and "$" not in joined:
+        return True
+    return all(key[:1] != "$" and _is_text(key) for key in value)
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string is valid UTF-8: one with unpaired surrogates is not."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
     return True
 
 
@@ -154,118 +189,108 @@ def _base64(raw: memoryview) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-_HANDLERS: dict[type, Callable[[_Encoder, Any], Any]] = {
-    int: _Encoder.put_int,
-    float: _Encoder.put_float,
-    str: _Encoder.put_str,
-    bytes: _Encoder.put_bytes,
-    list: _Encoder.put_items,
-    tuple: _Encoder.put_tuple,
-    dict: _Encoder.put_dict,
-    OrderedDict: lambda encoder, value: {"$ordereddict": encoder.put_pairs(value)},
+_ENCODERS: dict[type, Callable[[_Encoder, Any], Any]] = {
+    int: _Encoder.of_int,
+    str: _Encoder.of_str,
+    float: lambda _, value: {"$float": value.hex()},
+    bytes: lambda encoder, value: {"$bytes": encoder.of_bytes(memoryview(value))},
+    tuple: lambda encoder, value: {"$tuple": encoder.encode(list(value))},
+    dict: lambda encoder, value: {"$dict": encoder.of_pairs(value)},
+    OrderedDict: lambda encoder, value: {"$ordereddict": encoder.of_pairs(value)},
     torch.Size: lambda _, value: {"$size": list(value)},
     torch.dtype: lambda _, value: {"$dtype": str(value).removeprefix("torch.")},
     torch.device: lambda _, value: {"$device": str(value)},
-    np.ndarray: _Encoder.put_numpy,
-    np.memmap: _Encoder.put_numpy,
+    np.ndarray: lambda encoder, value: {"$numpy": encoder.of_numpy(value)},
+    np.memmap: lambda encoder, value: {"$numpy": encoder.of_numpy(value)},
 }
-
-
-MAX_DEPTH = 64
-NUMPY_DTYPE = re.compile(r"\|b1|[|<>]([iu][1248]|f[248]|c(8|16)|[SU][1-9]\d{0,6})", re.ASCII)
-_HEX_INT = re.compile(r"-?0x[0-9a-f]+", re.ASCII)
-_HEX_FLOAT = re.compile(r"nan|-?inf|-?0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}", re.ASCII)
-_DEVICE = re.compile(r"[a-z]{1,16}(:\d{1,4})?", re.ASCII)
-
-
-def decode(node: object, *, where: str = "state", load: Load | None = None) -> Any:
-    """Turn JSON values that `encode` made back into Python state; tensors come on the CPU.
-
-    Args:
-        node: Parsed JSON.
-        where: Name of the value, for messages.
-        load: Returns the tensor that `store` named; needed when larger tensors were stored apart.
-
-    Raises:
-        DamagedFileError: A tag is unknown, a value does not fit its tag, sizes do not fit, or it is nested
-            more than 64 deep. What a tensor takes is compared with the data there is before memory is taken.
-    """
-    return _Decoder(where, load).decode(node)
 
 
 @final
 class _Decoder:
-    """One walk through parsed JSON; remembers the way down for messages."""
+    """Converts one tree of parsed JSON; holds the path to the current position for error messages."""
 
     def __init__(self, where: str, load: Load | None) -> None:
         self._path = [where]
         self._load = load
 
-    def decode(self, node: object) -> Any:
-        if isinstance(node, list):
-            return self.as_items(node)
-        if isinstance(node, dict):
-            return self._object(node)
-        if node is None or type(node) in (bool, int, str):
+    def decode(self, node: Any) -> Any:
+        """Convert a node. Plain values inside of lists and objects are copied without a call for each."""
+        kind = type(node)
+        pairs: Iterable[tuple[object, Any]]
+        if kind is list:
+            pairs = enumerate(node)
+        elif kind is dict:
+            for key in node:
+                if key[:1] == "$":
+                    return self._decode_tagged(key, node)
+            pairs = node.items()
+        elif node is None or kind in (bool, int, str):
             return node
-        return self.fail(f"a bare {type(node).__name__} is not allowed")
+        else:
+            self.fail(f"a bare {kind.__name__} is not allowed")
+        if len(self._path) > _MAX_DEPTH:
+            self.fail(f"nested more than {_MAX_DEPTH} deep")
+        values: dict[object, Any] = {}
+        for key, item in pairs:
+            of = type(item)
+            if of is str or of is int or of is bool or item is None:
+                values[key] = item
+            else:
+                values[key] = self._decode_at(f"[{key!r}]", item)
+        return values if kind is dict else list(values.values())
 
-    def fail(self, problem: str) -> NoReturn:
-        msg = f"{''.join(self._path)[:500]} is damaged: {problem[:300]}"
-        raise DamagedFileError(msg)
-
-    def _step(self, step: str, node: object) -> Any:
-        if len(self._path) > MAX_DEPTH:
-            self.fail(f"nested more than {MAX_DEPTH} deep")
+    def _decode_at(self, step: str, node: object) -> Any:
         self._path.append(step)
         value = self.decode(node)
         self._path.pop()
         return value
 
-    def as_items(self, node: object) -> list[Any]:
+    def _decode_tagged(self, tag: str, node: dict[str, Any]) -> Any:
+        convert = _DECODERS.get(tag)
+        if len(node) != 1 or convert is None:
+            self.fail(f"unknown tag {tag!r}, which a later version may have written")
+        return convert(self, node[tag])
+
+    def fail(self, problem: str) -> NoReturn:
+        msg = f"{''.join(self._path)[:500]} is damaged: {problem[:300]}"
+        raise DamagedFileError(msg)
+
+    def as_list(self, node: object) -> list[Any]:
         if not isinstance(node, list):
             self.fail("a list is needed")
-        return [self._step(f"[{i}]", item) for i, item in enumerate(node)]
+        values: list[Any] = self.decode(node)
+        return values
 
-    def _object(self, node: dict[str, Any]) -> Any:
-        tags = [key for key in node if key.startswith("$")]
-        if not tags:
-            return {key: self._step(f"[{key!r}]", item) for key, item in node.items()}
-        handler = _HANDLERS_unvalues.get(tags[0])
-        if len(node) != 1 or handler is None:
-            self.fail(f"unknown tag {tags[0]!r}, perhaps of a later version")
-        return handler(self, node[tags[0]])
-
-    def as_text(self, node: object, pattern: re.Pattern[str]) -> str:
+    def as_matching(self, node: object, pattern: re.Pattern[str]) -> str:
         if not isinstance(node, str) or not pattern.fullmatch(node):
-            self.fail(f"{str(node)[:50]!r} is not of the form {pattern.pattern}")
+            self.fail(f"{str(node)[:50]!r} does not match {pattern.pattern}")
         return node
 
     def as_str(self, node: object) -> str:
         try:
-            return self._data(node, None).decode("utf-8", "surrogatepass")
+            return self._inline(node, None).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             return self.fail(str(error))
 
     def as_float(self, node: object) -> float:
         try:
-            return float.fromhex(self.as_text(node, _HEX_FLOAT))
+            return float.fromhex(self.as_matching(node, _HEX_FLOAT))
         except OverflowError:
-            return self.fail(f"{node!r} is no float")
+            return self.fail(f"{node!r} is not a float")
 
     def as_dict(self, node: object) -> dict[Any, Any]:
         if not isinstance(node, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in node):
             self.fail("a list of pairs is needed")
         result: dict[Any, Any] = {}
         for pair in node:
-            key = self._step("{key}", pair[0])
+            key = self._decode_at("{key}", pair[0])
             try:
                 known = key in result
             except TypeError:
                 self.fail(f"a {type(key).__name__} cannot be a key")
             if known:
-                self.fail("the same key twice")
-            result[key] = self._step(f"[{key!r}]", pair[1])
+                self.fail("a key occurs twice")
+            result[key] = self._decode_at(f"[{key!r}]", pair[1])
         return result
 
     def as_size(self, node: object) -> torch.Size:
@@ -275,7 +300,7 @@ class _Decoder:
         return torch.Size(shape)
 
     def as_dtype(self, node: object) -> torch.dtype:
-        # A dtype as a value may be one that arrays cannot have, as a quantized one.
+        # A value may be a dtype that arrays in files cannot have, such as a quantized one.
         found = getattr(torch, node, None) if isinstance(node, str) else None
         if not isinstance(found, torch.dtype):
             self.fail(f"unknown dtype {str(node)[:50]!r}")
@@ -283,7 +308,7 @@ class _Decoder:
 
     def as_device(self, node: object) -> torch.device:
         try:
-            return torch.device(self.as_text(node, _DEVICE))
+            return torch.device(self.as_matching(node, _DEVICE))
         except RuntimeError:
             return self.fail(f"unknown device {node!r}")
 
@@ -294,11 +319,11 @@ class _Decoder:
         if dtype is None or shape is None:
             self.fail(f"unknown dtype {fields['dtype'][:50]!r} or implausible shape")
         if "array" in fields:
-            found = self._fetch(fields["array"])
+            found = self._stored(fields["array"])
             if found.dtype != dtype or tuple(found.shape) != shape:
                 self.fail("the array stored apart has another dtype or shape")
             return found
-        raw = self._data(fields["data"], shape_nbytes(shape, dtype))
+        raw = self._inline(fields["data"], shape_nbytes(shape, dtype))
         if dtype == torch.bool and raw.strip(b"\0\1"):
             self.fail("booleans must be 0 or 1")
         with torch.inference_mode(mode=False):
@@ -308,19 +333,19 @@ class _Decoder:
 
     def as_numpy(self, node: object) -> np.ndarray[Any, Any]:
         fields = self._fields(node)
-        dtype = np.dtype(self.as_text(fields["dtype"], NUMPY_DTYPE))
+        dtype = np.dtype(self.as_matching(fields["dtype"], _NUMPY_DTYPE))
         shape = check_shape(fields["shape"])
         if shape is None or len(shape) > 32:
             self.fail("implausible shape")
         nbytes = int(dtype.itemsize)
         for size in shape:
             nbytes *= size
-        raw = self._raw(fields, nbytes)
+        raw = self._bytes(fields, nbytes)
         if dtype.kind == "b" and raw.strip(b"\0\1"):
             self.fail("booleans must be 0 or 1")
         try:
             array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=raw)
-        except ValueError as error:  # sizes that overflow in spite of a zero among them
+        except ValueError as error:  # the product of the sizes overflows although one of them is zero
             self.fail(str(error))
         if dtype.kind == "U" and array.size:
             codes = np.ndarray((len(raw) // 4,), np.dtype(np.uint32).newbyteorder(dtype.byteorder), buffer=raw)
@@ -331,28 +356,25 @@ class _Decoder:
     def as_bytes(self, node: object) -> bytes:
         if not isinstance(node, dict) or set(node) not in ({"data"}, {"array"}):
             self.fail("bytes need data or array")
-        return bytes(self._raw(node, None))
+        return bytes(self._bytes(node, None))
 
     def _fields(self, node: object) -> dict[str, Any]:
-        if not isinstance(node, dict) or set(node) not in (
-            {"dtype", "shape", "data"},
-            {"dtype", "shape", "array"},
-        ):
+        if not isinstance(node, dict) or set(node) not in ({"dtype", "shape", "data"}, {"dtype", "shape", "array"}):
             self.fail("a tensor needs dtype, shape, and data or array")
         if not isinstance(node["dtype"], str):
             self.fail("dtype must be a string")
         return node
 
-    def _raw(self, fields: dict[str, Any], nbytes: int | None) -> bytearray:
-        """Bytes given inline or as a `uint8` array stored apart."""
+    def _bytes(self, fields: dict[str, Any], nbytes: int | None) -> bytearray:
+        """Return bytes given inline, or those of a `uint8` array stored apart."""
         if "data" in fields:
-            return self._data(fields["data"], nbytes)
-        found = self._fetch(fields["array"])
+            return self._inline(fields["data"], nbytes)
+        found = self._stored(fields["array"])
         if found.dtype != torch.uint8 or (nbytes is not None and found.nbytes != nbytes):
             self.fail("the array stored apart has another dtype or size")
         return bytearray(raw_view(found))
 
-    def _data(self, text: object, nbytes: int | None) -> bytearray:
+    def _inline(self, text: object, nbytes: int | None) -> bytearray:
         try:
             raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
         except (binascii.Error, ValueError):
@@ -361,9 +383,9 @@ class _Decoder:
             self.fail(f"{len(raw)} bytes of data, {nbytes} expected")
         return bytearray(raw)
 
-    def _fetch(self, name: object) -> Tensor:
+    def _stored(self, name: object) -> Tensor:
         if self._load is None or not isinstance(name, str):
-            self.fail("it refers to an array that is not here")
+            self.fail("it refers to an array that is not in the checkpoint")
         try:
             return self._load(name)
         except DamagedFileError:
@@ -372,12 +394,12 @@ class _Decoder:
             return self.fail(str(error))
 
 
-_HANDLERS_unvalues: dict[str, Callable[[_Decoder, Any], Any]] = {
-    "$int": lambda decoder, node: int(decoder.as_text(node, _HEX_INT), 16),
+_DECODERS: dict[str, Callable[[_Decoder, Any], Any]] = {
+    "$int": lambda decoder, node: int(decoder.as_matching(node, _HEX_INT), 16),
     "$float": _Decoder.as_float,
     "$str": _Decoder.as_str,
     "$bytes": _Decoder.as_bytes,
-    "$tuple": lambda decoder, node: tuple(decoder.as_items(node)),
+    "$tuple": lambda decoder, node: tuple(decoder.as_list(node)),
     "$dict": _Decoder.as_dict,
     "$ordereddict": lambda decoder, node: OrderedDict(decoder.as_dict(node)),
     "$size": _Decoder.as_size,

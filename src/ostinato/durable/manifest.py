@@ -1,4 +1,4 @@
-"""The manifest: one JSON file that says what a checkpoint holds, replaced atomically, checked when read."""
+"""The manifest of a checkpoint: one JSON file that names its contents, replaced atomically and verified when read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = [
     "MANIFEST_NAME",
     "MAX_MANIFEST_BYTES",
     "Manifest",
+    "canonical",
     "format_of",
+    "parse_json",
     "read_manifest",
     "write_manifest",
 ]
@@ -34,10 +36,10 @@ _FORMAT_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest that was read and checked.
+    """The content of a manifest that was read and verified.
 
     Attributes:
-        format_name: What kind of checkpoint this is.
+        format_name: Kind of checkpoint.
         version: Major and minor version of the format.
         body: The content.
     """
@@ -48,24 +50,22 @@ class Manifest:
 
 
 def write_manifest(directory: str | Path, body: dict[str, Any], *, format_name: str) -> None:
-    """Write or replace the manifest of a directory; after a crash the old one or the new one is there.
+    """Write or replace the manifest of a directory. After a crash, either the old or the new manifest is there.
 
     Args:
         directory: Existing directory.
         body: JSON objects, lists, strings, booleans, integers, finite floats and None.
-        format_name: What kind of checkpoint this is: lower-case letters, digits, `_`, `.` and `-`.
+        format_name: Kind of checkpoint: lower-case letters, digits, `_`, `.` and `-`.
 
     Raises:
-        CheckpointError: The body is not JSON, holds NaN or an infinity, or takes more than 64 MiB.
-        StorageMemoryError: The disk is full; the old manifest is whole.
+        CheckpointError: The body is not JSON, contains NaN or an infinity, or takes more than 64 MiB.
+        StorageMemoryError: The disk is full; the old manifest is unchanged.
     """
     if not _FORMAT_NAME.fullmatch(format_name):
         msg = f"format_name must be 1 to 64 lower-case letters, digits, '_', '.' or '-', got {format_name!r}"
         raise CheckpointError(msg)
-    version = list(FORMAT_VERSION)
     try:
-        head = {"format": format_name, "version": version, "checksum": _checksum(format_name, version, body)}
-        text = canonical({**head, "body": body})
+        text = _compose(format_name, list(FORMAT_VERSION), body)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"{directory}: the manifest cannot be written as JSON: {error}"
         raise CheckpointError(msg) from error
@@ -75,41 +75,114 @@ def write_manifest(directory: str | Path, body: dict[str, Any], *, format_name: 
             "keep large state in tensors, which are saved as files"
         )
         raise CheckpointError(msg)
-    atomic_write(Path(directory) / MANIFEST_NAME, text + b"\n")
+    atomic_write(Path(directory) / MANIFEST_NAME, text)
 
 
 def read_manifest(directory: str | Path, *, format_name: str) -> Manifest:
-    """Read and check the manifest of a directory.
+    """Read and verify the manifest of a directory.
 
     Args:
         directory: Directory of the checkpoint.
-        format_name: What kind of checkpoint the caller can read.
+        format_name: Kind of checkpoint that the caller can read.
 
     Raises:
         CheckpointNotFoundError: The path does not exist, or the directory has no manifest.
         CheckpointError: The path is a file, or the checkpoint is of another kind or of a major version that this
             release cannot read.
-        DamagedFileError: It is not JSON, has NaN, other keys or another checksum, or is larger than 64 MiB.
+        DamagedFileError: The file is not JSON, contains NaN, has other keys or another checksum, or is larger than
+            64 MiB.
     """
     path = Path(directory) / MANIFEST_NAME
-    _check_there(path)
-    node = parse_json(_read_text(path), path)
+    _check_exists(path)
+    text = _read_text(path)
+    node = _parse_composed(text)
+    intact = node is not None
+    if not intact:
+        node = parse_json(text, path)
     if not isinstance(node, dict) or not {"format", "version"} <= set(node):
-        _damaged(path, "it is not a manifest of ours: no format and version")
+        _damaged(path, "it is not a manifest of Ostinato: no format and version")
     version = _check_version(node, path, format_name)
     if set(node) != _KEYS or not isinstance(node["body"], dict):
         _damaged(path, f"it must have exactly the keys {sorted(_KEYS)}, the body an object")
-    try:
-        found = _checksum(node["format"], node["version"], node["body"])
-    except (ValueError, RecursionError) as error:
-        _damaged(path, str(error))
-    if found != node["checksum"]:
-        _damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
+    if not intact:
+        try:
+            found = _checksum(node["format"], node["version"], canonical(node["body"]))
+        except (ValueError, RecursionError) as error:
+            _damaged(path, str(error))
+        if found != node["checksum"]:
+            _damaged(path, f"checksum {found}, {str(node['checksum'])[:40]!r} expected")
     return Manifest(format_name, version, node["body"])
 
 
-def _check_there(path: Path) -> None:
-    """Raise if there is no manifest at `path`, and say what is there instead."""
+def format_of(directory: str | Path) -> str | None:
+    """Return the kind of checkpoint in a directory; None if there is no readable manifest."""
+    try:
+        node = parse_json(_read_text(Path(directory) / MANIFEST_NAME), directory)
+    except (CheckpointError, OSError):
+        return None
+    name = node.get("format") if isinstance(node, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def canonical(node: object) -> bytes:
+    """Return JSON without spaces, in ASCII, with keys in their order: the bytes that checksums cover."""
+    return json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def parse_json(text: bytes, where: Path | str) -> Any:
+    """Parse JSON from a file, strictly: NaN, infinities and duplicate keys are errors.
+
+    Raises:
+        DamagedFileError: The text is not JSON.
+    """
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_reject_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} is damaged: not JSON: {str(error)[:200]}"
+        raise DamagedFileError(msg) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        msg = f"the key {next(key for key in keys if keys.count(key) > 1)[:80]!r} is given twice"
+        raise ValueError(msg)
+    return found
+
+
+def _reject_constant(name: str) -> NoReturn:
+    msg = f"{name} is not allowed"
+    raise ValueError(msg)
+
+
+def _compose(format_name: object, version: object, body: object) -> bytes:
+    """Return the text of a manifest, in which the body is converted to JSON once."""
+    text = canonical(body)
+    head = {"format": format_name, "version": version, "checksum": _checksum(format_name, version, text)}
+    return b'%s,"body":%s}\n' % (canonical(head)[:-1], text)
+
+
+def _checksum(format_name: object, version: object, body: bytes) -> str:
+    """Return the checksum of the JSON list `[format, version, body]`, whose last item is given as JSON."""
+    return xxhash.xxh3_64_hexdigest(b"%s,%s]" % (canonical([format_name, version])[:-1], body))
+
+
+def _parse_composed(text: bytes) -> dict[str, Any] | None:
+    """Parse a manifest and compare it with what `_compose` makes of its content; None if they differ.
+
+    Text that `_compose` made has a matching checksum, no duplicate keys and no NaN: it needs no check of each object.
+    """
+    try:
+        node = json.loads(text)
+        found = _compose(node["format"], node["version"], node["body"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return node if found == text else None
+
+
+def _check_exists(path: Path) -> None:
+    """Raise if there is no manifest at `path`; the message says what is there instead."""
     if os.path.lexists(path):
         return
     root = path.parent
@@ -120,44 +193,12 @@ def _check_there(path: Path) -> None:
     raise CheckpointNotFoundError(msg)
 
 
-def format_of(directory: str | Path) -> str | None:
-    """Return what kind of checkpoint a directory says it holds; None where it says nothing that can be read."""
-    try:
-        node = parse_json(_read_text(Path(directory) / MANIFEST_NAME), directory)
-    except (CheckpointError, OSError):
-        return None
-    name = node.get("format") if isinstance(node, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def parse_json(text: bytes, where: Path | str) -> Any:
-    """Parse JSON from a file; NaN, infinities and keys given twice are refused.
-
-    Raises:
-        DamagedFileError: It is no JSON.
-    """
-    try:
-        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        msg = f"{where} is damaged: not JSON: {str(error)[:200]}"
-        raise DamagedFileError(msg) from error
-
-
-def canonical(node: object) -> bytes:
-    """Return JSON without spaces, in ASCII, keys in their order: the bytes that checksums cover."""
-    return json.dumps(node, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
-
-
-def _checksum(format_name: str, version: list[int], body: dict[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(canonical([format_name, version, body]))
-
-
 def _check_version(node: dict[str, Any], path: Path, format_name: str) -> tuple[int, int]:
     if node["format"] != format_name:
         msg = f"{path} is of the format {str(node['format'])[:80]!r}, {format_name!r} expected"
         raise CheckpointError(msg)
     version = node["version"]
-    if not isinstance(version, list) or [type(part) for part in version] != [int, int] or min(version) < 0:
+    if not isinstance(version, list) or list(map(type, version)) != [int, int] or min(version) < 0:
         _damaged(path, f"version must be [major, minor], got {str(version)[:40]}")
     if version[0] != FORMAT_VERSION[0]:
         msg = (
@@ -178,20 +219,6 @@ def _read_text(path: Path) -> bytes:
             return stream.read(MAX_MANIFEST_BYTES + 1)
     finally:
         os.close(fd)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        msg = f"the key {next(key for key in keys if keys.count(key) > 1)[:80]!r} is given twice"
-        raise ValueError(msg)
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    msg = f"{name} is not allowed"
-    raise ValueError(msg)
 
 
 def _damaged(path: Path, problem: str) -> NoReturn:

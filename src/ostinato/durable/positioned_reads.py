@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.durable.dtypes import raw_view
 from ostinato.durable.files import open_file
 from ostinato.errors import CapacityError, DamagedFileError
@@ -45,7 +45,6 @@ GAP_BYTES = 4096
 _MOST_PIECES = 500  # half of what Linux takes in one call, as each piece may have a gap before it
 _SCRATCH = memoryview(bytearray(GAP_BYTES))  # written by many threads, read by none
 _SEEKING = threading.Lock()
-_read_pieces = getattr(native, "read_pieces", None)
 
 
 def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
@@ -77,9 +76,10 @@ def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, target
     Raises:
         OSError: A read failed.
     """
-    if _read_pieces is not None:
+    read_pieces = getattr(backend.native, "read_pieces", None)
+    if read_pieces is not None:
         columns = [np.ascontiguousarray(column, dtype=np.int64) for column in (fds, offsets, widths, targets)]
-        reached, error = _read_pieces(*(column.ctypes.data for column in columns), len(fds), GAP_BYTES)
+        reached, error = read_pieces(*(column.ctypes.data for column in columns), len(fds), GAP_BYTES)
         if error:
             raise OSError(error, os.strerror(error))
         return int(reached)

@@ -228,7 +228,7 @@ class PrioritySampler(Sampler):
             keep = slots >= 0 if slots.is_cpu else slots != -1
             check_rows(slots, view.rows)
         else:
-            keep = view.stamps.match(slots, stamps)
+            keep = view.ring.matches(slots, stamps)
         priorities = priorities.to(torch.float64)
         if not slots.is_cpu:
             self.assign(slots, priorities, view, keep)

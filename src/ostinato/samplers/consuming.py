@@ -102,9 +102,9 @@ class QueueSampler(CountingSampler):
             slots = torch.cat((torch.tensor(again, dtype=torch.int64, device="cpu"), slots))
         held = slots.tolist()
         slots = slots.to(view.device)
-        stamps = view.stamps.of_present(slots)
+        stamps = view.ring.generations_of_rows(slots)
         self._drawn[int(stamps[0])] = held
-        return Draw(slots, stamps=stamps)
+        return Draw(slots, generations=stamps)
 
     def deliver(self, draw: Draw) -> None:
         """Let the slots of a batch that reached its reader be written again."""
@@ -275,7 +275,7 @@ class LimitedSampler(CountingSampler):
             parts.append(found)
             missing -= found.size
         slots = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(view.device)
-        return Draw(slots, stamps=view.stamps.of_present(slots))
+        return Draw(slots, generations=view.ring.generations_of_rows(slots))
 
     def _use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
         """Count one use of each candidate that is still good for it by its turn, and return these, in order."""
@@ -324,11 +324,11 @@ class LimitedSampler(CountingSampler):
 
     def undo(self, draw: Draw, view: View) -> None:
         """Take uses back that reached nobody, of rows that have not been replaced since."""
-        if draw.stamps is None:
+        if draw.generations is None:
             return
         there = draw.slots < view.rows
         kept = draw.slots[there]
-        slots = kept[view.stamps.match(kept, draw.stamps[there])].cpu().numpy()
+        slots = kept[view.ring.matches(kept, draw.generations[there])].cpu().numpy()
         np.subtract.at(self._uses, slots, 1)
         self._left += slots.size
         rows = np.unique(slots)
@@ -384,7 +384,7 @@ class LimitedSampler(CountingSampler):
 
 def _key(draw: Draw) -> int:
     """Return what tells draws of a queue apart: the stamp of their first row, which no other row ever has."""
-    return -1 if draw.stamps is None else int(draw.stamps[0])
+    return -1 if draw.generations is None else int(draw.generations[0])
 
 
 def _age(slot: int, view: View) -> int:

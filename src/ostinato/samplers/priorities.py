@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import Run
 from ostinato.errors import PriorityError, UsageError
 from ostinato.samplers.priority_tree import (
@@ -154,7 +154,7 @@ class Ledger:
             return None
         ranks = Ranks(self._raw, self._hidden, self.rows, self.eps, self.alpha, self.within)
         try:
-            stale, given, before, after = compiled.learn(slots, priorities, stamps, view.stamps.numbers(), ranks)
+            stale, given, before, after = compiled.learn(slots, priorities, stamps, view.ring.native_state(), ranks)
         except (IndexError, ValueError):
             return None
         self._took(given, before, after)
@@ -311,6 +311,7 @@ class Ledger:
         raw, values = (part[: view.capacity].to(view.device) for part in self.content())
         with torch.inference_mode(mode=False):  # updates come in any mode
             self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
+        native = backend.native
         if native is not None and self._raw.is_cpu:
             native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
         self._raw.zero_()[: raw.shape[0]] = raw

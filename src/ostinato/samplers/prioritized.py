@@ -191,13 +191,13 @@ class PrioritizedSampler(PrioritySampler):
         compiled = tree.compiled if self.dtype in _WEIGHTS else None
         try:
             if compiled is not None:
-                slots, weights, stamps = compiled.sample(uniforms, self._beta, self.dtype, view.stamps.numbers())
+                slots, weights, stamps = compiled.sample(uniforms, self._beta, self.dtype, view.ring.native_state())
                 return Draw(slots, weights, None, stamps)
             slots, values = tree.draw(uniforms)
         except (OptionError, ValueError) as error:  # no mass: the only thing that can be wrong with these numbers
             raise PriorityError(_no_mass(view.rows)) from error
         weights = weigh(values, tree.minimum, self._beta).to(self.dtype)
-        return Draw(slots, weights, None, view.stamps.of_present(slots))
+        return Draw(slots, weights, None, view.ring.generations_of_rows(slots))
 
     def reduce(self, items: Tensor) -> Tensor:
         """Make one priority of the values of each item, float64 `[n]` of `[n, *shape]`."""

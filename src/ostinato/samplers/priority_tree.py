@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import check_slots
 from ostinato.errors import CheckpointError, OptionError, PriorityError
 
@@ -232,6 +232,7 @@ class PriorityTree:
             0, device=device, dtype=torch.float32
         ).device  # "cuda" becomes "cuda:0", which tensors say
         self._on_cpu = self.device.type == "cpu"
+        native = backend.native
         self._check_first = self._on_cpu and native is None  # the compiled part checks by itself
         if compiled is None and native is not None and self._on_cpu:
             compiled = CompiledTree(native.SumTree(capacity))
@@ -406,7 +407,7 @@ class PriorityTree:
 
 
 _Stamps: TypeAlias = tuple[int, int, int, int, int, int]
-"""What `Stamps.numbers` returns."""
+"""What `Ring.numbers` returns."""
 
 
 class Ranks(NamedTuple):

@@ -517,7 +517,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         slicing = self._slicing
         number, length = slicing.split(batch_size)
-        fresh = (view.stamps.written, length) != (self._seen, self._length)
+        fresh = (view.ring.written, length) != (self._seen, self._length)
         firsts = self._find(view, length) if fresh else self._firsts
         if self.drop_last and firsts.shape[0] < number:
             msg = (
@@ -527,7 +527,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             raise OptionError(msg)
         if fresh:  # only now: a draw that raises leaves the pass as it was
             SamplerWithoutReplacement.restart(self)
-            self._firsts, self._seen, self._length = firsts, view.stamps.written, length
+            self._firsts, self._seen, self._length = firsts, view.ring.written, length
         # its rows are the episodes of the pass, numbered by age
         episodes = view._replace(rows=firsts.shape[0], capacity=firsts.shape[0], starts=None)
         picked = SamplerWithoutReplacement.draw(self, episodes, number, generator).slots

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.records import Draw, Run
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.samplers.base import Sampler
@@ -23,7 +23,6 @@ __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 
 _TOP = 2**63 - 1
 _CPU = torch.device("cpu")
-_advise = getattr(native, "advise_huge_pages", None)
 _LARGE_BYTES = 4 << 20
 """An order of this size asks for huge pages: steps of a shuffle go all over it."""
 _ROOMY = 1 << 23
@@ -298,8 +297,9 @@ class SamplerWithoutReplacement(RandomSampler):
             room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
             with torch.inference_mode(mode=False):  # shuffled in place in any mode
                 order = torch.empty(room, dtype=torch.int64, device=view.device)
-            if _advise is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
-                _advise(order.data_ptr(), order.nbytes)
+            native = backend.native
+            if native is not None and order.is_cpu and order.nbytes >= _LARGE_BYTES:
+                native.advise_huge_pages(order.data_ptr(), order.nbytes)
             order[:first] = self._order[:first]
             self._order = order
         self._order[first : view.rows] = torch.arange(first, view.rows, device=view.device)
@@ -313,6 +313,7 @@ class SamplerWithoutReplacement(RandomSampler):
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
         randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
+        native = backend.native
         if native is None or is_dynamo_compiling():
             return _shuffle_draw(self._order, self._at, self._rows, randoms)
         out = torch.empty_like(randoms)

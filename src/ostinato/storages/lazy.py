@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.kinds import show_path
 from ostinato.errors import KindError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
@@ -95,7 +95,7 @@ class LazyTensorStorage(TensorStorage):
         objects = self._object_columns(schema, capacity)
         memory = self._memory()
         # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
-        packed = self._packed and native is not None and self.device.type == "cpu"
+        packed = self._packed and backend.native is not None and self.device.type == "cpu"
         if self._single_copy:
             pairs = find_pairs(schema, None if isinstance(self._single_copy, bool) else self._single_copy)
             self._table = MirroredTable(schema, capacity, num_envs, pairs, memory, packed=packed)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, final
 import psutil
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.durable import files
 from ostinato.errors import DamagedFileError, MissingFileError, StorageMemoryError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HeapMemory", "MappedMemory", "Memory", "show_bytes"]
 
-_advise = getattr(native, "advise_huge_pages", None)
 _LARGE_BYTES = 8 << 20
 """From this size on a block asks for huge pages; a smaller one would round up to them."""
 
@@ -64,8 +63,10 @@ class HeapMemory:
         """Return a uint8 tensor `[nbytes]`, not initialised."""
         with torch.inference_mode(mode=False):  # rows are written in any mode, whatever the one in which the first came
             block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        if _advise is not None and nbytes >= _LARGE_BYTES and self.device.type == "cpu":
-            _advise(block.data_ptr(), nbytes)  # before the first touch: random rows then miss the TLB less often
+        native = backend.native
+        if native is not None and nbytes >= _LARGE_BYTES and self.device.type == "cpu":
+            # before the first touch: random rows then miss the TLB less often
+            native.advise_huge_pages(block.data_ptr(), nbytes)
         return block
 
 

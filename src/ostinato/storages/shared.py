@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 import torch
 from torch import Tensor
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.index import is_field, select
 from ostinato.core.records import Request
 from ostinato.core.rows import as_bits, decode_schema
@@ -48,6 +48,7 @@ def require_sharing() -> None:
     Raises:
         OptionError: without the compiled part, or on another system than Linux.
     """
+    native = backend.native
     if getattr(native, "SharedRing", None) is None:
         missing = "the compiled part of ostinato is missing or switched off" if native is None else _MISSING
         msg = f"shared=True cannot be had here: {missing}. Leave it out, or keep the buffer in one process"
@@ -69,7 +70,7 @@ class Segment:
 
     def __init__(self) -> None:
         require_sharing()
-        self._fd: int = native.make_shared_memory()  # type: ignore[union-attr]
+        self._fd: int = backend.native.make_shared_memory()  # type: ignore[union-attr]
         self._parts: list[_Part] = []
         self._blocks: dict[str, Tensor] = {}
 
@@ -122,7 +123,7 @@ class Segment:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         with torch.inference_mode(mode=False):
             block = torch.frombuffer(mmap.mmap(self._fd, part.nbytes, offset=part.offset), dtype=torch.uint8)
-        native.advise_huge_pages(block.data_ptr(), part.nbytes)  # type: ignore[union-attr]
+        backend.installed.advise_huge_pages(block.data_ptr(), part.nbytes)  # type: ignore[union-attr]
         return block
 
 
@@ -316,7 +317,7 @@ class SharedStorage(Storage):
 
     def _try_whole(self, slots: Tensor) -> Any:
         """Return rows, or None if one was replaced meanwhile."""
-        before = self.ring.of(slots)
+        before = self.ring.generations(slots)
         if bool((before <= 0).any()):
             bad = slots[before <= 0][:8].tolist()
             msg = (
@@ -325,7 +326,7 @@ class SharedStorage(Storage):
             )
             raise SlotError(msg)
         payload = self.get(slots)
-        return payload if bool((self.ring.of(slots) == before).all()) else None
+        return payload if bool((self.ring.generations(slots) == before).all()) else None
 
     def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:
         """Return the state of a `LazyTensorStorage` that holds the rows at `slots`, in this order. Copy.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Picks, Request, Run, ring_range
 from ostinato.core.rows import Flat, Schema, as_bits, same_rows
@@ -244,7 +244,7 @@ class NativeSides:
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
-        self._mirror: Any = native.Mirror(  # type: ignore[union-attr]  # who makes one has looked
+        self._mirror: Any = backend.native.Mirror(  # type: ignore[union-attr]  # who makes one has looked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
@@ -570,7 +570,7 @@ class MirroredTable:
         memory.check(sum(block.stride for block in self.layout) * capacity)
         self.inner = Table.allocate(inner, capacity, memory, self.layout)
         self.device = self.inner.device
-        self._native = native is not None and self.device.type == "cpu"
+        self._native = backend.native is not None and self.device.type == "cpu"
         self.sides: Sides = (
             NativeSides(self.inner, pairs, num_envs, memory)
             if self._native

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.index import apply_index, plain_index, select
 from ostinato.core.records import Picks, Run
 from ostinato.core.rows import as_bits, as_ordinary
@@ -55,6 +55,7 @@ def register(columns: Sequence[Tensor], others: Sequence[Tensor | None] | None =
     Returns:
         `native.Fields`, or None: there is no compiled part, or a column is not on the CPU or strided inside its rows.
     """
+    native = backend.native
     if native is None or columns[0].device.type != "cpu":
         return None
     fields = native.Fields()
@@ -239,7 +240,8 @@ def choose(slots: Tensor, pick: Tensor, rows: int) -> Tensor:
         IndexError: if a slot is out of range.
     """
     out = torch.empty_like(slots)
-    native.choose_slots(slots.data_ptr(), pick.data_ptr(), slots.shape[0], rows, out.data_ptr())  # type: ignore[union-attr]
+    native: Any = backend.installed  # the caller has registered fields with it
+    native.choose_slots(slots.data_ptr(), pick.data_ptr(), slots.shape[0], rows, out.data_ptr())
     return out
 
 

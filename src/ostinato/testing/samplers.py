@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.records import Run
+from ostinato.protocols import Run
 from ostinato.testing.views import make_view
 
 if TYPE_CHECKING:
-    from ostinato.core.records import View
+    from ostinato.protocols import View
     from ostinato.samplers import Sampler
 
 __all__ = ["SamplerContract"]

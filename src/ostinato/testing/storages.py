@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.core.records import Picks, Run
 from ostinato.core.rows import map_leaves
 from ostinato.errors import CheckpointError
+from ostinato.protocols import Picks, Run
 from ostinato.testing.views import raises
 
 if TYPE_CHECKING:

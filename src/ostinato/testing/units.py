@@ -11,7 +11,7 @@ from ostinato.buffers import ReplayBuffer
 from ostinato.storages import LazyTensorStorage
 
 if TYPE_CHECKING:
-    from ostinato.core.records import Plan, View
+    from ostinato.protocols import Plan, View
     from ostinato.units import SampleUnit
 
 __all__ = ["UnitContract"]
@@ -77,7 +77,7 @@ class UnitContract(ABC):
         assert 1 <= unit.need <= unit.span
 
     def _plan(self, buffer: ReplayBuffer, seed: int) -> Plan:
-        from ostinato.core.records import Plan
+        from ostinato.protocols import Plan
 
         unit, view = buffer.sample_unit, _view(buffer)
         schema, generator = buffer.storage.schema, torch.Generator().manual_seed(seed)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.records import Run, View
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
+from ostinato.protocols import Run, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +25,11 @@ def make_view(rows: int, capacity: int, device: torch.device | str = "cpu") -> V
         device: where slots appear.
     """
     place = torch.device(device)
-    stamps = Stamps(capacity, place)
+    ring = Ring(capacity, place)
     if rows:
         skip = max(0, rows - capacity)
-        stamps.note(Run(skip % capacity, rows - skip, capacity, skip))
-    return View(min(rows, capacity), capacity, rows % capacity, stamps, place)
+        ring.record(Run(skip % capacity, rows - skip, capacity, skip))
+    return ring.view()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The laws of writers."""
+"""The contract of writers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.core.records import Picks, Run
 from ostinato.errors import UsageError
+from ostinato.protocols import Picks, Ring, Run
 from ostinato.testing.views import raises
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ostinato.core.records import Placement
+    from ostinato.protocols import Placement
     from ostinato.writers import Writer
 
 __all__ = ["WriterContract"]
@@ -36,9 +36,10 @@ class WriterContract(ABC):
         """Return what `place` gets as scores for `rows` rows; writers that rank rows need some."""
         return None
 
-    def place(self, writer: Writer, rows: int, capacity: int) -> Placement:
-        """Place rows and check the placement: one slot for each row, each inside the capacity."""
-        placement = writer.place(rows, capacity, self.scores(rows))
+    def place(self, writer: Writer, rows: int, ring: Ring) -> Placement:
+        """Place rows, check the placement (one slot for each row, each inside the capacity), and record it."""
+        capacity = ring.capacity
+        placement = writer.place(rows, ring, self.scores(rows))
         assert placement.total == rows
         if isinstance(placement, Run):
             assert placement.capacity == capacity
@@ -50,9 +51,10 @@ class WriterContract(ABC):
         assert positions.dtype is torch.int64
         assert positions.shape == (rows,)
         assert -1 <= int(positions.min()) <= int(positions.max()) < capacity
+        ring.record(placement)
         return placement
 
-    # -- the laws ---------------------------------------------------------------------------------------------
+    # -- the contract ---------------------------------------------------------------------------------------------
 
     def test_a_refusing_writer_refuses(self) -> None:
         """A writer that writes nothing raises UsageError and is left as it was."""
@@ -61,7 +63,7 @@ class WriterContract(ABC):
         writer = self.make()
         before = copy.deepcopy(writer.state_dict())
         with raises(UsageError):
-            writer.place(1, 5, self.scores(1))
+            writer.place(1, Ring(5), self.scores(1))
         assert writer.state_dict() == before
 
     def test_rows_fill_the_slots_without_gaps(self) -> None:
@@ -69,9 +71,9 @@ class WriterContract(ABC):
         if self.refuses:
             return
         for sizes in ((1, 1, 1, 1, 1), (2, 3), (5,), (4, 4), (1, 9)):
-            writer, written, total = self.make(), set(), 0
+            writer, ring, written, total = self.make(), Ring(5), set(), 0
             for rows in sizes:
-                written |= _slots(self.place(writer, rows, 5))
+                written |= _slots(self.place(writer, rows, ring))
                 total += rows
                 assert written == set(range(min(total, 5))), f"after batches of {sizes}"
 
@@ -81,50 +83,53 @@ class WriterContract(ABC):
             return
         for capacity in (1, 2, 5):
             for rows in {1, max(1, capacity - 1), capacity, capacity + 1, 2 * capacity, 3 * capacity + 1}:
-                writer = self.make()
+                writer, ring = self.make(), Ring(capacity)
                 for _ in range(3):
-                    self.place(writer, rows, capacity)
+                    self.place(writer, rows, ring)
 
     def test_a_cleared_writer_begins_again(self) -> None:
         """After `clear` the first row goes to slot 0."""
         if self.refuses:
             return
-        writer = self.make()
-        self.place(writer, 7, 5)
+        writer, ring = self.make(), Ring(5)
+        self.place(writer, 7, ring)
         writer.clear()
-        assert _slots(self.place(writer, 2, 5)) == {0, 1}
+        ring.clear()
+        assert _slots(self.place(writer, 2, ring)) == {0, 1}
 
     def test_rows_brought_along_are_not_overwritten_early(self) -> None:
-        """After `resume(3, 3)` of a buffer with room, the next row takes a free slot; or `resume` raises UsageError."""
+        """After `begin(3)` of a buffer with room, the next row takes a free slot; or `begin` raises UsageError."""
         if self.refuses:
             return
-        writer = self.make()
+        writer, ring = self.make(), Ring(5)
+        ring.take_over(3, 3)
         try:
-            writer.resume(3, 3)
+            writer.begin(3)
         except UsageError:
             return
-        assert _slots(self.place(writer, 1, 5)) == {3}
+        assert _slots(self.place(writer, 1, ring)) == {3}
 
     def test_state_continues(self) -> None:
         """A fresh writer that loads the state places rows as the first one goes on to do; the state stays as it was."""
         if self.refuses:
             return
-        first = self.make()
-        self.place(first, 3, 5)
+        first, ring, other = self.make(), Ring(5), Ring(5)
+        self.place(first, 3, ring)
         saved = first.state_dict()
         second = self.make()
-        expected = [self.place(first, rows, 5).positions().tolist() for rows in (1, 4, 9)]
+        other.load_state_dict(ring.state_dict(), ring.rows)
+        expected = [self.place(first, rows, ring).positions().tolist() for rows in (1, 4, 9)]
         second.load_state_dict(saved)
-        assert [self.place(second, rows, 5).positions().tolist() for rows in (1, 4, 9)] == expected
+        assert [self.place(second, rows, other).positions().tolist() for rows in (1, 4, 9)] == expected
 
     def test_pickles_continue(self) -> None:
         """A pickled writer is a copy that goes on where the first one stands."""
         if self.refuses:
             return
-        first = self.make()
-        self.place(first, 3, 5)
-        second = pickle.loads(pickle.dumps(first))  # noqa: S301 (made a moment ago)
-        assert self.place(first, 4, 5).positions().tolist() == self.place(second, 4, 5).positions().tolist()
+        first, ring = self.make(), Ring(5)
+        self.place(first, 3, ring)
+        second, other = pickle.loads(pickle.dumps((first, ring)))  # noqa: S301 (made a moment ago)
+        assert self.place(first, 4, ring).positions().tolist() == self.place(second, 4, other).positions().tolist()
 
 
 def _slots(placement: Placement) -> set[int]:

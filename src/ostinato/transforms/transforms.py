@@ -257,7 +257,7 @@ class Compose:
 
     Example:
         >>> import torch
-        >>> from ostinato import Compose, RewardScale, Select
+        >>> from ostinato.transforms import Compose, RewardScale, Select
         >>> chain = Compose(Select("reward"), RewardScale(0.5))
         >>> chain({"obs": torch.zeros(2), "reward": torch.ones(2)})
         {'reward': tensor([0.5000, 0.5000])}

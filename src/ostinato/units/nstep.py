@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Column, Request, episodes_of
@@ -146,6 +146,7 @@ class NStep(SampleUnit):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return steps of the windows `[R, n]`, their discounts float32 and last slots, `[R]`, and weights `[R, n]`."""
         n, width = rows.shape
+        native = backend.native
         if native is None or not rows.is_cpu:
             steps = valid.sum(1)
             return steps, powers.take(steps).to(torch.float32), rows[:, -1].contiguous(), valid * powers[:width]

@@ -12,7 +12,7 @@ from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core.episodes.keys import Episodes, as_flags
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 from ostinato.storages.single_copy import column_name
@@ -70,10 +70,10 @@ class SavedBuffer:
         self.columns = _mapped(reader, storage)
         self._late = {".".join(path): reader.open_mapped(name).nbytes for path, name, _ in storage["late"]}
         self._lanes = max(1, int(storage["lanes"]))
-        stamps = Stamps(self.capacity)
-        stamps.load_state_dict(state["stamps"])
+        stamps = Ring(self.capacity)
+        stamps.load_state_dict(state["stamps"], self.rows)
         slots = torch.arange(self.rows, device="cpu")
-        self.ages = array_of(stamps.written - stamps.of(slots))
+        self.ages = array_of(stamps.written - stamps.generations(slots))
         """Rows written after each row, int64 `[rows]`."""
         kept = state["sampler"]["state"]
         priorities = kept.get("priorities") if isinstance(kept, dict) else None

@@ -24,7 +24,7 @@ class WriterEnsemble(Group[Writer]):
     Example:
         >>> from ostinato import RoundRobinWriter, WriterEnsemble
         >>> WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())[0]
-        RoundRobinWriter(cursor=0)
+        RoundRobinWriter()
     """
 
     def __init__(self, *writers: Writer) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.core.ring import Ring
+
 __all__ = ["TensorDictMaxValueWriter"]
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -74,12 +76,7 @@ class TensorDictMaxValueWriter(Writer):
         lowest = self._lowest()[0] if self._live else None
         return f"TensorDictMaxValueWriter(rank_key={self.rank_path}, reduction={self.reduction!r}, lowest={lowest})"
 
-    @property
-    def cursor(self) -> int:
-        """Next free slot while the buffer fills."""
-        return len(self._live)
-
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
         """Give slots to the rows that rank high enough.
 
         Raises:
@@ -92,7 +89,7 @@ class TensorDictMaxValueWriter(Writer):
             msg = f"ranks must be numbers, got NaN in {self.rank_path} of the rows {bad}: nothing was written"
             raise SchemaError(msg)
         owner: dict[int, int] = {}  # slot -> row; a later row of the batch may outrank an earlier one
-        free = min(rows, capacity - len(self._live))
+        free = min(rows, ring.capacity - len(self._live))
         for row, rank in enumerate(ranks[:free].tolist()):
             owner[len(self._live)] = row
             self._live.append(self._push(rank, len(self._live)))
@@ -147,8 +144,8 @@ class TensorDictMaxValueWriter(Writer):
         values = scores.reshape(rows, -1).to("cpu", torch.float64)
         return _REDUCTIONS[self.reduction](values).detach().numpy()
 
-    def resume(self, rows: int, cursor: int) -> None:  # noqa: ARG002
-        """Refuse: rows that are there already have no ranks.
+    def begin(self, rows: int) -> None:
+        """Raise: rows that are there already have no ranks.
 
         Raises:
             UsageError: always.

@@ -14,6 +14,8 @@ from ostinato.writers.ring import Writer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ostinato.core.ring import Ring
+
 __all__ = ["ReservoirWriter"]
 
 
@@ -49,7 +51,6 @@ class ReservoirWriter(Writer):
     def __init__(self, *, generator: torch.Generator | None = None) -> None:
         self._generator = _checked(generator)
         self._offered = 0
-        self._capacity = 0
 
     def __repr__(self) -> str:
         """Rows offered so far."""
@@ -60,14 +61,11 @@ class ReservoirWriter(Writer):
         """Rows offered so far, kept or not."""
         return self._offered
 
-    @property
-    def cursor(self) -> int:
-        """Next free slot while the buffer fills, 0 afterwards."""
-        return self._offered if self._offered < self._capacity or self._capacity == 0 else 0
-
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Picks:  # noqa: ARG002
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:  # noqa: ARG002
         """Give slots to the rows that are kept; of equal slots the last row wins."""
-        first, self._offered, self._capacity = self._offered, self._offered + rows, capacity
+        # until the ring is full every row is kept; a checkpoint may have been loaded into a larger ring
+        first, capacity = (self._offered if ring.rows == ring.capacity else ring.rows), ring.capacity
+        self._offered = first + rows
         slots = np.arange(first, first + rows)
         late = min(max(capacity - first, 0), rows)  # rows from here on find the buffer full
         if late < rows:
@@ -81,8 +79,8 @@ class ReservoirWriter(Writer):
         positions[winners] = taken
         return Picks(torch.from_numpy(taken), torch.from_numpy(winners), torch.from_numpy(positions))
 
-    def resume(self, rows: int, cursor: int) -> None:  # noqa: ARG002
-        """Take the rows that are there for all that was written so far."""
+    def begin(self, rows: int) -> None:
+        """Count the rows present as all rows offered so far."""
         self._offered = rows
 
     def clear(self) -> None:
@@ -90,9 +88,9 @@ class ReservoirWriter(Writer):
         self._offered = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, and the state of the generator where there is one."""
+        """Return the count, and the state of the generator where there is one."""
         state = None if self._generator is None else self._generator.get_state()
-        return {"offered": self._offered, "capacity": self._capacity, "generator": state}
+        return {"offered": self._offered, "generator": state}
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise if a state is damaged.
@@ -100,9 +98,9 @@ class ReservoirWriter(Writer):
         Raises:
             CheckpointError: naming what is wrong.
         """
-        offered, capacity, saved = int(state["offered"]), int(state["capacity"]), state["generator"]
-        if offered < 0 or capacity < 0:
-            msg = f"the writer's state is damaged: offered={offered}, capacity={capacity}"
+        offered, saved = int(state["offered"]), state["generator"]
+        if offered < 0:
+            msg = f"the writer's state is damaged: offered={offered}"
             raise CheckpointError(msg)
         if saved is not None:
             try:
@@ -121,7 +119,7 @@ class ReservoirWriter(Writer):
         if state["generator"] is not None:
             self._generator = torch.Generator() if self._generator is None else self._generator
             self._generator.set_state(state["generator"])
-        self._offered, self._capacity = int(state["offered"]), int(state["capacity"])
+        self._offered = int(state["offered"])
 
 
 def _checked(generator: Any) -> torch.Generator | None:

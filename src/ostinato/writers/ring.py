@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import Placement
+    from ostinato.core.ring import Ring
 
 __all__ = ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"]
 
@@ -36,33 +37,33 @@ class Writer(ABC):
     """Whether rows must be TensorDicts or tensorclasses."""
 
     @abstractmethod
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:
-        """Choose slots for `rows` new rows (checked already), and advance.
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:
+        """Choose slots for `rows` new rows, which have been checked. The ring records the placement afterwards.
 
         Args:
-            rows: at least 1; with `ndim=2` cells, a multiple of the lanes.
-            capacity: slots that there are.
+            rows: at least 1; with `ndim=2` cells, a multiple of `num_envs`.
+            ring: `capacity` slots, of which `[0, rows)` hold rows, and the `cursor`: the slot after the newest row. It
+                is read only.
             scores: `[rows, *shape]`, the field at `rank_path`.
         """
 
-    @property
-    def cursor(self) -> int:
-        """Slot that the next row will take, as far as it is known."""
-        return 0
-
     def rerank(self, slots: Tensor, scores: Tensor | None) -> None:  # noqa: B027
-        """Take note that rows were edited in place; called only where there is a `rank_path`.
+        """Rank rows anew that were edited in place; called only where there is a `rank_path`.
 
         Args:
             slots: int64 `[n]`; of equal slots the scores are equal too.
             scores: `[n, *shape]`, the field at `rank_path` as it is now; None if rows have none any more.
         """
 
-    def resume(self, rows: int, cursor: int) -> None:  # noqa: B027
-        """Go on after rows that a storage brought along."""
+    def begin(self, rows: int) -> None:  # noqa: B027
+        """Start with the `rows` rows that a storage holds already.
+
+        Raises:
+            UsageError: if the writer must have placed all rows itself.
+        """
 
     def clear(self) -> None:  # noqa: B027
-        """Take note that the buffer was emptied."""
+        """Reset what the writer keeps of rows: the buffer was emptied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
@@ -82,7 +83,8 @@ class Writer(ABC):
 class RoundRobinWriter(Writer):
     """A ring: rows go to successive slots and wrap around, so the oldest row is replaced first.
 
-    Of a batch longer than the capacity only the last `capacity` rows are copied.
+    Of a batch longer than the capacity only the last `capacity` rows are copied. The writer has no state: the cursor
+    is the buffer's (`rb.cursor`).
 
     Args:
         compilable: no effect: the cursor is a Python integer in any case.
@@ -90,40 +92,18 @@ class RoundRobinWriter(Writer):
 
     in_order = True
 
-    def __init__(self, *, compilable: bool = False) -> None:  # noqa: ARG002
-        self._cursor = 0
+    def __init__(self, *, compilable: bool = False) -> None:
+        """Take the options of TorchRL's class."""
 
     def __repr__(self) -> str:
-        """Class and cursor."""
-        return f"{type(self).__name__}(cursor={self._cursor})"
+        """Class alone: there is no state."""
+        return f"{type(self).__name__}()"
 
-    @property
-    def cursor(self) -> int:
-        """Slot that the next row will take."""
-        return self._cursor
-
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Run:  # noqa: ARG002
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Run:  # noqa: ARG002
         """Give the next slots of the ring. Cost: O(1)."""
-        skip = max(0, rows - capacity)
-        start = (self._cursor + skip) % capacity
-        self._cursor = (self._cursor + rows) % capacity
-        return Run(start, rows - skip, capacity, skip)
-
-    def resume(self, rows: int, cursor: int) -> None:  # noqa: ARG002
-        """Go on at `cursor`."""
-        self._cursor = cursor
-
-    def clear(self) -> None:
-        """Start at slot 0 again."""
-        self._cursor = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the cursor."""
-        return {"cursor": self._cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the cursor."""
-        self._cursor = int(state["cursor"])
+        capacity = ring.capacity
+        skip = rows - capacity if rows > capacity else 0
+        return Run((ring.cursor + skip) % capacity, rows - skip, capacity, skip)
 
 
 @final
@@ -151,8 +131,8 @@ class ImmutableDatasetWriter(Writer):
         """Class alone: there is no state."""
         return "ImmutableDatasetWriter()"
 
-    def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:  # noqa: ARG002
-        """Refuse.
+    def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:  # noqa: ARG002
+        """Raise: nothing may be written.
 
         Raises:
             UsageError: always.

@@ -1,35 +1,46 @@
-"""Saving and loading: everything that was there is there again, sampling goes on, what does not fit is refused."""
+"""Saving and loading: everything comes back and sampling goes on; Python objects; earlier versions of the format."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
+import xxhash
+from tensordict import TensorDict
 
 from ostinato import (
     ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
+from ostinato.durable import read_manifest
+from ostinato.durable.manifest import FORMAT_VERSION
 from ostinato.errors import CheckpointError, OptionError
+from ostinato.tools import inspect_checkpoint, verify
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ostinato import Sampler, Storage, Writer
+
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "random": RandomSampler,
@@ -37,6 +48,8 @@ SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "in order": lambda: SamplerWithoutReplacement(shuffle=False),
     "drop last": lambda: SamplerWithoutReplacement(drop_last=True),
 }
+
+
 WRITERS: dict[str, Callable[[], Writer]] = {
     "ring": RoundRobinWriter,
     "tensordict ring": TensorDictRoundRobinWriter,
@@ -358,3 +371,158 @@ def test_an_empty_save_leaves_lanes_and_device_open() -> None:
     assert (rb.stats().row_age_max, rb.stats().row_age_mean) == (11, 5.5)
     rb[:] = rb[:].clone()
     assert rb[:].shape == (4, 3)
+
+
+PLAIN: list[Any] = [
+    1,
+    2.5,
+    True,
+    None,
+    "text",
+    float("inf"),
+    torch.arange(3),
+    torch.zeros(2, dtype=torch.bfloat16),
+    np.arange(4, dtype=np.int16),
+    {"a": torch.ones(2), "b": [1, (2, 3)]},
+    TensorDict({"x": torch.arange(2), "n": {"y": torch.zeros(1)}}),
+]
+
+
+def test_plain_objects_are_saved_without_pickle(tmp_path: Path) -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)
+
+    rb = make()
+    rb.extend(PLAIN)
+    rb.dumps(tmp_path / "save")
+    other = make()
+    other.loads(tmp_path / "save")
+    for got, expected in zip(other[:], PLAIN, strict=True):
+        assert type(got) is type(expected)
+        same_state(
+            got.tolist() if isinstance(got, np.ndarray) else got,
+            expected.tolist() if isinstance(expected, np.ndarray) else expected,
+        )
+        assert not isinstance(got, np.ndarray) or got.dtype == expected.dtype
+
+
+class Thing:
+    """An object that only pickle can save."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_other_objects_need_pickle_on_both_sides(tmp_path: Path) -> None:
+    def make(*, allow: bool) -> ReplayBuffer:
+        return ReplayBuffer(storage=ListStorage(20, allow_pickle=allow), collate_fn=lambda items: items)
+
+    rb = make(allow=False)
+    rb.extend([1, Thing(5)])
+    with pytest.raises(CheckpointError, match="allow_pickle=True"):
+        rb.dumps(tmp_path / "save")
+    assert not (tmp_path / "save" / "manifest.json").exists()
+    allowed = make(allow=True)
+    allowed.extend([1, Thing(5)])
+    allowed.dumps(tmp_path / "save")
+    strict = make(allow=False)
+    with pytest.raises(CheckpointError, match="unpickling runs code"):
+        strict.loads(tmp_path / "save")
+    assert len(strict) == 0
+    other = make(allow=True)
+    other.loads(tmp_path / "save")
+    assert other[1].value == 5
+
+
+def test_a_failed_save_keeps_the_one_before(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)
+    rb.extend([1, 2])
+    rb.dumps(tmp_path / "save")
+    rb.add(Thing(1))
+    with pytest.raises(CheckpointError):
+        rb.dumps(tmp_path / "save")
+    other = ReplayBuffer(storage=ListStorage(20), collate_fn=lambda items: items)
+    other.loads(tmp_path / "save")
+    assert other[:] == [1, 2]
+
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "format-1.0"
+
+
+EXPECTED = {
+    "packed": [[6, 1, 1, 3], [5, 4, 0, 6], [4, 2, 3, 2]],
+    "prioritized": [[3, 6, 5, 5], [6, 4, 3, 3], [6, 2, 1, 3]],
+    "slices": [[5, 6, 2, 3], [4, 5, 2, 3], [6, 0, 2, 3]],
+    "epochs": [[4, 6], [0, 1], [2]],
+    "single-copy": [[6, 1, 1, 3], [5, 4, 0, 6], [4, 2, 3, 2]],
+    "objects": [[6, 1, 1, 3], [5, 4, 0, 6], [4, 2, 3, 2]],
+}
+"""What the release that wrote them drew next."""
+
+
+def make(name: str) -> ReplayBuffer:
+    options: dict[str, Any] = {"batch_size": 4, "generator": torch.Generator()}
+    if name == "objects":
+        return ReplayBuffer(storage=ListStorage(7), collate_fn=list, **options)
+    if name == "single-copy":
+        return ReplayBuffer(storage=LazyTensorStorage(7, single_copy=True), **options)
+    storage = LazyTensorStorage(7)
+    if name == "prioritized":
+        return PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage, **options)
+    if name == "slices":
+        return ReplayBuffer(storage=storage, sampler=SliceSampler(slice_len=2, end_key="done"), **options)
+    if name == "epochs":
+        options |= {"batch_size": 2, "prefetch": 2}
+        return ReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement(), **options)
+    return ReplayBuffer(storage=storage, **options)
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_version_1_0_loads_and_goes_on(name: str) -> None:
+    rb = make(name)
+    rb.loads(FIXTURES / name)
+    assert read_manifest(FIXTURES / name, format_name="ostinato-buffer").version == (1, 0)
+    for expected in EXPECTED[name]:
+        batch, info = rb.sample(return_info=True)
+        index = info["index"]
+        assert index.tolist() == expected
+        ids = [row["id"] for row in batch] if name == "objects" else batch["action"].tolist()
+        by_slot = [7, 8, 2, 50 if name == "packed" else 3, 4, 5, 6]
+        assert ids == [by_slot[slot] for slot in expected]
+
+
+@pytest.mark.parametrize("name", ["packed", "prioritized", "slices", "epochs"])
+def test_version_1_0_can_be_mapped(name: str) -> None:
+    one, two = make(name), make(name)
+    one.loads(FIXTURES / name, mmap=True)
+    two.loads(FIXTURES / name)
+    for _ in range(3):
+        assert torch.equal(one.sample()["obs"], two.sample()["obs"])
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_tools_read_version_1_0(name: str) -> None:
+    assert inspect_checkpoint(FIXTURES / name).rows == 7
+    assert not verify(FIXTURES / name).damage
+
+
+def test_an_incremental_save_over_version_1_0_writes_everything_anew(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "packed", tmp_path / "save")
+    rb = make("packed")
+    rb.loads(tmp_path / "save")
+    rb.dumps(tmp_path / "save", incremental=True)
+    assert read_manifest(tmp_path / "save", format_name="ostinato-buffer").version == FORMAT_VERSION
+    other = make("packed")
+    other.loads(tmp_path / "save")
+    assert torch.equal(other[:]["obs"], rb[:]["obs"])
+
+
+def test_an_unknown_major_version_is_refused_in_words(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "packed", tmp_path / "save")
+    node = json.loads((tmp_path / "save" / "manifest.json").read_text())
+    node["version"] = [2, 0]
+    covered = json.dumps([node["format"], node["version"], node["body"]], separators=(",", ":")).encode()
+    node["checksum"] = xxhash.xxh3_64_hexdigest(covered)
+    (tmp_path / "save" / "manifest.json").write_text(json.dumps(node))
+    with pytest.raises(CheckpointError, match=r"has format version 2\.0; this release reads version 1: use"):
+        make("packed").loads(tmp_path / "save")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import (
@@ -33,6 +33,7 @@ from ostinato.core.records import Draw, View
 from ostinato.core.rows import turn_rows
 from ostinato.errors import CheckpointError, OptionError
 
+from ...effort import examples
 from ...sharing import AVAILABLE
 from ...tags import STORAGES, fill, read_ids, snapshot
 
@@ -112,7 +113,7 @@ def test_rows_come_by_age_and_writers_replace_the_oldest(
             assert other.stats().row_age_max == len(expected) - 1
 
 
-@settings(max_examples=25, deadline=None)
+@examples(0.5)
 @given(
     lanes=st.integers(1, 3),
     old=st.integers(2, 6),
@@ -352,7 +353,7 @@ def test_late_fields_and_edits_move_with_their_rows(kind: Callable[[int], Storag
         assert other.stats().row_age_max == rb.stats().row_age_max
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.5)
 @given(n=st.integers(1, 40), data=st.data())
 def test_rows_turn_in_place(n: int, data: st.DataObject) -> None:
     seam = data.draw(st.integers(0, n - 1))

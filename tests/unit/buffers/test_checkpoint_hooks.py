@@ -77,7 +77,7 @@ def assert_same(one: ReplayBuffer, other: ReplayBuffer) -> None:
     for key in ours.keys(True, True):
         assert ours.get(key).dtype == theirs.get(key).dtype
         assert torch.equal(ours.get(key), theirs.get(key)), key
-    assert (len(one), one.writer.cursor) == (len(other), other.writer.cursor)
+    assert (len(one), one.cursor) == (len(other), other.cursor)
     for _ in range(3):
         assert torch.equal(one.sample(32)["obs"], other.sample(32)["obs"])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import (
@@ -22,6 +22,7 @@ from ostinato.durable import CheckpointReader
 from ostinato.durable.patched_arrays import MOST_PATCHES
 from ostinato.errors import DamagedFileError
 
+from ...effort import examples
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state, snapshot
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("storage", [*TENSORS, "list"])
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @given(steps=STEPS)
-@settings(max_examples=12, deadline=None)
+@examples(0.25)
 def test_whatever_happened_between_saves_is_in_the_next_one(
     storage: str, sampler: Any, steps: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -25,7 +25,6 @@ from ostinato import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from ostinato._backend import native
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.errors import KeyMissingError, OstinatoError, SchemaError, UsageError
 
@@ -216,9 +215,8 @@ def test_single_copies() -> None:
     assert rb[:]["next_obs"].tolist() == [[1, 1], [1, 1]]
 
 
+@pytest.mark.usefixtures("needs_native")
 def test_shared_buffers() -> None:
-    if native is None:
-        pytest.skip("shared buffers need the compiled extension")
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, shared=True)
     assert is_empty_index(rb.extend({"x": torch.zeros(0)}))
     assert not rb.storage.laid_out

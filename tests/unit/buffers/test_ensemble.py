@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -44,6 +44,7 @@ from ostinato.errors import (
     UsageError,
 )
 
+from ...effort import examples
 from ...tags import rows
 
 
@@ -634,7 +635,7 @@ class Model:
                 self.top[i] = max(self.top[i], value)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.5)
 @given(st.data())
 def test_priorities_follow_a_plain_model(data: st.DataObject) -> None:
     """Writes, draws and late updates in any order."""

@@ -30,7 +30,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.rows import map_leaves
 from ostinato.errors import OptionError, SchemaError
 
@@ -368,7 +368,7 @@ def use(rb: Any, name: str, path: Path) -> None:
 
 @pytest.mark.parametrize("name", DROPPED)
 def test_a_dropped_buffer_lets_its_memory_go_without_the_garbage_collector(name: str, tmp_path: Path) -> None:
-    if name.startswith("shared") and (native is None or sys.platform != "linux"):
+    if name.startswith("shared") and (backend.native is None or sys.platform != "linux"):
         pytest.skip("shared buffers need the compiled extension and Linux")
     gc.collect()
     before = big_memory()

@@ -19,7 +19,7 @@ from ostinato import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from ostinato._backend import native
+from ostinato._backend import backend
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids
 
@@ -61,7 +61,7 @@ def test_small_fields_that_share_memory_are_pickled_once() -> None:
     assert len(pickled) < 1.1 * rb.stats().nbytes + 10_000
     other = pickle.loads(pickled)
     addresses = {column.untyped_storage().data_ptr() for column in other.storage.columns.values()}
-    assert len(addresses) == (8 if native is None else 1)  # rows are packed for the compiled gather only
+    assert len(addresses) == (8 if backend.native is None else 1)  # rows are packed for the compiled gather only
     assert other.stats().nbytes == rb.stats().nbytes
 
 

@@ -23,7 +23,7 @@ from ostinato import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, PriorityError, SchemaError, SlotError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
 
-MANY = [pytest.mark.slow, pytest.mark.skipif(native is None, reason="takes minutes without the compiled part")]
+MANY = [pytest.mark.slow, pytest.mark.skipif(backend.native is None, reason="takes minutes without the compiled part")]
 
 
 def plain(rows: int = 5, capacity: int = 8, **options: Any) -> PrioritizedReplayBuffer:

@@ -25,7 +25,6 @@ from ostinato import (
     Trajectory,
     TrajectoryReplayBuffer,
 )
-from ostinato._backend import native
 from ostinato.errors import KindError, UsageError
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def test_tangents_are_not_stored() -> None:
             assert forward_ad.unpack_dual(found).tangent is None  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.skipif(native is None, reason="torch asks the subclass itself")
+@pytest.mark.usefixtures("needs_native")  # torch asks the subclass itself
 @pytest.mark.parametrize("first", [True, False])
 def test_tensors_without_memory_are_refused_before_anything_changes(*, first: bool) -> None:
     rb = lazy()

@@ -17,7 +17,7 @@ from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryRepl
 from ostinato.cli.main import main
 from ostinato.errors import CheckpointError
 from ostinato.tools import merge
-from tests.unit.trajectories._rollouts import files, rollout
+from tests.unit.trajectories.rollouts import files, rollout
 
 pytest.importorskip("typer")
 

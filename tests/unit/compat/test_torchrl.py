@@ -69,7 +69,7 @@ def test_rows_cursor_and_draws(name: str, *, mapped: bool, tmp_path: Path) -> No
     assert isinstance(rb.storage, LazyMemmapStorage) == mapped
     assert len(rb) == want["rows_count"]
     assert lists(rb.storage[:]) == want["rows"]
-    assert rb.writer.cursor == want["cursor"] * rb.storage.num_envs
+    assert rb.cursor == want["cursor"] * rb.storage.num_envs
     for sample in want.get("samples", ()):  # the generator goes on where TorchRL's was
         assert lists(rb.sample()) == sample
 
@@ -121,7 +121,7 @@ def test_priorities_are_theirs(name: str) -> None:
     counts = torch.bincount(info["index"], minlength=8) / 4000
     values = torch.tensor(want["values"])
     assert torch.allclose(counts, (values / values.sum()).float(), atol=0.05)
-    slot = rb.writer.cursor
+    slot = rb.cursor
     rb.extend(rb.storage[:1])
     assert float(rb.sampler.priorities[slot]) == want["default"]
     before = rb.sampler.state_dict()["values"]
@@ -345,7 +345,7 @@ def test_list_storage(tmp_path: Path) -> None:
     rb = load("list.pt")
     assert type(rb) is TensorDictReplayBuffer
     assert [lists(row) for row in rb.storage[:]] == want["items"]
-    assert (rb.storage.capacity, rb.writer.cursor) == (3, want["cursor"])
+    assert (rb.storage.capacity, rb.cursor) == (3, want["cursor"])
     for sample in want["samples"]:
         assert lists(rb.sample()) == sample
     with pytest.raises(OptionError, match="3 rows in a full storage, got max_size=4"):

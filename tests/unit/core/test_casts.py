@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorDictReplayBuffer
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.casts import DTYPES, Rule, cast, rule
 from ostinato.errors import CastWarning, SchemaError
+
+from ...effort import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +183,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(1)
 @given(pair=st.sampled_from(PAIRS), values=st.lists(numbers, min_size=1, max_size=5))
 def test_a_batch_is_cast_whole_or_not_at_all(pair: tuple[torch.dtype, torch.dtype], values: list[Any]) -> None:
     source, stored = pair
@@ -273,7 +275,7 @@ def test_fields_added_later_cast_by_the_table(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("option", ["ndim", "single copy", "shared"])
 def test_storages_of_other_layouts_cast_by_the_table(option: str, case: str) -> None:
-    if option == "shared" and native is None:
+    if option == "shared" and backend.native is None:
         pytest.skip("shared buffers need the compiled extension")
     stored, value, wanted = CASES[case]
     options: Any = {"ndim": {"ndim": 2}, "single copy": {"single_copy": {"next": "x"}}, "shared": {}}[option]

@@ -1,17 +1,16 @@
-"""The episode table, compiled and plain, against a log that knows every row ever written."""
+"""The episode table, compiled and with torch alone, against a log that knows every row ever written."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato._backend import native
-from ostinato.core.episodes import table as module
+from ostinato._backend import backend, use_backend
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError, SlotError
@@ -21,17 +20,16 @@ from .episode_log import Batch, Log, clamp_window
 if TYPE_CHECKING:
     from torch import Tensor
 
-KINDS = ["native", "plain"] if native is not None else ["plain"]
+Kind: TypeAlias = Literal["native", "torch"]
+KINDS: list[Kind] = ["native", "torch"] if backend.native is not None else ["torch"]
 kinds = pytest.mark.parametrize("kind", KINDS)
 NEEDS = (1, 2, 3, 7)
 TOP = 2**63 - 1
 
 
-def make(kind: str, capacity: int, lanes: int = 1) -> EpisodeTable:
+def make(kind: Kind, capacity: int, lanes: int = 1) -> EpisodeTable:
     """A table of the kind asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        if kind == "plain":
-            patch.setattr(module, "native", None)
+    with use_backend(kind):
         return EpisodeTable(capacity, lanes)
 
 
@@ -129,7 +127,7 @@ def check_counts(table: EpisodeTable, log: Log) -> None:
 @kinds
 @given(history=histories())
 def test_a_table_knows_what_a_log_of_all_rows_knows(
-    kind: str, history: tuple[int, int, int, list[Batch | None]]
+    kind: Kind, history: tuple[int, int, int, list[Batch | None]]
 ) -> None:
     capacity, lanes, start, written = history
     table, log = make(kind, capacity, lanes), Log(capacity, lanes)
@@ -186,7 +184,7 @@ def test_a_table_goes_on_from_its_state_of_either_kind_to_the_last_bit(
         assert states == states[:1] * len(states)
 
 
-def copied(source: EpisodeTable, kind: str) -> EpisodeTable:
+def copied(source: EpisodeTable, kind: Kind) -> EpisodeTable:
     """A table that was in use before it takes over the state of another."""
     table = make(kind, source.capacity, source.lanes)
     table.starts(3)
@@ -202,7 +200,7 @@ def plain_state(table: EpisodeTable) -> dict[str, Any]:
 @kinds
 @pytest.mark.parametrize("rows", [9, 10, 11, 30, 31])
 @pytest.mark.parametrize("length", [1, 3, 4, 10, 1000])
-def test_windows_never_mix_episodes_around_a_full_ring(kind: str, rows: int, length: int) -> None:
+def test_windows_never_mix_episodes_around_a_full_ring(kind: Kind, rows: int, length: int) -> None:
     """One row at a time past capacity: rows of a window are consecutive rows of one episode, newest included."""
     table, newest = make(kind, 10), {}
     starts = table.starts(3)
@@ -220,7 +218,7 @@ def test_windows_never_mix_episodes_around_a_full_ring(kind: str, rows: int, len
 
 
 @kinds
-def test_the_last_row_of_every_episode_can_be_drawn(kind: str) -> None:
+def test_the_last_row_of_every_episode_can_be_drawn(kind: Kind) -> None:
     table = make(kind, 100)
     lengths = [1, 2, 3, 10, 1, 30, 3]
     ends = torch.zeros(50, dtype=torch.bool)
@@ -235,7 +233,7 @@ def test_the_last_row_of_every_episode_can_be_drawn(kind: str) -> None:
 
 @kinds
 @pytest.mark.parametrize("step", [1, 7, 64, 100, 101, 1000])
-def test_an_endless_episode_outlives_the_ring(kind: str, step: int) -> None:
+def test_an_endless_episode_outlives_the_ring(kind: Kind, step: int) -> None:
     """One episode, many wraps: it keeps its number, the newest `capacity` rows, and never memory of more."""
     table = make(kind, 64)
     cursor, written, sizes = 0, 0, set()
@@ -253,7 +251,7 @@ def test_an_endless_episode_outlives_the_ring(kind: str, step: int) -> None:
 
 
 @kinds
-def test_rows_of_many_environments_stay_apart(kind: str) -> None:
+def test_rows_of_many_environments_stay_apart(kind: Kind) -> None:
     """Eight lanes with ends of their own: a window has rows of one lane only."""
     lanes, steps = 8, 25
     table = make(kind, lanes * steps, lanes)
@@ -271,7 +269,7 @@ def test_rows_of_many_environments_stay_apart(kind: str) -> None:
 
 
 @kinds
-def test_an_id_that_is_used_again_begins_anew(kind: str) -> None:
+def test_an_id_that_is_used_again_begins_anew(kind: Kind) -> None:
     table = make(kind, 20)
     ids = integers([5, 9, 5, 5, 9, 5])
     table.note(Run(0, 6, 20), torch.tensor([False, False, True, False, False, False]), ids)
@@ -282,7 +280,7 @@ def test_an_id_that_is_used_again_begins_anew(kind: str) -> None:
 
 
 @kinds
-def test_a_masked_row_cuts_its_stream_only(kind: str) -> None:
+def test_a_masked_row_cuts_its_stream_only(kind: Kind) -> None:
     table = make(kind, 12, 2)
     mask = torch.ones(12, dtype=torch.bool)
     mask[4] = False
@@ -297,7 +295,7 @@ def test_a_masked_row_cuts_its_stream_only(kind: str) -> None:
 
 
 @kinds
-def test_records_and_streams_that_are_over_take_no_memory(kind: str) -> None:
+def test_records_and_streams_that_are_over_take_no_memory(kind: Kind) -> None:
     """A thousand ids that never end, 50 at a time in the ring: what is gone is used again."""
     table = make(kind, 100)
     table.starts(2)
@@ -311,7 +309,7 @@ def test_records_and_streams_that_are_over_take_no_memory(kind: str) -> None:
 
 
 @kinds
-def test_rows_that_lie_evenly_are_not_listed_and_lists_are_no_longer_than_the_ring(kind: str) -> None:
+def test_rows_that_lie_evenly_are_not_listed_and_lists_are_no_longer_than_the_ring(kind: Kind) -> None:
     at_once, by_row, uneven = make(kind, 400, 4), make(kind, 400, 4), make(kind, 400, 4)
     at_once.note(Run(0, 400, 400), None)
     random = torch.Generator().manual_seed(0)
@@ -325,7 +323,7 @@ def test_rows_that_lie_evenly_are_not_listed_and_lists_are_no_longer_than_the_ri
 
 @kinds
 @pytest.mark.parametrize("by_episode", [False, True])
-def test_draws_follow_their_law(kind: str, by_episode: bool) -> None:
+def test_draws_follow_their_law(kind: Kind, by_episode: bool) -> None:
     """Chi-square: every start alike, or every episode alike and the starts within one."""
     table, need = make(kind, 60), 3
     ends = torch.zeros(75, dtype=torch.bool)
@@ -348,7 +346,7 @@ def test_draws_follow_their_law(kind: str, by_episode: bool) -> None:
 
 
 @kinds
-def test_tensors_need_not_be_contiguous(kind: str) -> None:
+def test_tensors_need_not_be_contiguous(kind: Kind) -> None:
     table = make(kind, 8)
     ends = torch.tensor([[False, True], [False, True], [True, False], [False, False]])[:, 0]
     table.note(Run(0, 4, 8), ends, integers([1, 0, 1, 0, 1, 0, 1, 0])[::2], torch.ones(8, dtype=torch.bool)[::2])
@@ -358,7 +356,7 @@ def test_tensors_need_not_be_contiguous(kind: str) -> None:
 
 
 @kinds
-def test_what_does_not_fit_is_refused_and_changes_nothing(kind: str) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(kind: Kind) -> None:
     table = make(kind, 8, 2)
     table.note(Run(0, 4, 8), torch.tensor([False, False, True, False]))
     before = plain_state(table)
@@ -383,7 +381,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kind: str) -> None:
 
 
 @kinds
-def test_bad_questions_are_refused(kind: str) -> None:
+def test_bad_questions_are_refused(kind: Kind) -> None:
     table = make(kind, 8)
     table.note(Run(0, 4, 8), None)
     at = integers([0])
@@ -466,7 +464,7 @@ DAMAGES = [
 
 @kinds
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_state_is_refused_and_changes_nothing(kind: str, name: str) -> None:
+def test_a_damaged_state_is_refused_and_changes_nothing(kind: Kind, name: str) -> None:
     table = make(kind, 8, 2)
     table.note(Run(0, 2, 8), torch.tensor([True, False]))
     table.note(Run(2, 6, 8), torch.tensor([False, False, True, False, False, False]))
@@ -487,7 +485,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(kind: str, name: str) ->
 
 
 @kinds
-def test_a_ring_replaced_at_once_has_two_records_a_slot_and_a_whole_state(kind: str) -> None:
+def test_a_ring_replaced_at_once_has_two_records_a_slot_and_a_whole_state(kind: Kind) -> None:
     table, other = make(kind, 4), make(kind, 4)
     for _ in range(3):
         table.note(Run(0, 4, 4), torch.ones(4, dtype=torch.bool))
@@ -498,7 +496,7 @@ def test_a_ring_replaced_at_once_has_two_records_a_slot_and_a_whole_state(kind: 
 
 
 @kinds
-def test_the_state_of_another_size_is_refused(kind: str) -> None:
+def test_the_state_of_another_size_is_refused(kind: Kind) -> None:
     state = make(kind, 8, 2).state_dict()
     for capacity, lanes in ((8, 1), (10, 2)):
         with pytest.raises(CheckpointError, match=rf"capacity 8 and 2 lanes, this one {capacity} and {lanes}"):
@@ -508,7 +506,7 @@ def test_the_state_of_another_size_is_refused(kind: str) -> None:
 
 
 @kinds
-def test_a_state_is_a_copy(kind: str) -> None:
+def test_a_state_is_a_copy(kind: Kind) -> None:
     table = make(kind, 8)
     table.note(Run(0, 4, 8), None)
     state, other = table.state_dict(), make(kind, 8)

@@ -1,4 +1,4 @@
-"""Stamps against a plain list of serial numbers, and the records that cross walls."""
+"""`Ring` against a plain list of serial numbers; placements and views."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.records import Picks, Run, View, ring_range
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 
 STEPS = st.lists(
     st.one_of(
@@ -25,78 +25,81 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, capacity=st.integers(6, 7))
-def test_stamps_follow_a_list_of_serials(steps: list[tuple[str, Any]], capacity: int) -> None:
-    stamps, model, written, cursor = Stamps(capacity), [0] * capacity, 0, 0
+def test_generations_follow_a_list_of_serial_numbers(steps: list[tuple[str, Any]], capacity: int) -> None:
+    ring, model, written, cursor, rows = Ring(capacity), [0] * capacity, 0, 0, 0
     for what, how in steps:
         if what == "run":
             skip = max(0, how - capacity)
             start = (cursor + skip) % capacity
-            stamps.note(Run(start, how - skip, capacity, skip))
+            ring.record(Run(start, how - skip, capacity, skip))
             for i in range(how):
                 model[(cursor + i) % capacity] = written + 1 + i
+            rows = max(rows, min(capacity, cursor + how))
             cursor, written = (cursor + how) % capacity, written + how
         elif what == "touch":
-            stamps.touch(torch.tensor(how))
+            ring.record_edit(torch.tensor(how))
             for i, slot in enumerate(how):
                 model[slot] = written + 1 + i
             written += len(how)
         elif what == "picks":
             total = len(how) + 2
             kept = torch.tensor([*how, -1, -1])
-            stamps.note(Picks(torch.tensor(how, dtype=torch.int64), torch.arange(len(how)), kept))
+            ring.record(Picks(torch.tensor(how, dtype=torch.int64), torch.arange(len(how)), kept))
             for i, slot in enumerate(how):
                 model[slot] = written + 1 + i
             written += total if how else 0
+            rows = max([rows, *(slot + 1 for slot in how)])
         elif what == "clear":
-            stamps.clear()
-            model, cursor, written = [0] * capacity, 0, written + 1
+            ring.clear()
+            model, cursor, rows, written = [0] * capacity, 0, 0, written + 1
         else:
-            other = Stamps(capacity)
-            other.load_state_dict(stamps.state_dict())
-            stamps = other
-        assert stamps.written == written
-        assert stamps.of(torch.arange(capacity)).tolist() == model
+            other = Ring(capacity)
+            other.load_state_dict(ring.state_dict(), ring.rows)
+            ring = other
+        assert ring.written == written
+        assert ring.rows == rows
+        assert ring.generations(torch.arange(capacity)).tolist() == model
         for serial in {0, written // 2, written}:
-            newer = stamps.newer(torch.arange(capacity), serial)
-            assert newer.tolist() == [stamp > serial or stamp == 0 for stamp in model]
+            newer = ring.changed(torch.arange(capacity), serial)
+            assert newer.tolist() == [generation > serial or generation == 0 for generation in model]
 
 
 def test_no_memory_is_spent_while_rows_are_written_in_ring_order() -> None:
-    stamps = Stamps(10**12)
+    ring = Ring(10**12)
     for start in range(0, 100, 10):
-        stamps.note(Run(start, 10, 10**12))
-    assert stamps.nbytes == 0
-    stamps.touch(torch.tensor([3]))
-    assert 0 < stamps.nbytes <= 8 * 200
-    assert stamps.of(torch.tensor([2, 3, 4, 99, 10**9])).tolist() == [3, 101, 5, 100, 0]
+        ring.record(Run(start, 10, 10**12))
+    assert ring.nbytes == 0
+    ring.record_edit(torch.tensor([3]))
+    assert 0 < ring.nbytes <= 8 * 200
+    assert ring.generations(torch.tensor([2, 3, 4, 99, 10**9])).tolist() == [3, 101, 5, 100, 0]
 
 
 def test_serials_never_repeat_after_clearing() -> None:
     """A row drawn before `clear` is not mistaken for the row that takes its slot afterwards."""
-    stamps = Stamps(4)
-    stamps.note(Run(0, 4, 4))
-    serial = stamps.written
-    stamps.clear()
-    assert stamps.newer(torch.arange(4), serial).all()
-    stamps.note(Run(0, 4, 4))
-    assert stamps.newer(torch.arange(4), serial).all()
+    ring = Ring(4)
+    ring.record(Run(0, 4, 4))
+    serial = ring.written
+    ring.clear()
+    assert ring.changed(torch.arange(4), serial).all()
+    ring.record(Run(0, 4, 4))
+    assert ring.changed(torch.arange(4), serial).all()
 
 
 def test_rows_brought_along_have_ages() -> None:
-    stamps = Stamps(5)
-    stamps.resume(3, 3)
-    assert stamps.of(torch.arange(5)).tolist() == [1, 2, 3, 0, 0]
-    full = Stamps(3, after=10)
-    full.resume(3, 1)
-    assert full.of(torch.arange(3)).tolist() == [13, 11, 12]
+    ring = Ring(5)
+    ring.take_over(3, 3)
+    assert ring.generations(torch.arange(5)).tolist() == [1, 2, 3, 0, 0]
+    full = Ring(3, after=10)
+    full.take_over(3, 1)
+    assert full.generations(torch.arange(3)).tolist() == [13, 11, 12]
 
 
 def test_a_loaded_state_is_a_copy() -> None:
-    stamps, other = Stamps(4), Stamps(4)
-    stamps.touch(torch.tensor([0]))
-    other.load_state_dict(stamps.state_dict())
-    stamps.touch(torch.tensor([0]))
-    assert other.of(torch.tensor([0])).tolist() == [1]
+    ring, other = Ring(4), Ring(4)
+    ring.record_edit(torch.tensor([0]))
+    other.load_state_dict(ring.state_dict(), 1)
+    ring.record_edit(torch.tensor([0]))
+    assert other.generations(torch.tensor([0])).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,24 @@ def test_ring_ranges_wrap(capacity: int, start: int, rows: int) -> None:
 
 
 def test_views_cannot_be_changed() -> None:
-    view = View(3, 5, 3, Stamps(5), torch.device("cpu"))
+    view = View(3, 5, 3, Ring(5), torch.device("cpu"))
     with pytest.raises(AttributeError):
         view.rows = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_rows_that_could_not_be_stored_are_taken_back(edited: bool) -> None:
+    ring = Ring(4)
+    ring.record(Run(0, 2, 4))
+    if edited:
+        ring.record_edit(torch.tensor([0]))
+    serial = ring.written
+    run = Run(2, 1, 4)
+    ring.record(run)
+    ring.take_back(run, 2, 2)
+    assert (ring.rows, ring.cursor) == (2, 2)
+    assert ring.written == serial + 1
+    assert ring.generations(torch.arange(2)).gt(0).all()
+    ring.record(Run(2, 2, 4))
+    found = ring.generations(torch.arange(4)).tolist()
+    assert found[2:] == [serial + 2, serial + 3]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ostinato import _backend
+from ostinato._backend import backend
 
-native = _backend.native
+native = backend.native
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled part is switched off or not installed")
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 from torch import Tensor
 
 from ostinato.durable import (
@@ -78,7 +79,7 @@ def layouts(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) 
     staging=st.sampled_from([16, 64, 2**20]),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 def test_round_trip(name: str, shape: tuple[int, ...], layout: str, staging: int, seed: int) -> None:
     source = layouts(shape, DTYPES[name], layout, seed)
     dest = layouts(shape, DTYPES[name], "contiguous" if layout == "expanded" else layout, seed + 1)

@@ -219,7 +219,7 @@ def test_targets_that_are_refused(tmp_path: Path) -> None:
         ("dangling", "is not a directory"),
         ("foreign", r"no checkpoint but other files \(thesis.tex\)"),
         ("other", "of the format 'other', 'example' expected"),
-        ("program", "not a manifest of ours"),
+        ("program", "not a manifest of Ostinato"),
     ]:
         with (
             pytest.raises(CheckpointError, match=message),

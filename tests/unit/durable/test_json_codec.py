@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 from torch import Tensor
 
 from ostinato.durable import decode, encode
@@ -97,13 +98,13 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=300, deadline=None)
+@examples(3)
 def test_round_trip(value: Any) -> None:
     assert same(through_json(value), value)
 
 
 @given(values, st.integers(0, 16))
-@settings(max_examples=100, deadline=None)
+@examples(1)
 def test_round_trip_with_tensors_stored_apart(value: Any, inline_bytes: int) -> None:
     stored: dict[str, Tensor] = {}
 
@@ -220,7 +221,7 @@ def test_depth_limit_both_ways() -> None:
         decode([value])
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(CheckpointError, match="does it hold itself"):
+    with pytest.raises(CheckpointError, match="does it contain itself"):
         encode(loop)
 
 
@@ -314,7 +315,7 @@ hostile = st.recursive(
 
 
 @given(hostile)
-@settings(max_examples=500, deadline=None)
+@examples(4)
 def test_whatever_the_json_only_our_error_comes_out(node: object) -> None:
     with contextlib.suppress(DamagedFileError):
         decode(node, load=lambda _: torch.zeros(4, dtype=torch.uint8))

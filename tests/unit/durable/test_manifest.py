@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 
 from ostinato.durable import FORMAT_VERSION, manifest, read_manifest, write_manifest
 from ostinato.durable.manifest import MAX_MANIFEST_BYTES
@@ -60,7 +61,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), json_values))
-@settings(max_examples=60, deadline=None)
+@examples(1)
 def test_any_json_comes_back(tmp_path_factory: pytest.TempPathFactory, body: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("manifest")
     write_manifest(folder, body, format_name="example")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from tests.effort import examples
 
 from ostinato import Flat2TED, TED2Flat
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError
@@ -93,7 +94,7 @@ cases = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(0.5)
 @given(case=cases, flags=st.booleans(), one_dim=st.booleans())
 def test_flat_is_the_model_and_comes_back(case: Any, *, flags: bool, one_dim: bool) -> None:
     steps, lanes, written, lengths = case
@@ -110,7 +111,7 @@ def test_flat_is_the_model_and_comes_back(case: Any, *, flags: bool, one_dim: bo
     assert_same(back, rows[:, 0] if one_dim else rows, slice(None if full else shift))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(0.5)
 @given(case=cases)
 def test_out_is_written_in_place(case: Any) -> None:
     steps, lanes, written, lengths = case

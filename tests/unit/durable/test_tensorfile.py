@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 
-from ostinato.durable import positioned_reads as extents
 from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.journal import Journal, read_lines, write_lines
 from ostinato.durable.positioned_reads import read_pieces
@@ -89,7 +89,7 @@ def test_the_safetensors_package_reads_ours_and_we_read_its(tmp_path: Path) -> N
     assert set(read_tree(tmp_path / "g", "safetensors", allow_pickle=False)) == {"x.y", "z"}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(1)
 @given(st.data())
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_damage_raises_our_error_or_changes_values_alone(
@@ -146,9 +146,10 @@ def test_trees() -> None:
         flatten(deep, where="x")
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.usefixtures("backend")
+@examples(1)
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 300)), max_size=40))
-def test_reads_through_python_alone_are_the_same(
+def test_positioned_reads_give_the_bytes_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("p") / "f"
@@ -156,19 +157,16 @@ def test_reads_through_python_alone_are_the_same(
     path.write_bytes(data)
     pieces = sorted(pieces)
     fd = os.open(path, os.O_RDONLY)
-    for native_read in {extents._read_pieces, None}:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(extents, "_read_pieces", native_read)
-            out = np.zeros((len(pieces), 300), dtype=np.uint8)
-            targets = np.array([out.ctypes.data + 300 * number for number in range(len(pieces))], dtype=np.int64)
-            offsets = np.array([at for at, _ in pieces], dtype=np.int64)
-            widths = np.array([width for _, width in pieces], dtype=np.int64)
-            assert read_pieces(np.full(len(pieces), fd), offsets, widths, targets) == len(pieces)
-            assert [bytes(row[:width]) for row, (_, width) in zip(out, pieces, strict=True)] == [
-                data[at : at + width] for at, width in pieces
-            ]
-            if pieces:
-                assert read_pieces(np.full(len(pieces), fd), offsets + 9299, widths + 1, targets) == 0
+    out = np.zeros((len(pieces), 300), dtype=np.uint8)
+    targets = np.array([out.ctypes.data + 300 * number for number in range(len(pieces))], dtype=np.int64)
+    offsets = np.array([at for at, _ in pieces], dtype=np.int64)
+    widths = np.array([width for _, width in pieces], dtype=np.int64)
+    assert read_pieces(np.full(len(pieces), fd), offsets, widths, targets) == len(pieces)
+    assert [bytes(row[:width]) for row, (_, width) in zip(out, pieces, strict=True)] == [
+        data[at : at + width] for at, width in pieces
+    ]
+    if pieces:
+        assert read_pieces(np.full(len(pieces), fd), offsets + 9299, widths + 1, targets) == 0
     os.close(fd)
 
 

@@ -6,16 +6,15 @@ import copy
 import math
 import pickle
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato._backend import native
+from ostinato._backend import backend, use_backend
 from ostinato.errors import OptionError, SlotError
-from ostinato.samplers import priority_tree as module
 from ostinato.samplers.priority_tree import PriorityTree
 
 if TYPE_CHECKING:
@@ -25,16 +24,15 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 CAPACITIES = [1, 7, 8, 9, 64, 65, 600]
-KINDS = ["native", "torch"] if native is not None else ["torch"]
+Kind: TypeAlias = Literal["native", "torch"]
+KINDS: list[Kind] = ["native", "torch"] if backend.native is not None else ["torch"]
 kinds = pytest.mark.parametrize("kind", KINDS)
 leaf = st.one_of(st.just(0.0), st.floats(0, 1e6), st.sampled_from([5e-324, 1e-300, 1.0, -0.0]))
 
 
-def make(kind: str, capacity: int) -> PriorityTree:
+def make(kind: Kind, capacity: int) -> PriorityTree:
     """A tree on the CPU of the kind asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        if kind == "torch":
-            patch.setattr(module, "native", None)
+    with use_backend(kind):
         tree = PriorityTree(capacity, CPU)
     assert kind in repr(tree)
     return tree
@@ -91,7 +89,7 @@ def laws() -> dict[str, Tensor]:
 
 @kinds
 @pytest.mark.parametrize("law", list(laws()))
-def test_draws_follow_the_exact_law(kind: str, law: str) -> None:
+def test_draws_follow_the_exact_law(kind: Kind, law: str) -> None:
     leaves, draws = laws()[law], 400_000
     tree = make(kind, 500)
     tree.load(leaves)
@@ -106,7 +104,7 @@ def test_draws_follow_the_exact_law(kind: str, law: str) -> None:
 
 
 @kinds
-def test_sorted_numbers_cover_the_mass_evenly(kind: str) -> None:
+def test_sorted_numbers_cover_the_mass_evenly(kind: Kind) -> None:
     """One number in each of n equal parts: every slot is drawn n * P times, give or take one (stratified draws)."""
     tree, leaves = make(kind, 500), laws()["skewed"]
     tree.load(leaves)
@@ -117,7 +115,7 @@ def test_sorted_numbers_cover_the_mass_evenly(kind: str) -> None:
 
 
 @kinds
-def test_the_last_slot_has_its_exact_share(kind: str) -> None:
+def test_the_last_slot_has_its_exact_share(kind: Kind) -> None:
     tree = make(kind, 9)
     tree.set_run(0, 9, 1.0)
     tree.set(integers([8]), doubles([4.0]))
@@ -127,7 +125,7 @@ def test_the_last_slot_has_its_exact_share(kind: str) -> None:
 
 @kinds
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_edges_of_the_unit_interval_find_mass(kind: str, capacity: int) -> None:
+def test_edges_of_the_unit_interval_find_mass(kind: Kind, capacity: int) -> None:
     tree = make(kind, capacity)
     edges = doubles([0.0, 5e-324, math.nextafter(1, 0), 1.0])
     for only in {0, capacity // 2, capacity - 1}:
@@ -165,7 +163,7 @@ def test_rounding_never_leads_to_a_zero() -> None:
 
 
 @kinds
-def test_of_equal_slots_the_last_wins(kind: str) -> None:
+def test_of_equal_slots_the_last_wins(kind: Kind) -> None:
     tree = make(kind, 50)
     tree.set(integers([3, 7, 3, 3, 7]), doubles([1, 2, 3, 4, 0]))
     assert tree.get(integers([3, 7, 3])).tolist() == [4.0, 0.0, 4.0]
@@ -173,7 +171,7 @@ def test_of_equal_slots_the_last_wins(kind: str) -> None:
 
 
 def test_both_kinds_agree_to_the_last_bit() -> None:
-    if native is None:
+    if backend.native is None:
         pytest.skip("the compiled part is switched off or not installed")
     random = torch.Generator().manual_seed(7)
     ours, other = (make(kind, 70_001) for kind in KINDS)
@@ -191,7 +189,7 @@ def test_both_kinds_agree_to_the_last_bit() -> None:
 
 
 @kinds
-def test_equal_leaves_give_equal_trees_whatever_came_before(kind: str) -> None:
+def test_equal_leaves_give_equal_trees_whatever_came_before(kind: Kind) -> None:
     random = torch.Generator().manual_seed(3)
     tree, fresh = make(kind, 1000), make(kind, 1000)
     for _ in range(30):
@@ -205,7 +203,7 @@ def test_equal_leaves_give_equal_trees_whatever_came_before(kind: str) -> None:
 
 @kinds
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
-def test_copies_stand_alone(kind: str, clone: Callable[[PriorityTree], PriorityTree]) -> None:
+def test_copies_stand_alone(kind: Kind, clone: Callable[[PriorityTree], PriorityTree]) -> None:
     tree = make(kind, 20)
     tree.set_run(15, 10, 0.7)
     other = clone(tree)
@@ -217,7 +215,7 @@ def test_copies_stand_alone(kind: str, clone: Callable[[PriorityTree], PriorityT
 
 
 @kinds
-def test_a_load_replaces_everything(kind: str) -> None:
+def test_a_load_replaces_everything(kind: Kind) -> None:
     tree = make(kind, 100)
     tree.set_run(0, 100, 9.0)
     tree.load(doubles([1.0, 2.0]))
@@ -228,14 +226,14 @@ def test_a_load_replaces_everything(kind: str) -> None:
 
 
 @kinds
-def test_copies_of_leaves_are_copies(kind: str) -> None:
+def test_copies_of_leaves_are_copies(kind: Kind) -> None:
     tree = make(kind, 10)
     tree.leaves().fill_(5.0)
     assert tree.total == 0.0
 
 
 @kinds
-def test_an_empty_tree_cannot_be_drawn_from(kind: str) -> None:
+def test_an_empty_tree_cannot_be_drawn_from(kind: Kind) -> None:
     tree = make(kind, 10)
     with pytest.raises(ValueError, match=r"^the priorities must sum to a finite number above 0, got 0\.0: nothing can"):
         tree.draw(doubles([0.5]))
@@ -245,7 +243,7 @@ def test_an_empty_tree_cannot_be_drawn_from(kind: str) -> None:
 
 
 @kinds
-def test_bad_slots_and_values_change_nothing(kind: str) -> None:
+def test_bad_slots_and_values_change_nothing(kind: Kind) -> None:
     tree = make(kind, 10)
     for bad in (-1, 10):
         with pytest.raises(SlotError, match=rf"^slot {bad} at position 1 is outside \[0, 10\)"):
@@ -265,7 +263,7 @@ def test_bad_slots_and_values_change_nothing(kind: str) -> None:
 
 
 @kinds
-def test_wrong_tensors_are_refused_in_words(kind: str) -> None:
+def test_wrong_tensors_are_refused_in_words(kind: Kind) -> None:
     tree = make(kind, 10)
     with pytest.raises(OptionError, match=r"^slots must be a torch.int64 tensor \[n\] on cpu, got torch.int32 \[1\]"):
         tree.get(integers([1]).int())
@@ -289,25 +287,25 @@ def test_wrong_tensors_are_refused_in_words(kind: str) -> None:
 
 
 @kinds
-def test_strided_tensors_are_read_right(kind: str) -> None:
+def test_strided_tensors_are_read_right(kind: Kind) -> None:
     tree = make(kind, 20)
     tree.set(torch.arange(20)[::2], torch.arange(20, dtype=torch.float64)[::2])
     assert tree.leaves().tolist() == [i if i % 2 == 0 else 0 for i in range(20)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_updates_do_not_drift(kind: str) -> None:
+def test_many_updates_do_not_drift(kind: Kind) -> None:
     _update_many(kind, 20_000, 100_000 if kind == "torch" else 1_000_000)
 
 
 @pytest.mark.slow
 def test_ten_million_updates_do_not_drift() -> None:
-    if native is None:
+    if backend.native is None:
         pytest.skip("the compiled part is switched off or not installed; in torch this takes a minute")
     _update_many("native", 1_000_000, 10_000_000)
 
 
-def _update_many(kind: str, capacity: int, updates: int) -> None:
+def _update_many(kind: Kind, capacity: int, updates: int) -> None:
     random = torch.Generator().manual_seed(0)
     tree = make(kind, capacity)
     for _ in range(updates // 1000):
@@ -319,7 +317,7 @@ def _update_many(kind: str, capacity: int, updates: int) -> None:
 
 @pytest.mark.slow
 @kinds
-def test_a_large_update_costs_no_more_per_row_than_a_small_one(kind: str) -> None:
+def test_a_large_update_costs_no_more_per_row_than_a_small_one(kind: Kind) -> None:
     tree = make(kind, 1_000_000)
     threads, best = torch.get_num_threads(), {}
     torch.set_num_threads(1)  # regions of several threads wait for busy cores: that would be measured instead

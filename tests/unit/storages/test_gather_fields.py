@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato import LazyTensorStorage, ListStorage, TensorStorage
-from ostinato._backend import native
 from ostinato.core.records import Request, Run
 from ostinato.errors import OptionError, UsageError
+
+from ...effort import examples
 
 DTYPES = [
     torch.bool,
@@ -95,7 +96,7 @@ def test_fetch_equals_plain_indexing(dtype: torch.dtype, packed: bool) -> None:
 
 @pytest.mark.parametrize("packed", [True, False])
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@examples(0.5)
 def test_any_requests_equal_plain_indexing(packed: bool, data: st.DataObject) -> None:
     columns = list(fields(torch.float32).values())
     storage = stored(fields(torch.float32), packed=packed)
@@ -180,7 +181,7 @@ def test_storages_without_fields_say_so() -> None:
         LazyTensorStorage(4).fetch([Request(0, torch.tensor([0]))])
 
 
-@pytest.mark.skipif(native is None, reason="registrations are native")
+@pytest.mark.usefixtures("needs_native")  # registrations are native
 def test_sets_of_fields_are_registered_once_and_few_are_kept() -> None:
     storage = stored({f"f{i:03}": torch.zeros(ROWS) for i in range(100)}, packed=True)
     fetcher = storage._table._fetcher  # type: ignore[union-attr]

@@ -34,7 +34,7 @@ def flushed(path: Path, count: int = 9, *, packed: bool = True) -> ReplayBuffer:
 @pytest.mark.parametrize("count", [3, 6, 7, 8, 20])
 def test_a_flushed_storage_opens_again_with_its_rows(packed: bool, count: int, tmp_path: Path) -> None:
     rb = flushed(tmp_path / "s", count, packed=packed)
-    expected, cursor = read_ids(rb[:]), rb.writer.cursor
+    expected, cursor = read_ids(rb[:]), rb.cursor
     del rb
     gc.collect()
     again = buffer(LazyMemmapStorage(7, scratch_dir=tmp_path / "s", existsok=True))
@@ -51,7 +51,7 @@ def test_another_process_opens_the_flushed_storage(tmp_path: Path) -> None:
     code = (
         "from ostinato import LazyMemmapStorage, ReplayBuffer\n"
         f"rb = ReplayBuffer(storage=LazyMemmapStorage(7, scratch_dir={str(tmp_path / 's')!r}, existsok=True))\n"
-        "print(rb[:]['a'].tolist(), bool((rb[:]['b'] == 0).all()), rb[:]['c'].tolist(), rb.writer.cursor)\n"
+        "print(rb[:]['a'].tolist(), bool((rb[:]['b'] == 0).all()), rb[:]['c'].tolist(), rb.cursor)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert out.returncode == 0, out.stderr

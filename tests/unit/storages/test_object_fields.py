@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
@@ -45,6 +45,7 @@ from ostinato.storages.object_columns import unpack_column
 from ostinato.tools import inspect_checkpoint
 from ostinato.transforms import Cast, Exclude, Rename, Select, ToDevice
 
+from ...effort import examples
 from ...sharing import AVAILABLE
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ def test_text_that_does_not_fit_raises_and_changes_nothing(case: str, storage: s
     for write in (rb.extend, lambda data: rb.__setitem__(slice(0, 2), data)):
         with pytest.raises(OstinatoError, match=message):
             write(rows)
-        assert (len(rb), rb["p"], rb["x"].tolist(), rb.writer.cursor) == (2, ["u", "v"], [1, 1], 2)
+        assert (len(rb), rb["p"], rb["x"].tolist(), rb.cursor) == (2, ["u", "v"], [1, 1], 2)
 
 
 FIRST: dict[str, tuple[Any, str]] = {
@@ -633,11 +634,11 @@ def _plain(value: Any) -> Any:
 
 def held(rb: ReplayBuffer) -> tuple[Any, ...]:
     rows = [show(rb.storage[i]) for i in range(len(rb))]
-    return len(rb), rb.writer.cursor, rb.write_count, rb.storage.laid_out, rows
+    return len(rb), rb.cursor, rb.write_count, rb.storage.laid_out, rows
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @given(st.sampled_from(list(LEAVES)), st.sampled_from(list(LEAVES)), st.sampled_from(list(STORAGES)))
 def test_every_kind_of_leaf_is_kept_bit_for_bit_or_named(one: str, two: str, storage: str) -> None:
     rb = ReplayBuffer(storage=STORAGES["packed" if storage == "single copy" else storage](4))

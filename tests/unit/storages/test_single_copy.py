@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import Placement
+    from ostinato.core.ring import Ring
 
 
 def transitions(ids: range | Tensor, ends: set[int] | None = None, width: int = 3) -> dict[str, Any]:
@@ -213,8 +214,8 @@ def test_writers_that_pick_slots_are_refused() -> None:
 
 def test_a_writer_of_your_own_that_picks_is_refused_before_anything_is_written() -> None:
     class Backwards(RoundRobinWriter):
-        def place(self, rows: int, capacity: int, scores: Tensor | None) -> Placement:  # type: ignore[override]
-            super().place(rows, capacity, scores)
+        def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:  # type: ignore[override]
+            super().place(rows, ring, scores)
             slots = torch.arange(rows).flip(0)
             return Picks(slots, torch.arange(rows), slots)
 

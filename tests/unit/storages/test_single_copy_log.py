@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from ostinato.core.records import Request
 
+from ...effort import examples
 from .single import Lanes, Log, Row, equal, poison_memory, stack
 
 OPERATIONS = (
@@ -203,7 +204,7 @@ def _slots(index: Any, lanes: int) -> list[int]:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @given(seed=st.integers(0, 2**32), operations=st.lists(st.sampled_from(OPERATIONS), min_size=1, max_size=12))
-@settings(max_examples=15)
+@examples(0.25)
 def test_every_read_equals_the_log(mapped: bool, seed: int, operations: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         poison_memory(patch)

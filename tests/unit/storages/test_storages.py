@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
-from ostinato._backend import native
 from ostinato.core.records import Picks, Run
 from ostinato.core.rows import describe
 from ostinato.errors import KindError, OptionError, SlotError, UsageError
@@ -22,7 +21,7 @@ from ...tags import buffer, fill, read_ids, rows, table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-needs_native = pytest.mark.skipif(native is None, reason="rows are packed for the compiled gather only")
+needs_native = pytest.mark.usefixtures("needs_native")  # rows are packed for the compiled gather only
 
 
 def test_data_given_to_a_tensor_storage_is_full_and_shared() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.cli.main import main
 from ostinato.durable import checkpoint_writer as directory
 from ostinato.errors import CheckpointError, DamagedFileError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-NAME = "0.id" if native is None else "rows.0"
+NAME = "0.id" if backend.native is None else "rows.0"
 """An array with the rows: small fields share one with the compiled part only."""
 
 

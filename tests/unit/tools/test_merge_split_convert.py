@@ -15,7 +15,7 @@ from ostinato.durable import files as durable_files
 from ostinato.durable.locks import DirectoryLock
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
 from ostinato.tools import convert, inspect_store, merge, moves, split, verify
-from tests.unit.trajectories._rollouts import check_batch, files, rollout
+from tests.unit.trajectories.rollouts import check_batch, files, rollout
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.unit.trajectories._kills import run_and_kill
-from tests.unit.trajectories._rollouts import check_batch, files, rollout
+from tests.unit.trajectories.kills import run_and_kill
+from tests.unit.trajectories.rollouts import check_batch, files, rollout
 
 from ostinato import TrajectoryReplayBuffer
 from ostinato.errors import CheckpointError

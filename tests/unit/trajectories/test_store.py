@@ -1,203 +1,39 @@
-"""Directories: saving in the background, checkpoints, loading, damage, ids, RLinf's layout."""
+"""Directories of trajectories: layout, saving in the background, checkpoints, loading, ids."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 import shutil
-import stat
+import signal
 import threading
-import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.unit.trajectories._rollouts import check_batch, files, rollout
+from tests.unit.trajectories.rollouts import (
+    FORMATS,
+    add,
+    as_rlinf,
+    check_batch,
+    equal_batches,
+    files,
+    ids_on_disk,
+    loaded,
+    rollout,
+    saving,
+    small,
+)
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
-from ostinato.durable import files as durable_files
-from ostinato.errors import CheckpointError, DamagedFileError, OptionError
+from ostinato.errors import (
+    CheckpointError,
+    DamagedFileError,
+    OptionError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-FORMATS = ("pt", "pkl", "safetensors")
-SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
-
-
-def saving(path: Path, count: int = 0, form: str = "safetensors", **options: Any) -> TrajectoryReplayBuffer:
-    buffer = TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=path, trajectory_format=form, allow_pickle=form == "pkl", **options
-    )
-    if count:
-        future = buffer.add_trajectories([rollout(number, 3) for number in range(count)])
-        assert future is not None
-        assert future.result() == list(range(count))
-    return buffer
-
-
-def loaded(path: Path, **options: Any) -> TrajectoryReplayBuffer:
-    buffer = TrajectoryReplayBuffer(allow_pickle=True)
-    buffer.load_checkpoint(path, **options)
-    return buffer
-
-
-def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer) -> None:
-    for count in (3, 50, 7):
-        one, two = first.sample(count), second.sample(count)
-        assert check_batch(one) == check_batch(two)
-    assert torch.equal(first.sample(5, replace=False)["rewards"], second.sample(5, replace=False)["rewards"])
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path: Path, form: str) -> None:
-    with saving(tmp_path / "a", form=form, seed=77) as buffer:
-        buffer.add_trajectories([rollout(0, 3, model_weights_id="w_5"), Trajectory(rewards=torch.zeros(2, 4, 1))])
-    root = tmp_path / "a"
-    assert json.loads((root / "metadata.json").read_text()) == {
-        "trajectory_format": form,
-        "size": 2,
-        "total_samples": 14,
-        "trajectory_counter": 2,
-        "seed": 77,
-    }
-    index = json.loads((root / "trajectory_index.json").read_text())
-    assert index["trajectory_id_list"] == [0, 1]
-    assert index["trajectory_index"]["0"] == {
-        "num_samples": 6,
-        "trajectory_id": 0,
-        "max_episode_length": 3,
-        "shape": [3, 2, 3],
-        "model_weights_id": "w_5",
-    }
-    bare = index["trajectory_index"]["1"]
-    assert (bare["shape"], bare["model_weights_id"][-2:]) == ([2, 4, 1], "_0")
-    names = [f"trajectory_0_w_5.{form}", f"trajectory_1_{bare['model_weights_id']}.{form}"]
-    assert files(root) == names
-    assert {path.name for path in root.iterdir()} == {
-        "metadata.json",
-        "trajectory_index.json",
-        "ostinato_store.jsonl",
-        *names,
-    }
-    if form != "safetensors":
-        path = root / names[1]
-        tree = torch.load(path, weights_only=True) if form == "pt" else pickle.loads(path.read_bytes())
-        assert type(tree) is dict
-        assert set(tree) == {"rewards", "max_episode_length", "model_weights_id"}
-
-
-def as_rlinf(root: Path, form: str, *, old_spelling: bool = False) -> None:
-    """Write a directory as RLinf does: no list of ours, one opaque text between id and extension."""
-    root.mkdir(parents=True)
-    index = {}
-    for number in range(3):
-        values = rollout(number, 4, epochs=2).to_dict() | {"model_weights_id": f"opaque-{number}"}
-        name = root / f"trajectory_{number}_opaque-{number}.{form}"
-        if form == "pt":
-            torch.save(values, name)
-        else:
-            name.write_bytes(pickle.dumps(values))
-        index[str(number)] = {
-            "num_samples": 8,
-            "trajectory_id": number,
-            "max_episode_length": 4,
-            "shape": [4, 2, 3],
-            "model_weights_id": f"opaque-{number}",
-        }
-    meta = {"trajectory_format": form, "size": 3, "total_samples": 24, "trajectory_counter": 3, "seed": 9}
-    (root / "metadata.json").write_text(json.dumps(meta))
-    spelt = "trajector_index.json" if old_spelling else "trajectory_index.json"
-    (root / spelt).write_text(json.dumps({"trajectory_index": index, "trajectory_id_list": [0, 1, 2]}))
-
-
-@pytest.mark.parametrize("form", ["pt", "pkl"])
-@pytest.mark.parametrize("old_spelling", [False, True])
-def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool) -> None:
-    as_rlinf(tmp_path / "a", form, old_spelling=old_spelling)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    buffer = loaded(tmp_path / "a")
-    assert (len(buffer), buffer.total_samples, buffer.seed, buffer.trajectory_format) == (3, 24, 9, form)
-    assert len(set(check_batch(buffer.sample(24, replace=False)))) == 24
-    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
-    buffer.add_trajectories([rollout(7, 4)])
-    assert buffer.trajectory_ids == [0, 1, 2, 3]
-    buffer.save_checkpoint(tmp_path / "b")
-    equal_batches(buffer, loaded(tmp_path / "b"))
-
-
-def test_strided_and_shared_tensors_of_others_are_read_as_they_look(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pt")
-    for number in range(3):
-        values = rollout(number, 4, epochs=2).to_dict()
-        images = values["curr_obs"]["main_images"]
-        values["curr_obs"]["main_images"] = images.permute(4, 0, 1, 3, 2).contiguous().permute(1, 2, 4, 3, 0)
-        values["rewards"] = values["actions"][..., :1]  # a view of another field
-        values["prev_logprobs"] = values["rewards"].expand(4, 2, 3)
-        values["actions"] = values["actions"].transpose(0, 1).contiguous().transpose(0, 1)
-        torch.save(values, tmp_path / "a" / f"trajectory_{number}_opaque-{number}.pt")
-    buffer = loaded(tmp_path / "a")
-    assert len(set(check_batch(buffer.sample(24, replace=False)))) == 24
-    assert torch.equal(buffer.load_trajectory(1).rewards, rollout(1, 4).rewards)  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(not SAMPLES, reason="OSTINATO_RLINF_CHECKPOINTS names no folder")
-@pytest.mark.parametrize(("name", "rows"), [("done_rows_pt", 48), ("single_pkl", 48), ("ranks_pt/rank_0", 72)])
-def test_samples_of_rlinf(name: str, rows: int) -> None:
-    batch = loaded(Path(str(SAMPLES)) / name).sample(rows, replace=False)
-    serial = batch["actions"][:, 0]
-    assert torch.equal(batch["curr_obs"]["states"][:, 0], serial)
-    assert torch.equal(batch["next_obs"]["states"][:, 0], serial + 0.5)
-    assert len(serial.unique()) == rows
-
-
-def test_pickles_are_never_read_without_consent(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pkl")
-    trap = tmp_path / "ran"
-    (tmp_path / "a" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
-    with pytest.raises(CheckpointError, match="give allow_pickle=True"):
-        TrajectoryReplayBuffer().load_checkpoint(tmp_path / "a")
-    assert not trap.exists()
-
-
-class _Trap:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_a_hostile_pt_file_is_refused_and_not_executed(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pt")
-    trap = tmp_path / "ran"
-    torch.save({"rewards": _Trap(trap)}, tmp_path / "a" / "trajectory_1_opaque-1.pt")
-    with pytest.raises(DamagedFileError, match=r"trajectory 1: .*trajectory_1_opaque-1.pt holds more than tensors"):
-        loaded(tmp_path / "a")
-    assert not trap.exists()
-
-
-@pytest.mark.parametrize("weights", ["../../escape", "a/b", "..", "", 5, "a\0b"])
-def test_names_in_the_index_cannot_lead_out_of_the_directory(tmp_path: Path, weights: Any) -> None:
-    as_rlinf(tmp_path / "a", "pt")
-    path = tmp_path / "a" / "trajectory_index.json"
-    index = json.loads(path.read_text())
-    index["trajectory_index"]["1"]["model_weights_id"] = weights
-    path.write_text(json.dumps(index))
-    with pytest.raises(DamagedFileError):
-        loaded(tmp_path / "a")
-
-
-def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    as_rlinf(tmp_path / "a", "pt")
-    path = tmp_path / "a" / "trajectory_1_opaque-1.pt"
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DamagedFileError, match=r"no.* regular file"):
-        loaded(tmp_path / "a")
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -238,7 +74,7 @@ def test_a_checkpoint_needs_a_new_place(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_own_directory_folds_the_journal(tmp_path: Path) -> None:
-    with saving(tmp_path / "a", 2) as buffer:
+    with saving(tmp_path / "a", 2, form="safetensors") as buffer:
         assert not (tmp_path / "a" / "trajectory_index.json").exists()
         buffer.save_checkpoint(tmp_path / "a")
         assert (tmp_path / "a" / "trajectory_index.json").exists()
@@ -253,7 +89,7 @@ def test_a_checkpoint_of_the_own_directory_folds_the_journal(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
 def test_each_rank_gets_its_contiguous_share(tmp_path: Path, ranks: int) -> None:
-    with saving(tmp_path / "a", 7):
+    with saving(tmp_path / "a", 7, form="safetensors"):
         pass
     shares = [loaded(tmp_path / "a", is_distributed=True, local_rank=r, world_size=ranks) for r in range(ranks)]
     assert [number for share in shares for number in share.trajectory_ids] == list(range(7))
@@ -271,7 +107,7 @@ def test_each_rank_gets_its_contiguous_share(tmp_path: Path, ranks: int) -> None
 
 @pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
 def test_ranks_out_of_range(tmp_path: Path, rank: int, ranks: int) -> None:
-    with saving(tmp_path / "a", 1):
+    with saving(tmp_path / "a", 1, form="safetensors"):
         pass
     with pytest.raises(OptionError, match="local_rank must be in"):
         loaded(tmp_path / "a", is_distributed=True, local_rank=rank, world_size=ranks)
@@ -279,68 +115,8 @@ def test_ranks_out_of_range(tmp_path: Path, rank: int, ranks: int) -> None:
         loaded(tmp_path / "a", world_size=3)
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "missing": lambda path: path.unlink(),
-    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "empty": lambda path: path.write_bytes(b""),
-    "garbage": lambda path: path.write_bytes(b"garbage" * 100),
-}
-
-
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("kind", DAMAGE)
-@pytest.mark.parametrize("ours", [True, False])
-def test_damaged_files_are_named_or_skipped(tmp_path: Path, form: str, kind: str, ours: bool) -> None:
-    if ours:
-        with saving(tmp_path / "a", 3, form):
-            pass
-    elif form == "safetensors":
-        pytest.skip("RLinf writes no safetensors")
-    else:
-        as_rlinf(tmp_path / "a", form)
-    name = files(tmp_path / "a")[1]
-    DAMAGE[kind](tmp_path / "a" / name)
-    buffer = TrajectoryReplayBuffer(allow_pickle=True)
-    buffer.add_trajectories([rollout(5)])
-    with pytest.raises(DamagedFileError, match="trajectory 1: ") as caught:
-        buffer.load_checkpoint(tmp_path / "a")
-    assert name in str(caught.value)
-    assert check_batch(buffer.sample(5)), "the buffer is as it was"
-    with pytest.warns(RuntimeWarning, match=r"1 damaged trajectories were left out \(ids \[1\]\)"):
-        buffer.load_checkpoint(tmp_path / "a", on_damage="skip")
-    assert buffer.trajectory_ids == [0, 2]
-    assert {serial // 1000 for serial in check_batch(buffer.sample(90))} == {0, 2}
-
-
-@pytest.mark.parametrize("name", ["metadata.json", "trajectory_index.json", "ostinato_store.jsonl"])
-def test_damaged_lists_are_named(tmp_path: Path, name: str) -> None:
-    with saving(tmp_path / "a", 3):
-        pass
-    path = tmp_path / "a" / name
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DamagedFileError, match=name):
-        loaded(tmp_path / "a")
-    if name == "ostinato_store.jsonl":
-        check_batch(loaded(tmp_path / "a", on_damage="skip").sample(50))
-    path.unlink()
-    if name == "ostinato_store.jsonl":
-        check_batch(loaded(tmp_path / "a").sample(50))
-    else:
-        with pytest.raises(DamagedFileError, match="but not both of"):
-            loaded(tmp_path / "a")
-
-
-def test_a_file_that_goes_while_it_is_sampled_is_named(tmp_path: Path) -> None:
-    with saving(tmp_path / "a", 2):
-        pass
-    buffer = loaded(tmp_path / "a")
-    os.truncate(tmp_path / "a" / files(tmp_path / "a")[0], 900)
-    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was truncated"):
-        buffer.sample(100)
-
-
 def test_clear_keeps_files_and_new_ids_lie_above_them(tmp_path: Path) -> None:
-    buffer = saving(tmp_path / "a", 3)
+    buffer = saving(tmp_path / "a", 3, form="safetensors")
     buffer.clear()
     assert (len(buffer), buffer.total_samples) == (0, 0)
     assert len(files(tmp_path / "a")) == 3
@@ -349,7 +125,7 @@ def test_clear_keeps_files_and_new_ids_lie_above_them(tmp_path: Path) -> None:
     assert future.result() == [3]
     buffer.close()
     assert loaded(tmp_path / "a").trajectory_ids == [3]
-    fresh = saving(tmp_path / "a")
+    fresh = saving(tmp_path / "a", form="safetensors")
     future = fresh.add_trajectories([rollout(8, 3)])
     assert future is not None
     assert future.result() == [4]
@@ -383,7 +159,7 @@ def savers() -> list[str]:
 
 
 def test_a_closed_buffer_can_go_on(tmp_path: Path) -> None:
-    buffer = saving(tmp_path / "a", 2)
+    buffer = saving(tmp_path / "a", 2, form="safetensors")
     buffer.close()
     buffer.close()
     check_batch(buffer.sample(10))
@@ -393,14 +169,17 @@ def test_a_closed_buffer_can_go_on(tmp_path: Path) -> None:
 
 
 def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
-    with saving(tmp_path / "a", 1):
+    with saving(tmp_path / "a", 1, form="safetensors"):
         with pytest.raises(CheckpointError, match="is being saved to"):
-            saving(tmp_path / "a", 1)
+            saving(tmp_path / "a", 1, form="safetensors")
         assert loaded(tmp_path / "a").trajectory_ids == [0]  # reading is fine
     with pytest.raises(OptionError, match="holds trajectories as safetensors, not pt"):
         saving(tmp_path / "a", form="pt")
     as_rlinf(tmp_path / "pt", "pt")
-    with saving(tmp_path / "a") as buffer, pytest.raises(CheckpointError, match="holds trajectories as safetensors"):
+    with (
+        saving(tmp_path / "a", form="safetensors") as buffer,
+        pytest.raises(CheckpointError, match="holds trajectories as safetensors"),
+    ):
         buffer.load_checkpoint(tmp_path / "pt")
 
 
@@ -430,70 +209,11 @@ def test_the_default_path_is_named_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(loaded(path)) == 1
 
 
-def test_a_failed_write_is_reported_by_the_next_call_and_then_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = saving(tmp_path / "a", 1)
-    original = durable_files.create_file
-
-    def full(path: Path) -> int:
-        raise OSError(28, "No space left on device")
-
-    for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
-        monkeypatch.setattr(f"{module}.create_file", full)
-    future = buffer.add_trajectories([rollout(1, 3)])
-    assert future is not None
-    with pytest.raises(Exception, match=r"cannot write .* bytes needed"):
-        future.result()
-    wait_until(lambda: buffer.get_stats()["pending_saves"] == 1)
-    for call in (lambda: buffer.add_trajectories([rollout(2, 3)]), lambda: buffer.sample(1), buffer.flush):
-        with pytest.raises(CheckpointError, match=r"1 trajectories could not be saved \(ids 1\): .*tried again"):
-            repeat(call)
-    assert buffer.trajectory_ids == [0, 1]
-    check_batch(buffer.sample(20)) if buffer.get_stats()["pending_saves"] == 0 else None
-    for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
-        monkeypatch.setattr(f"{module}.create_file", original)
-    for _ in range(3):
-        try:
-            buffer.close()
-        except CheckpointError:
-            continue
-        break
-    buffer.flush()
-    buffer.close()
-    assert loaded(tmp_path / "a").trajectory_ids == [0, 1]
-
-
-def test_close_reports_what_could_not_be_saved(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes everywhere")
-    buffer = saving(tmp_path / "a", 1)
-    (tmp_path / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
-    buffer.add_trajectories([rollout(1, 3)])
-    with pytest.raises(CheckpointError, match="could not be saved"):
-        buffer.close()
-    (tmp_path / "a").chmod(stat.S_IRWXU)
-
-
-def repeat(call: Any) -> None:
-    for _ in range(200):
-        call()
-        time.sleep(0.01)
-
-
-def wait_until(true: Any) -> None:
-    for _ in range(500):
-        if true():
-            return
-        time.sleep(0.01)
-    pytest.fail("it did not happen within 5 s")
-
-
 def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
     """What the directory says is the same before the fold, after it, and with a torn last line."""
-    with saving(tmp_path / "a", 2):
+    with saving(tmp_path / "a", 2, form="safetensors"):
         pass
-    buffer = saving(tmp_path / "a")
+    buffer = saving(tmp_path / "a", form="safetensors")
     buffer.load_checkpoint(tmp_path / "a")
     for number in (2, 3):
         future = buffer.add_trajectories([rollout(number, 3)])
@@ -518,7 +238,7 @@ def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
 
 def test_the_cost_of_adding_does_not_grow(tmp_path: Path) -> None:
     """Bytes written for one more trajectory are the same with 5 and with 300 before it."""
-    buffer = saving(tmp_path / "a")
+    buffer = saving(tmp_path / "a", form="safetensors")
     grown = []
     for number in range(300):
         before = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.json*")) if number in (5, 299) else 0
@@ -532,3 +252,170 @@ def test_the_cost_of_adding_does_not_grow(tmp_path: Path) -> None:
     assert grown[1] <= grown[0] + 16
     assert not (tmp_path / "a" / "trajectory_index.json").exists()
     buffer.close()
+
+
+def test_a_journal_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    (tmp_path / "a" / "ostinato_journal.jsonl").unlink()
+    add(buffer, small())
+    shutil.copytree(tmp_path / "a", tmp_path / "crashed")
+    assert ids_on_disk(tmp_path / "crashed") == [0, 1]
+    buffer.close()
+
+
+def test_what_a_failed_close_left_is_saved_by_the_next(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    (tmp_path / "a").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        add(buffer, small())
+    with pytest.raises(CheckpointError, match=r"1 trajectories could not be saved \(ids 1\)"):
+        buffer.close()
+    (tmp_path / "away").rename(tmp_path / "a")
+    buffer.close()
+    assert buffer.get_stats()["pending_saves"] == 0
+    assert ids_on_disk(tmp_path / "a") == [0, 1]
+
+
+def test_clear_forgets_failures_too(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    (tmp_path / "a").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        add(buffer, small())
+    (tmp_path / "away").rename(tmp_path / "a")
+    buffer.clear()
+    assert add(buffer, small()) == [2]
+    buffer.close()
+    assert ids_on_disk(tmp_path / "a") == [2]
+
+
+def test_clear_after_close_takes_them_off_the_list(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    add(buffer, small(), small())
+    buffer.close()
+    buffer.clear()
+    assert add(buffer, small()) == [2]
+    buffer.close()
+    assert ids_on_disk(tmp_path / "a") == [2]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
+def test_an_interrupted_add_loses_nothing(tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise StopError
+
+    buffer = saving(tmp_path / "a", save_queue_size=1)
+    add(buffer, small())
+    big = Trajectory(rewards=torch.zeros(1000, 1000, 2))
+
+    def add_for_ever() -> None:
+        while True:
+            buffer.add_trajectories([big, small(), small()])
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with pytest.raises(StopError):
+            add_for_ever()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    buffer.close()
+    assert ids_on_disk(tmp_path / "a") == buffer.trajectory_ids
+
+
+def test_the_future_of_no_trajectories_is_done(tmp_path: Path) -> None:
+    with saving(tmp_path / "a") as buffer:
+        assert add(buffer) == []
+
+
+def test_the_counter_of_the_directory_counts(tmp_path: Path) -> None:
+    with saving(tmp_path / "a") as buffer:
+        add(buffer, small(), small())
+        buffer.clear()
+    for path in (tmp_path / "a").glob("trajectory_?_*"):
+        path.unlink()
+    with saving(tmp_path / "a") as buffer:
+        assert add(buffer, small()) == [2]
+
+
+def test_spilled_files_are_found_after_a_directory_of_another_format_was_loaded(tmp_path: Path) -> None:
+    with saving(tmp_path / "a", 3, form="safetensors"):
+        pass
+    buffer = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")
+    buffer.add_trajectories([rollout(number) for number in range(3)])
+    buffer.flush()
+    (spill,) = (tmp_path / "spill").iterdir()
+    assert len(files(spill)) == 2
+    buffer.load_checkpoint(tmp_path / "a")
+    assert files(spill) == []
+    buffer.add_trajectories([rollout(number) for number in range(3, 7)])
+    buffer.flush()
+    assert [name.rpartition(".")[2] for name in files(spill)] == ["safetensors"] * 3
+    assert {serial // 1000 for serial in check_batch(buffer.sample(300))} == set(range(7))
+    buffer.save_checkpoint(tmp_path / "b")
+    check_batch(loaded(tmp_path / "b").sample(300))
+
+
+def test_an_empty_auto_save_path_is_none_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="auto_save_path was not given"):
+        path = TrajectoryReplayBuffer(auto_save=True, auto_save_path="").auto_save_path
+    assert path is not None
+    assert path.parent == tmp_path / "logs" / "replay_buffer"
+    buffer = TrajectoryReplayBuffer(auto_save_path="", cache_size=1)
+    buffer.add_trajectories([rollout(0), rollout(1)])
+    buffer.flush()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_given_up_by_clear_is_not_tried_again(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a", 1)
+    (tmp_path / "a").rename(tmp_path / "away")
+    future = buffer.add_trajectories([rollout(1)])
+    assert future is not None
+    with pytest.raises(FileNotFoundError):
+        future.result(20)
+    with pytest.raises(CheckpointError, match=r"clear\(\) gives them up"):
+        buffer.sample(1)
+    (tmp_path / "away").rename(tmp_path / "a")
+    buffer.clear()
+    buffer.close()
+    assert loaded(tmp_path / "a").trajectory_ids == []
+    assert len(files(tmp_path / "a")) == 1
+
+
+def test_ranks_of_a_directory_are_named_where_one_of_them_is_meant(tmp_path: Path) -> None:
+    for rank in range(2):
+        with saving(tmp_path / f"rank_{rank}", 1):
+            pass
+    with pytest.raises(CheckpointError, match=r"no trajectories at .*, but in rank_0, rank_1: take one of these"):
+        loaded(tmp_path)
+
+
+def test_the_own_directory_is_no_checkpoint_of_what_was_loaded_from_elsewhere(tmp_path: Path) -> None:
+    """Both list the ids 0 to 2, of other trajectories."""
+    with saving(tmp_path / "own", 3):
+        pass
+    with saving(tmp_path / "elsewhere") as other:
+        other.add_trajectories([rollout(number) for number in range(10, 13)])
+    with saving(tmp_path / "own") as buffer:
+        buffer.load_checkpoint(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match="does not list the same trajectories"):
+            buffer.save_checkpoint(tmp_path / "own")
+        buffer.save_checkpoint(tmp_path / "new")
+        buffer.load_checkpoint(tmp_path / "own")
+        buffer.save_checkpoint(tmp_path / "own")
+    assert {serial // 1000 for serial in check_batch(loaded(tmp_path / "new").sample(100))} == {10, 11, 12}
+
+
+def test_an_auto_save_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for auto_save in (False, True):
+        with pytest.raises(OptionError, match=r"auto_save_path must be a directory.* it is a file"):
+            TrajectoryReplayBuffer(auto_save=auto_save, auto_save_path=tmp_path / "file")

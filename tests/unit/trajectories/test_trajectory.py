@@ -1,19 +1,35 @@
-"""Trajectories: which rows belong together, what is refused, what is copied."""
+"""Trajectories: which rows belong together, what is refused, what is copied, what is saved of a value."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.trajectories._rollouts import check_batch, rollout, serials
+from tests.effort import examples
+from tests.unit.trajectories.rollouts import (
+    FORMATS,
+    add,
+    check_batch,
+    loaded,
+    rollout,
+    saving,
+    serials,
+    small,
+)
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
-from ostinato.errors import KindError, OptionError, SchemaError
+from ostinato.errors import (
+    KindError,
+    OptionError,
+    SchemaError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +41,7 @@ def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
     return buffer
 
 
-@settings(max_examples=25, deadline=None)
+@examples(0.5)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
 def test_every_row_is_paired_with_its_own(epochs: int, length: int, envs: int, extra: bool, cached: bool) -> None:
     """T + E rows of flags and values, one epoch or several, from memory and from files alike."""
@@ -208,3 +224,94 @@ def test_defaults_come_back_from_files(tmp_path: Path, form: str) -> None:
         assert (loaded.max_episode_length, loaded.actions) == (0, None)
     assert Trajectory.from_dict(Trajectory().to_dict()).to_dict() == Trajectory().to_dict()
     assert Trajectory.from_dict({"curr_obs": None, "model_weights_id": None}).to_dict() == Trajectory().to_dict()
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Word(enum.StrEnum):
+    PICK = "pick"
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_subclasses_of_plain_values_are_saved_as_the_values(tmp_path: Path, form: str) -> None:
+    values = {np.str_("text"): list(np.array(["pick", "place"])), "n": [np.float64(1.5), Number.ONE, Word.PICK, True]}
+    with saving(tmp_path / "a", form=form) as buffer:
+        add(buffer, small(curr_obs=values))
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(tmp_path / "a")
+    assert buffer.load_trajectory(0).curr_obs == {"text": ["pick", "place"], "n": [1.5, 1, "pick", True]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"actions": torch.zeros(4, 2, dtype=torch.complex128)},
+        {"actions": torch.zeros(4, 2, dtype=torch.float8_e4m3fnuz)},
+        {"extra": {"curr_obs.s": torch.zeros(4, 2)}, "curr_obs": {"s": torch.zeros(4, 2)}},
+        {"extra": {"__metadata__": torch.zeros(4, 2)}},
+        {"extra": {"a\ud800": torch.zeros(4, 2)}},
+        {"curr_obs": {"text": ["\ud800"]}},
+        {"actions": np.zeros((4, 2), dtype=np.longdouble)},
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_is_counted(tmp_path: Path, more: dict[str, Any]) -> None:
+    with saving(tmp_path / "a", form="safetensors") as buffer:
+        with pytest.raises(KindError, match="trajectory 1"):
+            buffer.add_trajectories([small(), small(**more)])
+        assert buffer.get_stats()["trajectory_counter"] == len(buffer) == 0
+        assert add(buffer, small()) == [0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_numpy_arrays_of_any_byte_order_and_read_only_ones_are_taken() -> None:
+    array = np.arange(8, dtype=">f4").reshape(4, 2)
+    array.flags.writeable = False
+    buffer = TrajectoryReplayBuffer()
+    buffer.add_trajectories([small(actions=array)])
+    actions = buffer.load_trajectory(0).actions
+    assert actions is not None
+    assert torch.equal(actions, torch.arange(8.0).reshape(4, 2))
+
+
+def test_counts_of_numpy_are_taken_and_absurd_ones_refused() -> None:
+    buffer = TrajectoryReplayBuffer()
+    buffer.add_trajectories([small()])
+    assert buffer.sample(np.int64(3))["rewards"].shape == (3, 1)
+    absurd: list[SupportsIndex] = [10**12, 10**30, True, np.int64(0)]
+    for count in absurd:
+        with pytest.raises(OptionError, match="num_chunks must be"):
+            buffer.sample(count)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_empty_dicts_come_back(tmp_path: Path, form: str) -> None:
+    obs = {"states": torch.rand(4, 2, 3), "none": {}, "deep": {"down": {}}}
+    one = Trajectory(rewards=torch.rand(4, 2, 1), forward_inputs={}, curr_obs=obs, extra={"mine": {}})
+    with saving(tmp_path / "a", form=form) as buffer:
+        buffer.add_trajectories([one])
+        assert set(buffer.sample(3)) == {"rewards", "curr_obs"}  # a batch has tensors alone, as RLinf's
+    back = loaded(tmp_path / "a").load_trajectory(0)
+    assert (back.forward_inputs, back.next_obs, back.extra) == ({}, {}, {"mine": {}})
+    assert back.curr_obs is not None
+    assert {key: value for key, value in back.curr_obs.items() if key != "states"} == {"none": {}, "deep": {"down": {}}}
+
+
+def test_a_loaded_trajectory_is_the_callers_own() -> None:
+    buffer = TrajectoryReplayBuffer()
+    buffer.add_trajectories([rollout(0)])
+    for _ in range(2):
+        whole = buffer.load_trajectory(0)
+        assert whole.curr_obs is not None
+        assert whole.curr_obs["task"] == ["pick", "place"]
+        whole.curr_obs["task"].append("more")
+        whole.curr_obs["states"].zero_()
+    check_batch(buffer.sample(20))
+
+
+def test_lengths_of_numpy_are_taken() -> None:
+    buffer = TrajectoryReplayBuffer()
+    buffer.add_trajectories([Trajectory(rewards=torch.rand(2, 2), max_episode_length=np.int64(7))])  # type: ignore[arg-type]
+    length = buffer.load_trajectory(0).max_episode_length
+    assert (length, type(length)) == (7, int)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from ostinato import Cast, Compose, Exclude, LazyTensorStorage, Rename, ReplayBuffer, RewardScale, Select, ToDevice
+from ostinato import LazyTensorStorage, ReplayBuffer
 from ostinato.errors import KeyMissingError, KindError, OptionError
+from ostinato.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 
 from ...tags import buffer, fill, read_ids
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,9 +36,11 @@ from ostinato.errors import (
 
 from ...episodes import Log, batch_of
 from ...windows import reward_of
+from .rings import buffer, episode, leaves_of, slices, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Rows
 
     from ostinato.core.records import Plan, View
 
@@ -281,3 +285,55 @@ def test_buffers_with_units_pickle() -> None:
         rb.sample()
         again = pickle.loads(pickle.dumps(rb))
         assert torch.equal(rb.sample()["obs"], again.sample()["obs"])
+
+
+def test_options_of_units_are_fixed_when_they_are_made() -> None:
+    with pytest.raises(UsageError, match="make another unit"):
+        SequenceUnit(2, "strict").length = 6
+    with pytest.raises(UsageError, match="make another unit"):
+        FrameStack(2, ["obs"]).k = 3
+    with pytest.raises(UsageError, match="make another unit"):
+        Hindsight(lambda batch: batch["reward"]).her_ratio = 7.0
+
+
+def test_windows_of_slices_are_refused_when_the_parts_meet() -> None:
+    with pytest.raises(OptionError, match="leave one of them out"):
+        ReplayBuffer(storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=4), sample_unit=SequenceUnit(2))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=SequenceUnit(2))
+    with pytest.raises(OptionError, match="leave one of them out"):
+        buffer.set_sampler(SliceSampler(slice_len=4))
+
+
+def test_an_edit_of_a_returned_field_changes_no_other_field_and_no_row() -> None:
+    units: Rows[Any] = [NStep(2, 0.9), FrameStack(2, ["obs"]), SequenceUnit(2), Hindsight(reward_of)]
+    for unit in [*units, None]:
+        log = Log(20, seed=5)
+        rb = written(log, buffer(20, 6, sample_unit=unit, sampler=None if unit else slices(2)), 20)
+        before = batch_of(list(log.present().values()))
+        batch, info = rb.sample(return_info=True)
+        leaves = [*leaves_of(batch), *[value for key, value in info.items() if key not in batch]]
+        places = [leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.numel()]
+        assert len(set(places)) == len(places), f"{unit}: two fields share memory"
+        for leaf in leaves:
+            leaf.zero_()
+        assert all(torch.equal(a, b) for a, b in zip(leaves_of(rb[:]), leaves_of(before), strict=True))
+
+
+def test_batches_are_not_kept() -> None:
+    log = Log(40)
+    rb = written(log, buffer(40, sample_unit=[NStep(2, 0.9), FrameStack(2, ["obs"])]), 40)
+    found = [weakref.ref(leaf) for leaf in leaves_of(rb.sample())]
+    gc.collect()
+    assert not [ref for ref in found if ref() is not None]
+
+
+def test_a_refused_first_write_leaves_no_trace() -> None:
+    rb = buffer(20, 4, sample_unit=NStep(2, 0.9))
+    bad = batch_of(episode(1, 4))
+    bad["next"]["done"] = torch.zeros(4, 2, dtype=torch.bool)
+    with pytest.raises(SchemaError, match="one value per row"):
+        rb.extend(bad)
+    good = batch_of(episode(1, 4))
+    del good["next"]["done"]
+    rb.extend(good)
+    assert int(rb.sample()["steps_to_next_obs"].max()) <= 2

@@ -25,12 +25,16 @@ from ostinato.errors import CheckpointError
 from ...episodes import Log, batch_of
 from ...tags import same_state
 from ...windows import reward_of
+from .rings import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+
 ENDS = [("next", "terminated"), ("next", "truncated")]
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "nstep": lambda: {"sample_unit": NStep(3, 0.9)},
     "nstep-prioritized": lambda: {"sample_unit": NStep(3, 0.9), "sampler": PrioritizedSampler(40, 0.7, 0.5)},
@@ -166,3 +170,33 @@ def test_a_queued_draw_with_slices_longer_than_their_padding_is_refused() -> Non
     state["pending"][0]["pad"] = 1
     with pytest.raises(CheckpointError, match="damaged"):
         make("slices-padded", 2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "saver",
+    [{"sample_unit": SequenceUnit(4, done_key=None)}, {"sample_unit": NStep(4, 1.0, done_key="lap")}],
+    ids=["endless", "laps"],
+)
+def test_episodes_saved_by_other_keys_are_read_anew(saver: dict[str, Any], tmp_path: Path) -> None:
+    saved = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=64, **saver)
+    saved.extend(steps())
+    saved.dumps(tmp_path / "a")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=NStep(4, 1.0), batch_size=256)
+    buffer.loads(tmp_path / "a")
+    batch = buffer.sample()
+    assert torch.equal(batch["obs"] // 10, (batch["next_obs"] - 1) // 10)
+
+
+def test_queued_draws_of_another_unit_are_refused(tmp_path: Path) -> None:
+    def hindsight() -> Hindsight:
+        return Hindsight(lambda batch: batch["reward"], goal_key="goal", achieved_goal_key="obs")
+
+    data = {**steps(), "goal": torch.zeros(40)}
+    saved = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=hindsight(), batch_size=4, prefetch=2)
+    saved.extend(data)
+    saved.sample()
+    saved.dumps(tmp_path / "a")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=NStep(2, 0.9), batch_size=4, prefetch=2)
+    with pytest.raises(CheckpointError, match="same sample_unit"):
+        buffer.loads(tmp_path / "a")
+    assert len(buffer) == 0

@@ -1,4 +1,4 @@
-"""Samplers where only some rows may be drawn: whole windows, rows of no episode, slices by priority."""
+"""Every sampler where only some rows may be drawn: whole windows, rows of no episode, slices by priority."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ostinato import (
     ReplayBuffer,
     SamplerWithoutReplacement,
     SequenceUnit,
-    TensorDictReplayBuffer,
 )
 from ostinato.errors import EmptyBufferError, OptionError
 
-from ...episodes import Log, batch_of
-from ...histories import Case, buffer_for, few, histories, replay
+from ...effort import examples
+from ...episodes import Log
+from ...histories import Case, buffer_for, histories, replay
 from ...windows import check_rows, check_sequence, check_slices
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
     from ostinato import Sampler
 
+
 ENDS = [("next", "terminated"), ("next", "truncated")]
+
+
 SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
     "random": lambda log: RandomSampler(),
     "prioritized": lambda log: PrioritizedSampler(log.capacity, 0.7, 0.5),
@@ -40,13 +43,19 @@ SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
     "without": lambda log: SamplerWithoutReplacement(),
     "in-order": lambda log: SamplerWithoutReplacement(shuffle=False),
 }
+
+
 STRICT = Case(
     lambda: SequenceUnit(2, "strict", burn_in=1, bootstrap=1),
     partial(check_sequence, length=2, boundary="strict", burn_in=1, bootstrap=1),
 )
+
+
 DILATED = Case(
     lambda: SequenceUnit(2, "strict", dilation=2), partial(check_sequence, length=2, boundary="strict", dilation=2)
 )
+
+
 PLAIN = Case(lambda: None, check_rows)
 
 
@@ -55,7 +64,7 @@ PLAIN = Case(lambda: None, check_rows)
 def test_only_rows_that_may_be_drawn_are_drawn(case: Case, sampler: str, tmp_path: Path) -> None:
     need = 1 if case is PLAIN else 3
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         def make(log: Log) -> ReplayBuffer:
@@ -94,7 +103,7 @@ def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> 
 
     case = Case(lambda: None, check)
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         def make(log: Log) -> ReplayBuffer:
@@ -188,73 +197,6 @@ def test_an_edit_of_an_end_flag_opens_and_closes_starts() -> None:
         assert set(rb.sample(return_info=True)[1]["anchor_index"].tolist()) == {0, 1, 2, 6, 7, 8}
         rb.set_at_(("next", "terminated"), torch.tensor([False]), torch.tensor([5]))
         assert set(rb.sample(return_info=True)[1]["anchor_index"].tolist()) == set(range(9))
-
-
-# -- learning from windows --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", ["rows", "rows-1", "anchors"])
-@pytest.mark.parametrize("layout", ["line", "lanes"])
-def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, layout: str) -> None:
-    envs = 2 if layout == "lanes" else 1
-    log = Log(20 * envs, layout, envs=envs, longest=3, seed=2)
-    rb = ReplayBuffer(
-        storage=LazyTensorStorage(20 * envs, ndim=2 if layout == "lanes" else 1),
-        sampler=PrioritizedSampler(20 * envs, 1.0, 1.0),
-        sample_unit=SequenceUnit(3),
-        batch_size=4,
-    )
-    log.extend(rb, 20)
-    _, info = rb.sample(return_info=True)
-    anchors = log.slots_of(info["anchor_index"])[::3]
-    rows = torch.arange(12.0) + 2
-    valid = info["validity_mask"]
-    best = [
-        max(float(v) for v, yes in zip(rows[i : i + 3], valid[i : i + 3], strict=True) if yes) for i in (0, 3, 6, 9)
-    ]
-    given = {"rows": rows, "rows-1": rows[:, None], "anchors": torch.tensor(best)}[shape]
-    rb.update_priority(info, given)
-    want = torch.ones(20 * envs, dtype=torch.float64)
-    for anchor, value in zip(anchors, best, strict=True):
-        want[anchor] = value
-    assert isinstance(rb.sampler, PrioritizedSampler)
-    assert torch.equal(rb.sampler.priorities, want)
-    assert rb.stats().stale_updates == 0
-
-
-def tensordicts(log: Log) -> Any:
-    from tensordict import TensorDict
-
-    rows = log.play(20)
-    return TensorDict(batch_of(rows), [20])
-
-
-def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None:
-    for sampler, unit in (
-        (PrioritizedSampler(20, 1.0, 1.0), SequenceUnit(3)),
-        (PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3), None),
-    ):
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, sample_unit=unit, batch_size=6)
-        rb.extend(tensordicts(Log(20, longest=1000)))
-        batch = rb.sample()
-        batch["td_error"] = torch.full((batch.shape[0],), 5.0)
-        rb.update_tensordict_priority(batch)
-        changed = (sampler.priorities == 5.0).nonzero().flatten().tolist()
-        touched = batch["anchor_index"] if unit else batch["index"]
-        assert set(changed) == set(touched.tolist())
-        assert rb.stats().stale_updates == 0
-
-
-def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
-    log = Log(12, longest=1000)
-    sampler = PrioritizedSampler(12, 1.0, 1.0)
-    rb = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(3), batch_size=8)
-    log.extend(rb, 12)
-    _, info = rb.sample(return_info=True)
-    log.extend(rb, 12)
-    rb.update_priority(info, torch.full((24,), 9.0))
-    assert (sampler.priorities == 1.0).all()
-    assert rb.stats().stale_updates == len(set(info["anchor_index"].tolist()))
 
 
 def test_an_emptied_buffer_of_prioritized_slices_saves_and_loads() -> None:

@@ -1,4 +1,4 @@
-"""Everything that a user can sample with units and slice samplers, against a slow log of all that was written."""
+"""Windows and slices of every unit and sampler, against a slow log of all that was written."""
 
 from __future__ import annotations
 
@@ -6,29 +6,36 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import given
 
 from ostinato import (
+    Episodes,
     FrameStack,
     Hindsight,
+    LazyTensorStorage,
     NStep,
+    PrioritizedReplayBuffer,
     PrioritizedSampler,
     RandomSampler,
+    ReplayBuffer,
     SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from ostinato.errors import CapacityError, CheckpointError, UsageError
 
-from ...histories import Case, buffer_for, few, histories, replay
+from ...effort import examples
+from ...episodes import Log, batch_of
+from ...histories import Case, buffer_for, histories, replay
 from ...windows import check_frames, check_hindsight, check_nstep, check_rows, check_sequence, check_slices, reward_of
+from .rings import ENDS, buffer, leaves_of, slices, steps, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from ostinato import Sampler
-
-    from ...episodes import Log
 
 
 def _frames_and_steps(log: Log, batch: Any, info: dict[Any, Any]) -> None:
@@ -37,6 +44,8 @@ def _frames_and_steps(log: Log, batch: Any, info: dict[Any, Any]) -> None:
 
 
 FLAT = {"flat": True}
+
+
 UNITS = {
     "none": Case(lambda: None, check_rows),
     "nstep-1": Case(lambda: NStep(1, 0.9), partial(check_nstep, n=1, gamma=0.9)),
@@ -72,6 +81,8 @@ UNITS = {
         for late in (False, True)
     },
 }
+
+
 RESET = Case(
     lambda: SequenceUnit(3, "include_reset", burn_in=2),
     partial(check_sequence, length=3, boundary="include_reset", burn_in=2),
@@ -117,7 +128,7 @@ SAMPLERS: dict[str, Callable[[Log], Sampler]] = {
 def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Path) -> None:
     case = UNITS[name]
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(
@@ -129,7 +140,7 @@ def test_every_record_is_what_the_log_says(name: str, sampler: str, tmp_path: Pa
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_windows_over_resets_stay_in_their_lane(sampler: str, tmp_path: Path) -> None:
-    @few()
+    @examples(0.25)
     @given(histories().filter(lambda history: history["layout"] != "mixed" and not history["masked"]))
     def run(history: dict[str, Any]) -> None:
         replay(
@@ -148,9 +159,195 @@ def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     options = case.make()._slicing
     need = options.need(options.split(case.size)[1])
 
-    @few()
+    @examples(0.25)
     @given(histories())
     def run(history: dict[str, Any]) -> None:
         replay(history, case, lambda log: buffer_for(log, case, sampler=case.make()), tmp_path, need)
 
     run()
+
+
+@pytest.mark.parametrize("fill", [[9], [10], [11], [10, 10, 5], [3] * 11])
+@pytest.mark.parametrize("unit", [None, NStep(3, 0.9), SequenceUnit(3, burn_in=1), FrameStack(2, ["obs"])], ids=str)
+def test_indices_lie_in_the_rows_present(fill: list[int], unit: Any) -> None:
+    log = Log(10, longest=5)
+    rb = written(log, buffer(10, 30, sample_unit=unit, sampler=None if unit else slices(2, strict_length=False)), *fill)
+    index = rb.sample(return_info=True)[1]["index"]
+    assert 0 <= int(index.min()) <= int(index.max()) < len(rb) == min(10, sum(fill))
+
+
+@pytest.mark.parametrize("by", ["add", "extend"])
+def test_sampling_goes_on_when_the_buffer_gets_full_and_after(by: str) -> None:
+    log = Log(8, longest=4, seed=3)
+    rb = buffer(8, 6, sampler=slices(2, strict_length=False))
+    for _ in range(3 * 8):
+        if by == "add":
+            log.add(rb)
+        else:
+            log.extend(rb, 1)
+        check_slices(log, *rb.sample(return_info=True), length=2, strict=False)
+
+
+@pytest.mark.parametrize("cursor", range(10))
+def test_no_window_holds_the_write_cursor(cursor: int) -> None:
+    log = Log(10, longest=1000)  # an episode that never ends
+    rb = written(log, buffer(10, 12, sampler=slices(4)), 10 + cursor)
+    other = buffer(10, 4, sample_unit=SequenceUnit(3, burn_in=1, bootstrap=1))
+    other.extend(batch_of(log.rows))
+    for _ in range(5):
+        assert (rb.sample()["id"].view(-1, 4).diff() == 1).all()
+        check_sequence(log, *other.sample(return_info=True), length=3, burn_in=1, bootstrap=1)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(("size", "longest", "period"), [(1, 3, 2), (3, 7, 4), (7, 3, 5), (11, 20, 3), (23, 5, 4)])
+def test_overwritten_episodes_are_never_taken_for_whole(
+    size: int, longest: int, period: int, prioritized: bool
+) -> None:
+    log = Log(11, longest=longest, seed=size)
+    sampler = PrioritizedSampler(11, 0.7, 0.5) if prioritized else None
+    rb = buffer(11, 5, sample_unit=SequenceUnit(period, burn_in=1), sampler=sampler)
+    for _ in range(8):
+        log.extend(rb, size)
+        batch, info = rb.sample(return_info=True)
+        check_sequence(log, batch, info, length=period, burn_in=1)
+        steps = batch["id"].view(5, -1).diff()
+        assert ((steps == 1) | (steps == 0)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_terminations_and_truncations_both_end_windows(seed: int) -> None:
+    log = Log(30, longest=4, seed=seed)
+    rb = written(log, buffer(30, 30, sample_unit=SequenceUnit(5)), 45)
+    batch, info = rb.sample(return_info=True)
+    check_sequence(log, batch, info, length=5)
+    ends = batch["next"]["done"].view(-1, 5)[:, :-1] & info["validity_mask"].view(-1, 5)[:, 1:]
+    assert not ends.any()
+
+
+@pytest.mark.parametrize("size", range(1, 15))
+def test_batches_of_any_size_leave_the_newest_rows(size: int) -> None:
+    log = Log(7, longest=4, seed=size)
+    rb = buffer(7, 8, sample_unit=NStep(2, 0.9))
+    for _ in range(5):
+        log.extend(rb, size)
+        assert sorted(rb[:]["id"].tolist()) == sorted(row.id for row in log.present().values())
+        check_nstep(log, *rb.sample(return_info=True), n=2, gamma=0.9)
+
+
+@pytest.mark.parametrize("size", [10, 11, 20, 35])
+@pytest.mark.parametrize("layout", ["line", "lanes"])
+def test_a_batch_as_long_as_the_ring_or_longer(size: int, layout: str) -> None:
+    envs = 3 if layout == "lanes" else 1
+    log = Log(10 * envs, layout, envs=envs, longest=6)
+    rb = buffer(10 * envs, 12, ndim=2 if layout == "lanes" else 1, sampler=slices(2, strict_length=False))
+    for _ in range(3):
+        written(log, rb, size)
+        check_slices(log, *rb.sample(return_info=True), length=2, strict=False)
+
+
+def test_longer_episodes_take_no_more_room() -> None:
+    rb, log = buffer(50, sampler=slices(2)), Log(50)
+    for longest in (2, 10, 60, 200):
+        log.longest = longest
+        for _ in range(4):
+            log.extend(rb, longest)
+            assert len(rb) <= 50
+    table = rb._engine.chronicle
+    assert table is not None
+    assert table.table(rb.storage).rows <= 50
+    assert sum(len(slots) for slots, _ in log.episodes()) <= 50
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 64])
+def test_many_episodes_in_a_call_come_and_go(count: int) -> None:
+    log = Log(40, longest=3, seed=count)
+    rb = buffer(40, 10, sampler=slices(2, strict_length=False))
+    for _ in range(6):
+        log.extend(rb, 2 * count)
+        check_slices(log, *rb.sample(return_info=True), length=2, strict=False)
+        chronicle = rb._engine.chronicle
+        assert chronicle is not None
+        assert chronicle.table(rb.storage).count == len(log.episodes())
+
+
+@pytest.mark.parametrize("unit", [NStep(3, 0.5), SequenceUnit(3), [NStep(2, 0.5), FrameStack(2, ["obs"])]], ids=str)
+@pytest.mark.parametrize("layout", ["line", "lanes"])
+def test_add_and_extend_make_the_same_buffer(unit: Any, layout: str) -> None:
+    envs = 2 if layout == "lanes" else 1
+    samples = []
+    for one_by_one in (False, True):
+        log = Log(20 * envs, layout, envs=envs)
+        rb = buffer(20 * envs, ndim=2 if layout == "lanes" else 1, sample_unit=unit)
+        if one_by_one:
+            for _ in range(33):
+                log.add(rb)
+        else:
+            log.extend(rb, 33)
+        samples.append(leaves_of(rb.sample()))
+    assert all(torch.equal(a, b) for a, b in zip(*samples, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        ({"sample_unit": NStep(9, 0.9)}, 9),
+        ({"sample_unit": SequenceUnit(3, burn_in=2, bootstrap=1, dilation=2)}, 11),
+        ({"sample_unit": FrameStack(9, ["obs"])}, 9),
+        ({"sample_unit": [NStep(5, 0.9), FrameStack(5, ["obs"])]}, 9),
+        ({"sampler": SliceSampler(slice_len=9, end_keys=ENDS)}, 9),
+    ],
+    ids=str,
+)
+def test_a_ring_without_room_for_a_window_of_each_environment_is_refused(options: dict[str, Any], window: int) -> None:
+    with pytest.raises(CapacityError, match=rf"8 steps of each of 1 .* takes {window}: use max_size >= {window}"):
+        buffer(8, **options)
+    rb = buffer(8 * 4, ndim=2, **options)  # how many environments there are shows with the first rows
+    with pytest.raises(CapacityError, match=rf"of each of 4 .* takes {window}: use max_size >= {4 * window}"):
+        Log(8 * 4, "lanes", envs=4).extend(rb, 2)
+    assert len(rb) == 0
+    written(Log(64, "lanes", envs=2), rb, 2)  # the refused rows left no trace: another number of them is fine
+
+
+def test_rows_of_no_episode_are_in_no_window() -> None:
+    log = Log(40, masked=0.3, seed=1)
+    rb = buffer(40, 30, sample_unit=SequenceUnit(3, "include_reset"), episodes=Episodes(ENDS, mask_key="mask"))
+    written(log, rb, 60)
+    batch, info = rb.sample(return_info=True)
+    assert batch["mask"].all()
+    assert not info["validity_mask"].all()
+
+
+def test_rows_without_ends_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    saved = ReplayBuffer(storage=LazyTensorStorage(100), sampler=PrioritizedSampler(100, 0.5, 0.5), batch_size=4)
+    saved.extend({"obs": torch.zeros(40)})
+    saved.dumps(tmp_path / "a")
+    sampler = PrioritizedSampler(100, 0.5, 0.5)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, sample_unit=NStep(2, 0.9), batch_size=4)
+    with pytest.raises(CheckpointError, match="no field done"):
+        buffer.loads(tmp_path / "a")
+    assert len(buffer) == 0
+    assert buffer.write_count == 0
+
+
+def test_edits_through_views_are_followed_when_the_buffer_is_told() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=NStep(4, 1.0), batch_size=256)
+    buffer.extend(steps())
+    buffer.sample()
+    buffer[:]["done"][24] = True
+    buffer.read_episodes()
+    batch = buffer.sample()
+    first, last = batch["obs"], batch["next_obs"] - 1
+    assert not bool(((first <= 24) & (last > 24)).any())
+    with pytest.raises(UsageError, match="no account of episodes"):
+        ReplayBuffer().read_episodes()
+
+
+def test_a_generation_of_any_strides_is_read_right() -> None:
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), batch_size=8)
+    buffer.extend(steps())
+    _, info = buffer.sample(return_info=True)
+    strided = torch.zeros(8, 3, dtype=torch.int64)
+    strided[:, 0] = info["index_generation"]
+    buffer.update_priority(info["index"], torch.rand(8), strided[:, 0])
+    assert buffer.stats().stale_updates == 0

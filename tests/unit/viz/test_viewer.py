@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato import tools
@@ -22,6 +22,8 @@ from ostinato.viz.folder import CACHE_SIZE
 from ostinato.viz.moment import ALL_CAMERAS
 from ostinato.viz.reel import is_picture, picture_of
 from tests.unit.viz.places import CAMERAS, file_of, read_stamp, rollout, store
+
+from ...effort import examples
 
 SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
 FORMATS = ("safetensors", "pt", "pkl")
@@ -225,7 +227,7 @@ class Lengths:
 MOVES = ("next", "previous", "next_trajectory", "previous_trajectory", "next_env", "previous_env", "first", "last")
 
 
-@settings(deadline=None, max_examples=60)
+@examples(0.5)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=5),
     st.lists(st.sampled_from(MOVES), max_size=30),

@@ -22,6 +22,7 @@ from ostinato import (
 )
 from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.protocols import Ring
 
 from ...tags import STORAGES, buffer, read_ids, rows
 
@@ -38,12 +39,12 @@ def best(storage: str = "packed", capacity: int = 4, **options: Any) -> ReplayBu
 
 
 def test_a_ring_skips_the_rows_that_it_would_overwrite() -> None:
-    writer = RoundRobinWriter()
-    assert writer.place(3, 5, None) == Run(0, 3, 5, 0)
-    assert writer.place(4, 5, None) == Run(3, 4, 5, 0)
-    assert writer.place(12, 5, None) == Run(4, 5, 5, 7)
-    assert writer.cursor == 4
-    assert repr(writer) == "RoundRobinWriter(cursor=4)"
+    writer, ring = RoundRobinWriter(), Ring(5)
+    for count, run in ((3, Run(0, 3, 5, 0)), (4, Run(3, 4, 5, 0)), (12, Run(4, 5, 5, 7))):
+        assert writer.place(count, ring, None) == run
+        ring.record(run)
+    assert ring.cursor == 4
+    assert repr(writer) == "RoundRobinWriter()"
 
 
 def test_skipped_rows_have_positions_too() -> None:
@@ -185,7 +186,8 @@ def test_ranks_cost_a_few_comparisons_for_each_row_whatever_the_capacity() -> No
     for bits in (6, 10, 14):
         capacity = 2**bits
         writer = TensorDictMaxValueWriter("r")
-        writer.place(capacity, capacity, torch.arange(float(capacity)))
+        ring = Ring(capacity)
+        ring.record(writer.place(capacity, ring, torch.arange(float(capacity))))
         writer._live = [(Counted(rank), age, slot) for rank, age, slot in writer._live]
         writer._heap = writer._live.copy()
         Counted.seen = 0
@@ -193,17 +195,18 @@ def test_ranks_cost_a_few_comparisons_for_each_row_whatever_the_capacity() -> No
         writer.rerank(slots, torch.full((len(slots),), 2.0 * capacity))
         assert len(slots) <= Counted.seen <= 4 * bits * len(slots)
         Counted.seen = 0
-        placed = writer.place(100, capacity, torch.arange(100.0) + 3 * capacity)
+        placed = writer.place(100, ring, torch.arange(100.0) + 3 * capacity)
         assert (placed.kept >= 0).sum() == min(100, capacity)
         assert 100 <= Counted.seen <= 4 * bits * (100 + len(slots))
 
 
 def test_rows_below_a_full_buffer_cost_no_heap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TensorDictMaxValueWriter("r")
-    writer.place(100, 100, torch.arange(100.0) + 5)
+    ring = Ring(100)
+    ring.record(writer.place(100, ring, torch.arange(100.0) + 5))
     for name in ("heappush", "heappop"):
         monkeypatch.setattr(heapq, name, None)
-    assert (writer.place(100_000, 100, torch.rand(100_000)).kept == -1).all()
+    assert (writer.place(100_000, ring, torch.rand(100_000)).kept == -1).all()
 
 
 @pytest.mark.parametrize("storage", ["packed", "list"])
@@ -289,7 +292,7 @@ def test_a_reservoir_without_generator_follows_the_global_one() -> None:
     for _ in range(2):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
-            chosen.append(ReservoirWriter().place(100, 10, None).kept.tolist())
+            chosen.append(ReservoirWriter().place(100, Ring(10), None).kept.tolist())
     assert chosen[0] == chosen[1]
 
 

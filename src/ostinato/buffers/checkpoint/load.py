@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.checkpoint.state import Lineage, readable, restoring
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 from ostinato.durable import CheckpointReader
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.errors import OptionError
@@ -118,8 +118,8 @@ def load_buffer(
             refuse_mapped_ring(saved, seam, storage.capacity)
     restoring(restore, storages)(state)
     for engine in engines:
-        stamps = engine.stamps
-        if isinstance(stamps, Stamps):  # a shared buffer saves everything in any case
+        stamps = engine.ring
+        if isinstance(stamps, Ring):  # a shared buffer saves everything in any case
             engine.saves.remember(reader.save or "", Lineage(stamps, stamps.written, engine.storage, {}), None)
 
 

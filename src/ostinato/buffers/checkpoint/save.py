@@ -62,7 +62,7 @@ def save_buffer(path: str | Path, saving: Saving, *, incremental: bool = False) 
             try:
                 with saving.locked():
                     check, storages = saving.checker(), [engine.storage for engine in engines]
-                    lineages = [Lineage(e.stamps, e.stamps.written, e.storage, writer.prints) for e in engines]
+                    lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
                     _begin(begun, saving, incremental=incremental)
                 for engine, cut in zip(engines, begun.cuts, strict=True):
                     cut.write_out(engine.lock)
@@ -160,7 +160,7 @@ def _put_rows(
         _put_items(writer, storage, prefix)
     if "objects" in storage:
         _put_objects(writer, storage, prefix)
-    begun.cuts.append(Cut(engine.stamps, arrays))
+    begun.cuts.append(Cut(engine.ring, arrays))
     return {**state, "storage": {**state["storage"], "state": storage}}
 
 
@@ -206,9 +206,9 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
 def _changed(engine: Engine, lineage: Lineage | None) -> Runs | None:
     """Return the rows that have changed since a save; None if that cannot be told."""
     storage = engine.storage
-    if lineage is None or storage.exposed or lineage.stamps is not engine.stamps or lineage.storage is not storage:
+    if lineage is None or storage.exposed or lineage.ring is not engine.ring or lineage.storage is not storage:
         return None
-    return rows_since(engine.stamps, lineage.serial, len(storage))
+    return rows_since(engine.ring, lineage.serial, len(storage))
 
 
 def _begin_array(

@@ -22,7 +22,7 @@ from ostinato.buffers.records import Ticket
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Draw, Run, read_plan, show_plan, turn_plan
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 from ostinato.core.rows import decode_schema, describe, encode_schema
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import raw_view
@@ -90,7 +90,7 @@ _ROOMS = 4
 class Lineage(NamedTuple):
     """What a buffer knows of a save that it goes on from."""
 
-    stamps: Stamps
+    ring: Ring
     serial: int
     """Number of the last write before it."""
     storage: Storage
@@ -116,16 +116,16 @@ class Saves:
         """Begin anew."""
         self.__init__()
 
-    def before(self, stamps: Stamps, where: Placement | Tensor) -> None:
-        """Hear of slots that are about to be written; before they get their stamps, under the engine's lock."""
+    def before(self, ring: Ring, where: Placement | Tensor) -> None:
+        """Hear of slots that are about to be written; before they get their ring, under the engine's lock."""
         if self.cut is not None:
-            slots = where if isinstance(where, torch.Tensor) else _slots(where, stamps.device)
-            self.cut.keep(stamps, slots)
+            slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
+            self.cut.keep(ring, slots)
 
-    def before_clear(self, stamps: Stamps, rows: int) -> None:
-        """Hear that stamps are about to be forgotten, under the engine's lock."""
+    def before_clear(self, ring: Ring, rows: int) -> None:
+        """Hear that ring are about to be forgotten, under the engine's lock."""
         if self.cut is not None:
-            self.cut.note_replaced(stamps, rows)
+            self.cut.note_replaced(ring, rows)
 
     def remember(self, save: str, lineage: Lineage, instead: str | None) -> None:
         """Remember a save, in the place of the one that it was written over."""
@@ -139,23 +139,23 @@ def _slots(placement: Placement, device: torch.device) -> Tensor:
     return placement.slots(device) if isinstance(placement, Run) else placement.slots
 
 
-def rows_since(stamps: Stamps, serial: int, rows: int) -> Runs:
+def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
     """Return which of the first `rows` rows were written after the write number `serial`.
 
     Cost: O(1) while rows are written in ring order, else O(rows).
     """
-    if stamps.nbytes == 0:
-        fresh = min(stamps.written - serial, stamps.capacity)
-        first = (stamps.cursor - fresh) % stamps.capacity if fresh > 0 else 0
-        head = one_run(first, max(0, min(fresh, stamps.capacity - first)))
-        tail = one_run(0, max(0, first + fresh - stamps.capacity) if fresh > 0 else 0)
+    if ring.nbytes == 0:
+        fresh = min(ring.written - serial, ring.capacity)
+        first = (ring.cursor - fresh) % ring.capacity if fresh > 0 else 0
+        head = one_run(first, max(0, min(fresh, ring.capacity - first)))
+        tail = one_run(0, max(0, first + fresh - ring.capacity) if fresh > 0 else 0)
         runs = join_runs(head, tail)
         runs = runs[runs[:, 0] < rows]
         return np.stack([runs[:, 0], np.minimum(runs[:, 1], rows - runs[:, 0])], axis=1)
     found = []
     for start in range(0, rows, _BLOCK_ROWS):
-        slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=stamps.device)
-        found.append(as_runs(slots[stamps.of(slots) > serial].cpu().numpy()))
+        slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=ring.device)
+        found.append(as_runs(slots[ring.generations(slots) > serial].cpu().numpy()))
     return join_runs(*found)
 
 
@@ -164,21 +164,21 @@ class Cut:
     """The rows at the moment when this was made, under the engine's lock.
 
     Args:
-        stamps: the buffer's.
+        ring: the buffer's.
         arrays: where rows lie, and the files that they go to.
     """
 
-    def __init__(self, stamps: Stamps, arrays: list[tuple[RowArray, RowFile]]) -> None:
-        self._stamps = stamps
-        self._serial = stamps.written
+    def __init__(self, ring: Ring, arrays: list[tuple[RowArray, RowFile]]) -> None:
+        self._ring = ring
+        self._serial = ring.written
         self._arrays = arrays
         self._earlier: Runs = one_run(0, 0)
-        """Rows replaced since the cut whose stamps were forgotten since."""
+        """Rows replaced since the cut whose ring were forgotten since."""
         self._error: Exception | None = None
 
-    def keep(self, stamps: Stamps, slots: Tensor) -> None:
+    def keep(self, ring: Ring, slots: Tensor) -> None:
         """Put rows down that are about to be replaced. A disk that is full ends the save, not the write."""
-        if stamps is not self._stamps or self._error is not None:
+        if ring is not self._ring or self._error is not None:
             return
         try:
             here = torch.unique(slots).cpu().numpy()
@@ -188,10 +188,10 @@ class Cut:
         except (OSError, OstinatoError) as error:
             self._error = error
 
-    def note_replaced(self, stamps: Stamps, rows: int) -> None:
-        """Remember which rows were replaced since the cut, before their stamps are forgotten."""
-        if stamps is self._stamps:
-            self._earlier = join_runs(self._earlier, rows_since(stamps, self._serial, rows))
+    def note_replaced(self, ring: Ring, rows: int) -> None:
+        """Remember which rows were replaced since the cut, before their ring are forgotten."""
+        if ring is self._ring:
+            self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, rows))
 
     def write_out(self, lock: Any) -> None:
         """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.
@@ -221,7 +221,7 @@ class Cut:
                 raise self._error
             where = torch.from_numpy(piece.rows) if piece.first is None else slice(piece.first, piece.first + n)
             array.copy(room, where)
-            same = self._stamps.written == self._serial
+            same = self._ring.written == self._serial
             replaced = piece.rows[:0] if same else np.flatnonzero(self._replaced(piece.rows))
             file.done = piece.offset + n * file.row_bytes
         for first, count in as_runs(replaced).tolist():
@@ -229,8 +229,8 @@ class Cut:
 
     def _replaced(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows (ascending) were replaced since the cut, bool: what was there lies in the file."""
-        slots = torch.from_numpy(rows).to(self._stamps.device)
-        replaced: np.ndarray[Any, Any] = (self._stamps.of(slots) > self._serial).cpu().numpy()
+        slots = torch.from_numpy(rows).to(self._ring.device)
+        replaced: np.ndarray[Any, Any] = (self._ring.generations(slots) > self._serial).cpu().numpy()
         both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
         return both
 
@@ -536,7 +536,7 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
         StorageMemoryError: if there is too little for it; nothing has changed then.
     """
     storage = engine.storage
-    rows, laid_out, stamps, pending = len(storage), storage.laid_out, engine.stamps, list(engine.pending)
+    rows, laid_out, stamps, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
     parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
     random = None if engine.generator is None else engine.generator.get_state()
@@ -553,7 +553,7 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
             setattr(engine, name, value)
         if random is not None and engine.generator is not None:
             engine.generator.set_state(random)
-        engine.stamps = stamps
+        engine.ring = stamps
         engine.restores += 1  # gathers in flight notice that rows were away for a moment
         for bring in kept:
             bring()
@@ -572,7 +572,7 @@ def own_tensors(state: Any) -> Any:
 
 def begin_load(engine: Engine) -> None:
     """Put new stamps in place before rows change, so that gathers in flight notice."""
-    engine.stamps = Stamps(engine.storage.capacity, engine.storage.device)
+    engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
 def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
@@ -582,21 +582,16 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
     """
     storage = engine.storage
     rows = len(storage)
-    engine.stamps = Stamps(storage.capacity, storage.device)
+    engine.ring = Ring(storage.capacity, storage.device)
     engine.settled = storage.laid_out
     if engine.versions is not None:
         engine.versions.begin(rows)
     if engine.chronicle is not None:
         engine.chronicle.load_state_dict(storage, episodes)
-    if storage.capacity == capacity:
-        engine.stamps.load_state_dict(state)
-        engine.begin_sampler()
-        return
-    base = max(int(state["base"]), int(state["written"]) - rows)
-    engine.stamps.load_state_dict({**state, "base": base, "cursor": rows % storage.capacity})
-    cursor = engine.writer.cursor
-    if cursor < rows or (engine.writer.in_order and cursor >= storage.capacity):
-        engine.writer.resume(rows, rows % storage.capacity)  # fill the room that was added before replacing rows
+    if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
+        base = max(int(state["base"]), int(state["written"]) - rows)
+        state = {**state, "base": base, "cursor": rows % storage.capacity}
+    engine.ring.load_state_dict(state, rows)
     engine.begin_sampler()
 
 
@@ -612,7 +607,7 @@ def engine_state(
     parts = {name: getattr(engine, name) for name in _PARTS}
     return {
         **{name: {"class": type(part).__name__, "state": part.state_dict()} for name, part in parts.items()},
-        "stamps": engine.stamps.state_dict(),
+        "stamps": engine.ring.state_dict(),
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         "rows_drawn": engine.rows_drawn,
@@ -634,12 +629,12 @@ class Parts(NamedTuple):
     writer: Writer
     chronicle: Chronicle | None
     unit: SampleUnit | None
-    stamps: Stamps
+    ring: Ring
 
 
 def parts_of(engine: Engine) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
-    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.stamps)
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.ring)
 
 
 def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
@@ -708,13 +703,13 @@ def load_engine_states(
         StorageMemoryError: if there is too little memory for a copy of the rows that the buffers hold.
     """
     with readable("a replay buffer"):
-        pairs = [(t, _in_order(t, state)) for t, state in zip(targets, states, strict=True)]
+        pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
         checked = [_check_state(t.engine, state, t.batch_size) for t, state in pairs]
     for target, state in pairs:
         with readable("this storage"):
             target.engine.storage.check_state(state["storage"]["state"])
     held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
-    used = [target.engine.stamps.written > 0 for target in targets]
+    used = [target.engine.ring.written > 0 for target in targets]
     try:
         _load_parts(pairs)
         for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
@@ -780,6 +775,12 @@ def _check_state(
     return pending, read_generator(state["generator"], engine.storage.device)
 
 
+def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state whose ring has the cursor that older checkpoints (format 1.2 and before) keep with the writer."""
+    cursor = state["writer"]["state"].get("cursor")
+    return state if cursor is None else {**state, "stamps": {**state["stamps"], "cursor": int(cursor)}}
+
+
 def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
 
@@ -798,16 +799,14 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if engine.chronicle is not None and engine.chronicle.wanted.fixed:
         msg = f"{engine.chronicle.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
         raise CheckpointError(msg)
-    rows, stamps, writer = saved_rows(state), state["stamps"], state["writer"]
+    rows, stamps = saved_rows(state), state["stamps"]
     array = stamps["array"]
     if array is not None:
         array = torch.cat((array[seam:], array[:seam]))
     sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
-    cursor = {"cursor": 0} if "cursor" in writer["state"] else {}
     return {
         **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
         "sampler": {**state["sampler"], "state": sampler},
-        "writer": {**writer, "state": {**writer["state"], **cursor}},
         "stamps": {**stamps, "cursor": 0, "array": array},
         "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
     }
@@ -880,13 +879,13 @@ def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
 def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
     draw = ticket.draw
-    if draw.stamps is not None:  # rows replaced since the draw are read as they are now
-        draw = draw._replace(stamps=engine.stamps.of(draw.slots))
+    if draw.generations is not None:  # rows replaced since the draw are read as they are now
+        draw = draw._replace(generations=engine.ring.generations(draw.slots))
     plan, schema = ticket.plan, engine.storage.schema
     if plan is not None and schema is not None:
         plan = plan._replace(schema=schema)
-        return ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps, plan=plan)
-    return expand_again(engine, ticket._replace(draw=draw, serial=engine.stamps.written, stamps=engine.stamps))
+        return ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring, plan=plan)
+    return expand_again(engine, ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
 
 
 def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
@@ -897,7 +896,7 @@ def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
     """
     draw, plan = ticket.draw, ticket.plan
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
-    more = {"stamps": draw.stamps, "lengths": draw.lengths, "dice": ticket.dice}
+    more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if plan is not None and not engine.replaced(ticket):
         held["plan"] = show_plan(plan)
@@ -939,4 +938,4 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema
     plan = None
     if "plan" in state:
         plan = read_plan(state["plan"], decode_schema(schema), slots, rows)
-    return Ticket(draw, 0, bool(state["last"]), engine.stamps, engine.sampler, state["rng"], plan, dice)
+    return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self, final
 import torch
 
 from ostinato.core.records import View
-from ostinato.core.ring import Stamps
+from ostinato.core.ring import Ring
 from ostinato.errors import UsageError
 from ostinato.samplers import SamplerWithoutReplacement
 
@@ -37,7 +37,7 @@ class Epochs:
         self._read = read
         self._batch_size = batch_size
         self._sampler = SamplerWithoutReplacement()
-        self._view = View(rows, rows, 0, Stamps(rows), torch.device("cpu"))  # fixed: an epoch takes no more rows in
+        self._view = View(rows, rows, 0, Ring(rows), torch.device("cpu"))  # fixed: an epoch takes no more rows in
         self._left = self.batches
         self._ended = False
 

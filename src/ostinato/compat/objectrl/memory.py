@@ -116,12 +116,12 @@ class ReplayBuffer:
     @property
     def pointer(self) -> int:
         """Slot of the next row; setting it makes the next rows replace others, or go on after the last."""
-        return self._memory.writer.cursor
+        return self._memory.cursor
 
     @pointer.setter
     def pointer(self, slot: int) -> None:
         _require("pointer", slot, min(len(self), self.buffer_size - 1), "no slot may stay empty between rows")
-        self._memory.writer.load_state_dict({"cursor": slot})
+        self._memory.cursor = slot
 
     @property
     def size(self) -> int:
@@ -181,14 +181,12 @@ class ReplayBuffer:
 
     def _write(self, write: Callable[[], Any]) -> None:
         """Write; where memory, disk or files run out, collect garbage and write once more."""
-        pointer = self.pointer
         try:
             write()
         except (MemoryError, OSError, torch.cuda.OutOfMemoryError) as error:
             if self.print_gc_warning:
                 msg = f"a write failed ({error}): trying once more after garbage collection"
                 warnings.warn(msg, RuntimeWarning, stacklevel=3)
-            self.pointer = pointer
         else:
             return
         gc.collect()  # outside the except block: the error's traceback keeps what it passed alive

@@ -145,7 +145,11 @@ def _held(directory: Path) -> Metadata:
     try:
         state = CheckpointReader(directory, format_name=FORMAT).state()
         storage = state["storage"]["state"]
-        return Metadata(int(storage["capacity"]), int(storage["rows"]), int(state["writer"]["state"]["cursor"]))
+        return Metadata(
+            int(storage["capacity"]),
+            int(storage["rows"]),
+            int(state["writer"]["state"].get("cursor", state["stamps"]["cursor"])),
+        )
     except (KeyError, TypeError) as error:
         msg = f"{directory} has no readable state ({error!r}): it was not written by save()"
         raise DamagedFileError(msg) from error

@@ -245,7 +245,7 @@ def _state(
     return {
         "storage": storage,
         "sampler": {"class": type(sampler).__name__, "state": sampling},
-        "writer": {"class": writer.__name__, "state": {"cursor": ring.cursor}},
+        "writer": {"class": writer.__name__, "state": {}},
         "stamps": {"written": ring.written, "base": ring.written - ring.rows, "cursor": ring.cursor, "array": None},
         "rows_written": ring.written,
         "rows_since_empty": ring.written,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 
-from ostinato._backend import native
+from ostinato._backend import backend
 from ostinato.core.episodes.checks import check_episode_state
 from ostinato.core.episodes.native import NativeEpisodes
 from ostinato.core.episodes.numpy import PlainEpisodes
@@ -91,6 +91,7 @@ class EpisodeTable:
         self._starts: dict[int, Starts] = {}
         self._moved: Tensor | None = None  # see `moved_firsts`; None until it is asked for
         self._rows: NativeEpisodes | PlainEpisodes
+        native = backend.native
         if native is not None:
             self._rows = NativeEpisodes(native.Episodes(capacity, lanes))
         else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
-from ostinato import Trajectory
+from ostinato import Trajectory, TrajectoryReplayBuffer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +84,73 @@ def check_batch(batch: dict[str, Any]) -> list[int]:
 def files(directory: Path) -> list[str]:
     """Names of the trajectory files of a directory."""
     return sorted(path.name for path in directory.iterdir() if re.match(r"trajectory_\d", path.name))
+
+
+FORMATS = ("pt", "pkl", "safetensors")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def saving(path: Path, count: int = 0, form: str = "pt", **options: Any) -> TrajectoryReplayBuffer:
+    """A buffer that saves to a directory, with so many rollouts in it that are saved."""
+    options = {"allow_pickle": form == "pkl", **options}
+    buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form, **options)
+    if count:
+        assert add(buffer, *(rollout(number, 3) for number in range(count))) == list(range(count))
+    return buffer
+
+
+def add(buffer: TrajectoryReplayBuffer, *trajectories: Trajectory) -> list[int]:
+    """Add trajectories, wait until they are saved, and return their ids."""
+    future = buffer.add_trajectories(list(trajectories))
+    assert future is not None
+    return future.result(20)
+
+
+def loaded(path: Path, **options: Any) -> TrajectoryReplayBuffer:
+    """A buffer that has loaded a directory."""
+    buffer = TrajectoryReplayBuffer(allow_pickle=True)
+    buffer.load_checkpoint(path, **options)
+    return buffer
+
+
+def ids_on_disk(path: Path) -> list[int]:
+    """The ids that a load of a directory finds."""
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(path)
+    return buffer.trajectory_ids
+
+
+def small(**more: Any) -> Trajectory:
+    """A trajectory of eight random rewards, and what else is given."""
+    return Trajectory(rewards=torch.rand(4, 2, 1), **more)
+
+
+def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer) -> None:
+    for count in (3, 50, 7):
+        one, two = first.sample(count), second.sample(count)
+        assert check_batch(one) == check_batch(two)
+    assert torch.equal(first.sample(5, replace=False)["rewards"], second.sample(5, replace=False)["rewards"])
+
+
+def as_rlinf(root: Path, form: str, *, old_spelling: bool = False) -> None:
+    """Write a directory as RLinf does: no list of ours, one opaque text between id and extension."""
+    root.mkdir(parents=True)
+    index = {}
+    for number in range(3):
+        values = rollout(number, 4, epochs=2).to_dict() | {"model_weights_id": f"opaque-{number}"}
+        name = root / f"trajectory_{number}_opaque-{number}.{form}"
+        if form == "pt":
+            torch.save(values, name)
+        else:
+            name.write_bytes(pickle.dumps(values))
+        index[str(number)] = {
+            "num_samples": 8,
+            "trajectory_id": number,
+            "max_episode_length": 4,
+            "shape": [4, 2, 3],
+            "model_weights_id": f"opaque-{number}",
+        }
+    meta = {"trajectory_format": form, "size": 3, "total_samples": 24, "trajectory_counter": 3, "seed": 9}
+    (root / "metadata.json").write_text(json.dumps(meta))
+    spelt = "trajector_index.json" if old_spelling else "trajectory_index.json"
+    (root / spelt).write_text(json.dumps({"trajectory_index": index, "trajectory_id_list": [0, 1, 2]}))

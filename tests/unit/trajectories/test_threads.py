@@ -1,33 +1,41 @@
-"""Threads, processes and callbacks that meet: readers beside a saver, forks, clearing while others sample."""
+"""Threads and forks: readers beside a saver, adding beside sampling and clearing, callbacks."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import statistics
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tests.unit.trajectories._kills import run_and_kill
-from tests.unit.trajectories._rollouts import check_batch, rollout
+from tests.unit.trajectories.kills import run_and_kill
+from tests.unit.trajectories.rollouts import (
+    add,
+    check_batch,
+    ids_on_disk,
+    needs_fork,
+    rollout,
+    saving,
+    small,
+)
 
 from ostinato import Trajectory, TrajectoryReplayBuffer
 from ostinato.durable.journal import read_lines, write_lines
-from ostinato.errors import EmptyBufferError, UsageError
+from ostinato.errors import (
+    EmptyBufferError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-
-def saving(path: Path, **options: Any) -> TrajectoryReplayBuffer:
-    return TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, **options)
-
-
-def small() -> Trajectory:
+def tiny() -> Trajectory:
     return Trajectory(rewards=torch.zeros(2, 2), model_weights_id="w")
 
 
@@ -62,13 +70,13 @@ def test_a_reader_finds_all_that_was_saved_before_it_began_while_the_journal_is_
     tmp_path: Path, fold: str
 ) -> None:
     buffer = saving(tmp_path / "a", save_queue_size=200)
-    future = buffer.add_trajectories([small()] * 150)  # reading the index takes a while
+    future = buffer.add_trajectories([tiny()] * 150)  # reading the index takes a while
     assert future is not None
     saved = len(future.result(60))
 
     def save() -> None:
         nonlocal saved
-        more = buffer.add_trajectories([small()])
+        more = buffer.add_trajectories([tiny()])
         assert more is not None
         saved = more.result(20)[0] + 1
         buffer.save_checkpoint(tmp_path / "a") if fold == "save_checkpoint" else buffer.close()
@@ -117,7 +125,7 @@ def test_the_own_directory_can_be_folded_while_another_thread_adds(tmp_path: Pat
 def test_sampling_goes_on_while_another_thread_clears_or_loads(tmp_path: Path, again: str) -> None:
     """Spilled files vanish while rows of them are read: the rows are drawn anew."""
     for form in ("pt", "safetensors"):
-        with saving(tmp_path / form, trajectory_format=form) as saver:
+        with saving(tmp_path / form, form=form) as saver:
             saver.add_trajectories([rollout(number) for number in range(20)])
     forms = iter(["pt", "safetensors"] * 1000)
     buffer = TrajectoryReplayBuffer(cache_size=1, max_open_files=2)
@@ -140,7 +148,7 @@ def test_sampling_goes_on_while_another_thread_clears_or_loads(tmp_path: Path, a
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions of Python warn of every such fork
 def test_a_fork_samples_whatever_other_threads_held_when_it_was_made(tmp_path: Path) -> None:
     """As the workers of a data loader do, while the parent adds and samples."""
-    buffer = saving(tmp_path / "a", cache_size=1, max_open_files=1, trajectory_format="safetensors")
+    buffer = saving(tmp_path / "a", cache_size=1, max_open_files=1, form="safetensors")
     buffer.add_trajectories([rollout(number) for number in range(4)])
 
     def work(report: Callable[[bytes], None]) -> None:
@@ -204,3 +212,136 @@ def test_a_callback_of_a_future_may_add_and_is_told_where_it_would_wait_for_itse
     buffer.close()
     check_batch(buffer.sample(10))
     assert buffer.trajectory_ids == [0, 1, 2, 3]
+
+
+def test_no_id_is_given_twice_while_others_clear(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a", cache_size=2)
+    given: list[int] = []
+    failed: list[BaseException] = []
+    end = time.monotonic() + 0.6
+
+    def adding() -> None:
+        while time.monotonic() < end:
+            future = buffer.add_trajectories([small(model_weights_id="w")])
+            assert future is not None
+            try:
+                given.extend(future.result(20))
+            except BaseException as error:
+                if not future.cancelled():
+                    failed.append(error)
+
+    threads = [threading.Thread(target=adding) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while time.monotonic() < end:
+        buffer.clear()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert given
+    assert len(set(given)) == len(given)
+    buffer.close()
+    assert sorted(ids_on_disk(tmp_path / "a")) == sorted(buffer.trajectory_ids)
+
+
+def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
+    """The store's own lock is held here, as it is while a batch is written."""
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    added = threading.Event()
+
+    def adding() -> None:
+        buffer.add_trajectories([small()])
+        added.set()
+
+    with buffer._store._directory_lock:
+        thread = threading.Thread(target=adding)
+        thread.start()
+        assert added.wait(10)
+    thread.join()
+    buffer.close()
+    assert ids_on_disk(tmp_path / "a") == [0, 1]
+
+
+@needs_fork
+def test_a_fork_neither_saves_nor_removes_what_the_parent_has(tmp_path: Path) -> None:
+    buffer = saving(tmp_path / "a")
+    add(buffer, small())
+    spilling = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")
+    spilling.add_trajectories([rollout(0), rollout(1)])
+    spilling.flush()
+
+    def work(report: Callable[[bytes], None]) -> None:
+        with pytest.raises(UsageError, match="another process"):
+            buffer.add_trajectories([small()])
+        with pytest.raises(UsageError, match="another process"):
+            buffer.flush()
+        with pytest.raises(UsageError, match="another process"):
+            buffer.clear()
+        check_batch(spilling.sample(50))
+        buffer.close()
+        spilling._finalizer()
+        buffer._finalizer()
+        report(b"done")
+
+    assert run_and_kill(work, 10**9) == (False, b"done")
+    check_batch(spilling.sample(50))
+    add(buffer, small())
+    shutil.copytree(tmp_path / "a", tmp_path / "crashed")
+    assert ids_on_disk(tmp_path / "crashed") == [0, 1]
+    buffer.close()
+
+
+def test_several_threads_add_and_sample(tmp_path: Path) -> None:
+    buffer = TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "a", cache_size=2, trajectory_format="safetensors", save_queue_size=3
+    )
+    buffer.add_trajectories([rollout(0, 2)])
+    errors: list[BaseException] = []
+
+    def work(run: Any) -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    def add(first: int) -> None:
+        for number in range(first, first + 12):
+            buffer.add_trajectories([rollout(number, 2)])
+
+    def draw() -> None:
+        for _ in range(25):
+            check_batch(buffer.sample(40))
+
+    jobs = [lambda: add(1), lambda: add(20), draw, draw]
+    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    buffer.close()
+    assert len(buffer) == len(set(buffer.trajectory_ids)) == 25
+    again = TrajectoryReplayBuffer()
+    again.load_checkpoint(tmp_path / "a")
+    assert len(set(check_batch(again.sample(100, replace=False)))) == 100
+
+
+@pytest.mark.slow
+def test_adding_stalls_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: Path) -> None:
+    """The processor time of the adding thread, against that of a copy: other work on the machine does not count."""
+    pictures = torch.randint(0, 256, (50, 4, 64, 64, 3), dtype=torch.uint8)
+    one = Trajectory(rewards=torch.rand(50, 4, 1), curr_obs={"main_images": pictures})
+    added, copied, kept = [], [], []
+    with TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=tmp_path / "a", trajectory_format="safetensors", save_queue_size=30
+    ) as buffer:
+        buffer.add_trajectories([one])
+        for _ in range(20):
+            start = time.thread_time()
+            buffer.add_trajectories([one])
+            added.append(time.thread_time() - start)
+            start = time.thread_time()
+            kept.append(pictures.clone())  # new memory, as the buffer's copy is
+            copied.append(time.thread_time() - start)
+    assert statistics.median(added) < 3 * statistics.median(copied) + 1e-3

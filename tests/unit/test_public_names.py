@@ -1,0 +1,75 @@
+"""Names that users import: what the root exports hides nothing, and examples need no private module."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections.abc
+import re
+import typing
+from pathlib import Path
+
+import pytest
+
+import ostinato
+from ostinato import protocols, transforms
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
+
+
+@pytest.mark.parametrize("module", [ostinato, protocols])
+def test_a_star_import_hides_no_name_of_python(module: typing.Any) -> None:
+    exported = set(module.__all__)
+    for other in (builtins, typing, collections.abc):
+        names = getattr(other, "__all__", None) or vars(other)
+        assert not exported & set(names), other.__name__
+
+
+@pytest.mark.parametrize(
+    ("name", "root_name"),
+    [
+        ("Cast", "CastFields"),
+        ("Compose", "ComposeTransforms"),
+        ("Exclude", "ExcludeFields"),
+        ("Rename", "RenameFields"),
+        ("RewardScale", "RewardScale"),
+        ("Select", "SelectFields"),
+        ("ToDevice", "ToDevice"),
+    ],
+)
+def test_every_transform_has_a_root_name(name: str, root_name: str) -> None:
+    assert name in transforms.__all__
+    assert getattr(ostinato, root_name) is getattr(transforms, name)
+    assert root_name in ostinato.__all__
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documentation_imports_nothing_from_core(page: Path) -> None:
+    found = re.findall(r"^\s*(?:from|import) ostinato\.(?:core|_\w+)\b.*$", page.read_text(), re.MULTILINE)
+    assert not found
+
+
+def test_protocols_exports_what_the_base_classes_name() -> None:
+    """The types of the library in signatures of the public methods of `Sampler`, `Writer` and `SampleUnit`."""
+    source = ROOT / "src" / "ostinato"
+    for path, name in (("samplers/base.py", "Sampler"), ("writers/ring.py", "Writer"), ("units/base.py", "SampleUnit")):
+        tree = ast.parse((source / path).read_text())
+        [base] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+        core = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "ostinato.core.records"
+            for alias in node.names
+        }
+        methods = [node for node in base.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+        named = {
+            node.id
+            for method in methods
+            for part in (*(arg.annotation for arg in method.args.args), method.returns)
+            if part is not None
+            for node in ast.walk(part)
+            if isinstance(node, ast.Name)
+        }
+        assert named & core, f"{name} names no type of {path}"
+        assert named & core <= set(protocols.__all__), name

@@ -1,0 +1,198 @@
+"""Damaged and hostile directories: named, skipped or refused; never believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.unit.trajectories.rollouts import (
+    FORMATS,
+    add,
+    as_rlinf,
+    check_batch,
+    files,
+    ids_on_disk,
+    loaded,
+    rollout,
+    saving,
+    small,
+)
+
+from ostinato import TrajectoryReplayBuffer
+from ostinato.durable.journal import write_lines
+from ostinato.durable.tensorfile import read_header
+from ostinato.errors import (
+    DamagedFileError,
+)
+from ostinato.tools import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("weights", ["../../escape", "a/b", "..", "", 5, "a\0b"])
+def test_names_in_the_index_cannot_lead_out_of_the_directory(tmp_path: Path, weights: Any) -> None:
+    as_rlinf(tmp_path / "a", "pt")
+    path = tmp_path / "a" / "trajectory_index.json"
+    index = json.loads(path.read_text())
+    index["trajectory_index"]["1"]["model_weights_id"] = weights
+    path.write_text(json.dumps(index))
+    with pytest.raises(DamagedFileError):
+        loaded(tmp_path / "a")
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    as_rlinf(tmp_path / "a", "pt")
+    path = tmp_path / "a" / "trajectory_1_opaque-1.pt"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamagedFileError, match=r"no.* regular file"):
+        loaded(tmp_path / "a")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: path.unlink(),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(b"garbage" * 100),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("ours", [True, False])
+def test_damaged_files_are_named_or_skipped(tmp_path: Path, form: str, kind: str, ours: bool) -> None:
+    if ours:
+        with saving(tmp_path / "a", 3, form=form):
+            pass
+    elif form == "safetensors":
+        pytest.skip("RLinf writes no safetensors")
+    else:
+        as_rlinf(tmp_path / "a", form)
+    name = files(tmp_path / "a")[1]
+    DAMAGE[kind](tmp_path / "a" / name)
+    buffer = TrajectoryReplayBuffer(allow_pickle=True)
+    buffer.add_trajectories([rollout(5)])
+    with pytest.raises(DamagedFileError, match="trajectory 1: ") as caught:
+        buffer.load_checkpoint(tmp_path / "a")
+    assert name in str(caught.value)
+    assert check_batch(buffer.sample(5)), "the buffer is as it was"
+    with pytest.warns(RuntimeWarning, match=r"1 damaged trajectories were left out \(ids \[1\]\)"):
+        buffer.load_checkpoint(tmp_path / "a", on_damage="skip")
+    assert buffer.trajectory_ids == [0, 2]
+    assert {serial // 1000 for serial in check_batch(buffer.sample(90))} == {0, 2}
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "trajectory_index.json", "ostinato_store.jsonl"])
+def test_damaged_lists_are_named(tmp_path: Path, name: str) -> None:
+    with saving(tmp_path / "a", 3, form="safetensors"):
+        pass
+    path = tmp_path / "a" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DamagedFileError, match=name):
+        loaded(tmp_path / "a")
+    if name == "ostinato_store.jsonl":
+        check_batch(loaded(tmp_path / "a", on_damage="skip").sample(50))
+    path.unlink()
+    if name == "ostinato_store.jsonl":
+        check_batch(loaded(tmp_path / "a").sample(50))
+    else:
+        with pytest.raises(DamagedFileError, match="but not both of"):
+            loaded(tmp_path / "a")
+
+
+def test_a_file_that_goes_while_it_is_sampled_is_named(tmp_path: Path) -> None:
+    with saving(tmp_path / "a", 2, form="safetensors"):
+        pass
+    buffer = loaded(tmp_path / "a")
+    os.truncate(tmp_path / "a" / files(tmp_path / "a")[0], 900)
+    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was truncated"):
+        buffer.sample(100)
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_loading_a_whole_trajectory_finds_flipped_bytes(tmp_path: Path, form: str) -> None:
+    with saving(tmp_path / "a", form=form) as buffer:
+        add(buffer, small(actions=torch.full((4, 2, 100), 7, dtype=torch.uint8)))
+    path = next((tmp_path / "a").glob("trajectory_0_*"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\7" * 50, b"\7" * 49 + b"\6", 1))
+    buffer = TrajectoryReplayBuffer()
+    buffer.load_checkpoint(tmp_path / "a")
+    with pytest.raises(DamagedFileError, match="its checksum differs"):
+        buffer.load_trajectory(0)
+
+
+def test_compressed_records_and_conflicting_paths_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"rewards": torch.zeros(4, 2)}, path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(DamagedFileError, match="compressed"):
+        read_header(tmp_path / "b.pt", "pt", allow_pickle=False)
+    entry = {"dtype": "U8", "shape": [1, 1], "data_offsets": [0, 1]}
+    own = json.dumps({"paths": [["a"], ["a", "b"]], "plain": {}})
+    node = {"__metadata__": {"ostinato": own}, "a": entry, "a.b": entry | {"data_offsets": [1, 2]}}
+    head = json.dumps(node).encode()
+    (tmp_path / "c.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"12")
+    with pytest.raises(DamagedFileError, match="both a value and a dict"):
+        read_header(tmp_path / "c.safetensors", "safetensors", allow_pickle=False)
+
+
+def test_absurd_numbers_of_steps_are_refused_without_memory(tmp_path: Path) -> None:
+    with saving(tmp_path / "a", form="safetensors") as buffer:
+        add(buffer, small(model_weights_id="w"))
+    index = json.loads((tmp_path / "a" / "trajectory_index.json").read_text())
+    index["trajectory_index"]["0"] |= {"shape": [2**41, 1, 0], "num_samples": 2**41}
+    (tmp_path / "a" / "trajectory_index.json").write_text(json.dumps(index))
+    (tmp_path / "a" / "ostinato_store.jsonl").unlink()
+    head = json.dumps({"rewards": {"dtype": "F32", "shape": [2**41, 1, 0], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "a" / "trajectory_0_w.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(DamagedFileError, match="at most 1099511627776 transitions"):
+        ids_on_disk(tmp_path / "a")
+
+
+@pytest.mark.parametrize("key", ["trajectory_counter", "seed"])
+def test_counters_and_seeds_of_metadata_are_bounded(tmp_path: Path, key: str) -> None:
+    with saving(tmp_path / "a") as buffer:
+        add(buffer, small())
+    meta = json.loads((tmp_path / "a" / "metadata.json").read_text()) | {key: 10**30}
+    (tmp_path / "a" / "metadata.json").write_text(json.dumps(meta))
+    with pytest.raises(DamagedFileError, match=r"metadata\.json is damaged"):
+        ids_on_disk(tmp_path / "a")
+
+
+@pytest.mark.parametrize("line", [{"drop": 5}, {"form": [1], "fields": []}, {"id": 0, "facts": 5}, {"drop": [[1]]}])
+def test_strange_lines_with_fitting_checksums_are_damage(tmp_path: Path, line: dict[str, Any]) -> None:
+    with saving(tmp_path / "a") as buffer:
+        add(buffer, small())
+    head = {"format": "ostinato-trajectories", "version": [1, 0], "trajectory_format": "pt", "counter": 1, "seed": 1}
+    write_lines(tmp_path / "a" / "ostinato_journal.jsonl", [head | {"generator": None}, line])
+    with pytest.raises(DamagedFileError, match=r"ostinato_journal\.jsonl is damaged"):
+        ids_on_disk(tmp_path / "a")
+
+
+def test_skipping_a_damaged_list_warns(tmp_path: Path) -> None:
+    with saving(tmp_path / "a") as buffer:
+        add(buffer, small())
+    (tmp_path / "a" / "ostinato_store.jsonl").write_bytes(b"junk\n")
+    buffer = TrajectoryReplayBuffer()
+    with pytest.warns(RuntimeWarning, match="file of field positions is damaged"):
+        buffer.load_checkpoint(tmp_path / "a", on_damage="skip")
+    assert buffer.trajectory_ids == [0]
+
+
+def test_verify_names_damaged_files_beside_a_damaged_list(tmp_path: Path) -> None:
+    with saving(tmp_path / "a", 3):
+        pass
+    (tmp_path / "a" / "ostinato_store.jsonl").write_bytes(b"junk\n")
+    name = files(tmp_path / "a")[1]
+    (tmp_path / "a" / name).write_bytes(b"junk")
+    assert [found.file for found in verify(tmp_path / "a").damage] == ["ostinato_store.jsonl", name]

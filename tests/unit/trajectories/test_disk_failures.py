@@ -1,0 +1,166 @@
+"""Full disks, failed writes and limits on files: reported by name, nothing that was reported saved is lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.unit.trajectories.kills import run_and_kill
+from tests.unit.trajectories.rollouts import (
+    FORMATS,
+    add,
+    check_batch,
+    ids_on_disk,
+    loaded,
+    needs_fork,
+    rollout,
+    saving,
+    small,
+)
+
+from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato.durable import files as durable_files
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    StorageMemoryError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@needs_fork
+def test_after_a_failed_checkpoint_what_is_reported_saved_survives_a_kill(tmp_path: Path) -> None:
+    def work(report: Callable[[bytes], None]) -> None:
+        buffer = saving(tmp_path / "a", save_queue_size=60)
+        add(buffer, *(small() for _ in range(60)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (15000, resource.RLIM_INFINITY))
+        with pytest.raises(MemoryError):
+            buffer.save_checkpoint(tmp_path / "a")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        report(b"%d" % add(buffer, small())[0])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    killed, said = run_and_kill(work, 10**9)
+    assert (killed, said) == (True, b"60")
+    assert ids_on_disk(tmp_path / "a") == list(range(61))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_low_limit_of_open_files_is_named(tmp_path: Path) -> None:
+    with saving(tmp_path / "a", form="safetensors") as buffer:
+        add(buffer, *(small() for _ in range(60)))
+    gc.collect()
+
+    def work(report: Callable[[bytes], None]) -> None:
+        loaded = TrajectoryReplayBuffer()
+        loaded.load_checkpoint(tmp_path / "a")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 10, 4096))
+        with pytest.raises(CapacityError, match="lower max_open_files"):
+            loaded.sample(400)
+        careful = TrajectoryReplayBuffer(max_open_files=4)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+        careful.load_checkpoint(tmp_path / "a")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 10, 4096))
+        careful.sample(400)
+        report(b"done")
+
+    assert run_and_kill(work, 10**9) == (False, b"done")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_full_disk_is_named_and_reported_once_while_sampling_goes_on(tmp_path: Path, form: str) -> None:
+    big = Trajectory(**(rollout(1).to_dict() | {"extra": {"big": torch.zeros(200000)}}))
+
+    def work(report: Callable[[bytes], None]) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        mine = saving(tmp_path / "b", 1, form=form)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100000, resource.RLIM_INFINITY))
+        future = mine.add_trajectories([big])
+        assert future is not None
+        with pytest.raises(StorageMemoryError, match=r"cannot write .* bytes needed, .*: free disk space"):
+            future.result(20)
+        with pytest.raises(CheckpointError, match=r"\(ids 1\): cannot write .* next add_trajectories, flush or close"):
+            mine.sample(5)
+        for _ in range(5):
+            check_batch(mine.sample(20))  # in memory it is still there
+            time.sleep(0.01)
+        assert mine.get_stats()["pending_saves"] == 1
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=r"\(ids 1\): cannot write"):
+                mine.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        mine.close()
+        report(b"done")
+
+    assert run_and_kill(work, 10**9) == (False, b"done")
+    assert loaded(tmp_path / "b").trajectory_ids == [0, 1]
+
+
+def test_a_failed_write_is_reported_by_the_next_call_and_then_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = saving(tmp_path / "a", 1, form="safetensors")
+    original = durable_files.create_file
+
+    def full(path: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
+        monkeypatch.setattr(f"{module}.create_file", full)
+    future = buffer.add_trajectories([rollout(1, 3)])
+    assert future is not None
+    with pytest.raises(Exception, match=r"cannot write .* bytes needed"):
+        future.result()
+    wait_until(lambda: buffer.get_stats()["pending_saves"] == 1)
+    for call in (lambda: buffer.add_trajectories([rollout(2, 3)]), lambda: buffer.sample(1), buffer.flush):
+        with pytest.raises(CheckpointError, match=r"1 trajectories could not be saved \(ids 1\): .*tried again"):
+            repeat(call)
+    assert buffer.trajectory_ids == [0, 1]
+    check_batch(buffer.sample(20)) if buffer.get_stats()["pending_saves"] == 0 else None
+    for module in ("ostinato.durable.files", "ostinato.durable.tensorfile"):
+        monkeypatch.setattr(f"{module}.create_file", original)
+    for _ in range(3):
+        try:
+            buffer.close()
+        except CheckpointError:
+            continue
+        break
+    buffer.flush()
+    buffer.close()
+    assert loaded(tmp_path / "a").trajectory_ids == [0, 1]
+
+
+def test_close_reports_what_could_not_be_saved(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    buffer = saving(tmp_path / "a", 1, form="safetensors")
+    (tmp_path / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    buffer.add_trajectories([rollout(1, 3)])
+    with pytest.raises(CheckpointError, match="could not be saved"):
+        buffer.close()
+    (tmp_path / "a").chmod(stat.S_IRWXU)
+
+
+def repeat(call: Any) -> None:
+    for _ in range(200):
+        call()
+        time.sleep(0.01)
+
+
+def wait_until(true: Any) -> None:
+    for _ in range(500):
+        if true():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not happen within 5 s")

@@ -1,0 +1,185 @@
+"""Directories of RLinf: its layout is written, read and never executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.trajectories.rollouts import (
+    FORMATS,
+    add,
+    as_rlinf,
+    check_batch,
+    equal_batches,
+    files,
+    ids_on_disk,
+    loaded,
+    rollout,
+    saving,
+    small,
+)
+
+from ostinato import Trajectory, TrajectoryReplayBuffer
+from ostinato.errors import (
+    CheckpointError,
+    DamagedFileError,
+    OptionError,
+)
+from ostinato.tools import convert, merge, split, verify
+
+SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_closed_directory_has_the_layout_of_rlinf(tmp_path: Path, form: str) -> None:
+    with saving(tmp_path / "a", form=form, seed=77) as buffer:
+        buffer.add_trajectories([rollout(0, 3, model_weights_id="w_5"), Trajectory(rewards=torch.zeros(2, 4, 1))])
+    root = tmp_path / "a"
+    assert json.loads((root / "metadata.json").read_text()) == {
+        "trajectory_format": form,
+        "size": 2,
+        "total_samples": 14,
+        "trajectory_counter": 2,
+        "seed": 77,
+    }
+    index = json.loads((root / "trajectory_index.json").read_text())
+    assert index["trajectory_id_list"] == [0, 1]
+    assert index["trajectory_index"]["0"] == {
+        "num_samples": 6,
+        "trajectory_id": 0,
+        "max_episode_length": 3,
+        "shape": [3, 2, 3],
+        "model_weights_id": "w_5",
+    }
+    bare = index["trajectory_index"]["1"]
+    assert (bare["shape"], bare["model_weights_id"][-2:]) == ([2, 4, 1], "_0")
+    names = [f"trajectory_0_w_5.{form}", f"trajectory_1_{bare['model_weights_id']}.{form}"]
+    assert files(root) == names
+    assert {path.name for path in root.iterdir()} == {
+        "metadata.json",
+        "trajectory_index.json",
+        "ostinato_store.jsonl",
+        *names,
+    }
+    if form != "safetensors":
+        path = root / names[1]
+        tree = torch.load(path, weights_only=True) if form == "pt" else pickle.loads(path.read_bytes())
+        assert type(tree) is dict
+        assert set(tree) == {"rewards", "max_episode_length", "model_weights_id"}
+
+
+@pytest.mark.parametrize("form", ["pt", "pkl"])
+@pytest.mark.parametrize("old_spelling", [False, True])
+def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool) -> None:
+    as_rlinf(tmp_path / "a", form, old_spelling=old_spelling)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    buffer = loaded(tmp_path / "a")
+    assert (len(buffer), buffer.total_samples, buffer.seed, buffer.trajectory_format) == (3, 24, 9, form)
+    assert len(set(check_batch(buffer.sample(24, replace=False)))) == 24
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    buffer.add_trajectories([rollout(7, 4)])
+    assert buffer.trajectory_ids == [0, 1, 2, 3]
+    buffer.save_checkpoint(tmp_path / "b")
+    equal_batches(buffer, loaded(tmp_path / "b"))
+
+
+def test_strided_and_shared_tensors_of_others_are_read_as_they_look(tmp_path: Path) -> None:
+    as_rlinf(tmp_path / "a", "pt")
+    for number in range(3):
+        values = rollout(number, 4, epochs=2).to_dict()
+        images = values["curr_obs"]["main_images"]
+        values["curr_obs"]["main_images"] = images.permute(4, 0, 1, 3, 2).contiguous().permute(1, 2, 4, 3, 0)
+        values["rewards"] = values["actions"][..., :1]  # a view of another field
+        values["prev_logprobs"] = values["rewards"].expand(4, 2, 3)
+        values["actions"] = values["actions"].transpose(0, 1).contiguous().transpose(0, 1)
+        torch.save(values, tmp_path / "a" / f"trajectory_{number}_opaque-{number}.pt")
+    buffer = loaded(tmp_path / "a")
+    assert len(set(check_batch(buffer.sample(24, replace=False)))) == 24
+    assert torch.equal(buffer.load_trajectory(1).rewards, rollout(1, 4).rewards)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not SAMPLES, reason="OSTINATO_RLINF_CHECKPOINTS names no folder")
+@pytest.mark.parametrize(("name", "rows"), [("done_rows_pt", 48), ("single_pkl", 48), ("ranks_pt/rank_0", 72)])
+def test_samples_of_rlinf(name: str, rows: int) -> None:
+    batch = loaded(Path(str(SAMPLES)) / name).sample(rows, replace=False)
+    serial = batch["actions"][:, 0]
+    assert torch.equal(batch["curr_obs"]["states"][:, 0], serial)
+    assert torch.equal(batch["next_obs"]["states"][:, 0], serial + 0.5)
+    assert len(serial.unique()) == rows
+
+
+def test_pickles_are_never_read_without_consent(tmp_path: Path) -> None:
+    as_rlinf(tmp_path / "a", "pkl")
+    trap = tmp_path / "ran"
+    (tmp_path / "a" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
+    with pytest.raises(CheckpointError, match="give allow_pickle=True"):
+        TrajectoryReplayBuffer().load_checkpoint(tmp_path / "a")
+    assert not trap.exists()
+
+
+class _Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_hostile_pt_file_is_refused_and_not_executed(tmp_path: Path) -> None:
+    as_rlinf(tmp_path / "a", "pt")
+    trap = tmp_path / "ran"
+    torch.save({"rewards": _Trap(trap)}, tmp_path / "a" / "trajectory_1_opaque-1.pt")
+    with pytest.raises(DamagedFileError, match=r"trajectory 1: .*trajectory_1_opaque-1.pt holds more than tensors"):
+        loaded(tmp_path / "a")
+    assert not trap.exists()
+
+
+def unnamed(path: Path) -> None:
+    """Write a directory as RLinf does where nobody named the weights: an empty text stands for them everywhere."""
+    path.mkdir(parents=True)
+    index = {}
+    for number in range(3):
+        values = rollout(number, 3).to_dict() | {"model_weights_id": ""}
+        torch.save(values, path / f"trajectory_{number}_.pt")
+        facts = {"num_samples": 6, "trajectory_id": number, "max_episode_length": 3, "shape": [3, 2, 3]}
+        index[str(number)] = facts | {"model_weights_id": ""}
+    meta = {"trajectory_format": "pt", "size": 3, "total_samples": 18, "trajectory_counter": 3, "seed": 9}
+    (path / "metadata.json").write_text(json.dumps(meta))
+    node = {"trajectory_index": index, "trajectory_id_list": [0, 1, 2]}
+    (path / "trajectory_index.json").write_text(json.dumps(node))
+
+
+def test_directories_of_rlinf_without_weights_ids(tmp_path: Path) -> None:
+    unnamed(tmp_path / "ranks" / "rank_0")
+    source = tmp_path / "ranks" / "rank_0"
+    assert len(set(check_batch(loaded(source).sample(18, replace=False)))) == 18
+    assert not verify(source).damage
+    convert(source, tmp_path / "fast", "safetensors")
+    merge(tmp_path / "ranks", tmp_path / "merged", copy=True)
+    split(source, tmp_path / "first", 2, copy=True)
+    with saving(source) as buffer:
+        future = buffer.add_trajectories([rollout(3, 3)])
+        assert future is not None
+        assert future.result(20) == [3]
+    for path, count in ((tmp_path / "fast", 3), (tmp_path / "merged", 3), (tmp_path / "first", 2), (source, 4)):
+        assert len(loaded(path)) == count
+        check_batch(loaded(path).sample(50))
+        assert not verify(path).damage
+        assert "trajectory_0_." in files(path)[0]
+
+
+def test_an_index_of_the_older_spelling_is_taken_in(tmp_path: Path) -> None:
+    with saving(tmp_path / "a") as buffer:
+        add(buffer, small(), small())
+    (tmp_path / "a" / "trajectory_index.json").rename(tmp_path / "a" / "trajector_index.json")
+    (tmp_path / "a" / "ostinato_store.jsonl").unlink()
+    with pytest.raises(OptionError, match="holds trajectories as pt"):
+        saving(tmp_path / "a", form="safetensors")
+    with saving(tmp_path / "a") as buffer:
+        assert add(buffer, small()) == [2]
+    assert ids_on_disk(tmp_path / "a") == [0, 1, 2]

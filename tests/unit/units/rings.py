@@ -1,0 +1,53 @@
+"""Small buffers, and the histories that they are filled with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ostinato import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+)
+
+from ...episodes import Log, Row
+
+
+def steps(count: int = 40, episode: int = 10) -> dict[str, torch.Tensor]:
+    t = torch.arange(count)
+    lap = t % 7 == 6
+    done = t % episode == episode - 1
+    return {"t": t, "obs": t.float(), "next_obs": t.float() + 1, "reward": torch.ones(count), "done": done, "lap": lap}
+
+
+ENDS = [("next", "terminated"), ("next", "truncated")]
+
+
+def buffer(capacity: int, size: int = 12, **options: Any) -> ReplayBuffer:
+    ndim = options.pop("ndim", 1)
+    options.setdefault("generator", torch.Generator().manual_seed(0))
+    return ReplayBuffer(storage=LazyTensorStorage(capacity, ndim=ndim), batch_size=size, **options)
+
+
+def slices(length: int = 3, **options: Any) -> SliceSampler:
+    return SliceSampler(slice_len=length, end_keys=ENDS, **options)
+
+
+def written(log: Log, rb: ReplayBuffer, *rows: int) -> ReplayBuffer:
+    for count in rows:
+        log.extend(rb, count)
+    return rb
+
+
+def episode(number: int, steps: int, *, first_id: int = 0, truncated: bool = False) -> list[Row]:
+    last = steps - 1
+    return [
+        Row(0, number, t, first_id + t, terminated=t == last and not truncated, truncated=t == last and truncated)
+        for t in range(steps)
+    ]
+
+
+def leaves_of(data: dict[str, Any]) -> list[torch.Tensor]:
+    return [leaf for value in data.values() for leaf in (leaves_of(value) if isinstance(value, dict) else [value])]

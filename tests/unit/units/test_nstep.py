@@ -1,0 +1,83 @@
+"""n-step returns: against a loop over the log, time limits, environments, dtypes, threads."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+
+from ostinato import (
+    Episodes,
+    LazyTensorStorage,
+    NStep,
+    ReplayBuffer,
+)
+
+from ...episodes import Log, batch_of
+from ...windows import check_nstep
+from .rings import ENDS, buffer, episode, steps, written
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 50])
+def test_n_step_returns_are_those_of_a_loop_over_the_log_once_full(n: int) -> None:
+    log = Log(50, longest=7, seed=n)
+    rb = written(log, buffer(50, 40, sample_unit=NStep(n, 0.9)), 49, 2, 33)
+    for _ in range(3):
+        check_nstep(log, *rb.sample(return_info=True), n=n, gamma=0.9)
+
+
+def test_returns_stop_at_a_time_limit() -> None:
+    rows = [*episode(1, 3, truncated=True), *episode(2, 3, first_id=3)]
+    batches = []
+    for n in (3, 50):  # short and long windows see the same
+        rb = buffer(60, 6, sample_unit=NStep(n, 0.5))
+        rb.extend(batch_of(rows))
+        batches.append(rb.sample())
+    for key in ("id", "gamma", "steps_to_next_obs"):
+        assert torch.equal(batches[0][key], batches[1][key])
+    for key, value in batches[0]["next"].items():
+        assert torch.equal(value, batches[1]["next"][key]), key
+    first = batches[0]["episode"] == 1
+    assert (batches[0]["next"]["obs"][first][:, 2] == 3).all()  # the true last observation: step 3 of episode 1
+    assert not batches[0]["next"]["terminated"][first].any()
+
+
+def test_returns_of_many_environments_do_not_mix() -> None:
+    log = Log(64, "mixed", envs=8, longest=9, seed=0)
+    rb = written(log, buffer(64, 40, sample_unit=NStep(4, 0.9), episodes=Episodes(ENDS, "env")), 50, 64, 30)
+    for _ in range(3):
+        check_nstep(log, *rb.sample(return_info=True), n=4, gamma=0.9)
+
+
+def test_float64_rewards_are_added_up_in_float64() -> None:
+    rb = buffer(20, 1, sample_unit=NStep(10, 0.99))
+    rows = batch_of(episode(1, 20))
+    rows["next"]["reward"] = torch.full((20,), 1 / 3, dtype=torch.float64)
+    rb.extend(rows)
+    batch = rb.sample()
+    steps = int(batch["steps_to_next_obs"])
+    assert math.isclose(float(batch["next"]["reward"]), sum(0.99**k / 3 for k in range(steps)), rel_tol=1e-14)
+
+
+def test_n_may_be_set_while_another_thread_samples() -> None:
+    unit = NStep(2, 0.9)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sample_unit=unit, batch_size=16)
+    buffer.extend(steps())
+    stop = threading.Event()
+
+    def flip() -> None:
+        while not stop.is_set():
+            unit.n, unit.gamma = 5, 0.5
+            unit.n, unit.gamma = 2, 0.9
+
+    thread = threading.Thread(target=flip)
+    thread.start()
+    try:
+        for _ in range(400):
+            batch = buffer.sample()
+            assert bool((batch["steps_to_next_obs"] <= 5).all())
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,110 @@
+"""Priorities of windows reach the row that a window was drawn for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    SequenceUnit,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+
+from ...episodes import Log, batch_of
+from .rings import steps
+
+
+@pytest.mark.parametrize("shape", [(32,), (8, 4)])
+def test_padded_rows_never_give_priorities_to_anchors(shape: tuple[int, ...]) -> None:
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
+    )
+    buffer.extend(TensorDict(steps(), [40]))
+    sample = buffer.sample().reshape(*shape)
+    sample["td_error"] = torch.where(sample["validity_mask"], 1.0, 100.0)
+    buffer.update_tensordict_priority(sample)
+    assert buffer.sampler.priorities.max() == 1.0  # type: ignore[attr-defined]
+    assert buffer.stats().stale_updates == 0
+
+
+def test_records_of_windows_carry_their_own_stamps() -> None:
+    buffer = PrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), sample_unit=SequenceUnit(4), batch_size=8
+    )
+    buffer.extend(steps())
+    _, info = buffer.sample(return_info=True)
+    buffer.update_priority(info["index"], torch.rand(32), info["index_generation"])
+    assert buffer.stats().stale_updates == 0
+
+
+@pytest.mark.parametrize("shape", ["rows", "rows-1", "anchors"])
+@pytest.mark.parametrize("layout", ["line", "lanes"])
+def test_the_priorities_of_a_window_go_to_its_anchor(shape: str, layout: str) -> None:
+    envs = 2 if layout == "lanes" else 1
+    log = Log(20 * envs, layout, envs=envs, longest=3, seed=2)
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(20 * envs, ndim=2 if layout == "lanes" else 1),
+        sampler=PrioritizedSampler(20 * envs, 1.0, 1.0),
+        sample_unit=SequenceUnit(3),
+        batch_size=4,
+    )
+    log.extend(rb, 20)
+    _, info = rb.sample(return_info=True)
+    anchors = log.slots_of(info["anchor_index"])[::3]
+    rows = torch.arange(12.0) + 2
+    valid = info["validity_mask"]
+    best = [
+        max(float(v) for v, yes in zip(rows[i : i + 3], valid[i : i + 3], strict=True) if yes) for i in (0, 3, 6, 9)
+    ]
+    given = {"rows": rows, "rows-1": rows[:, None], "anchors": torch.tensor(best)}[shape]
+    rb.update_priority(info, given)
+    want = torch.ones(20 * envs, dtype=torch.float64)
+    for anchor, value in zip(anchors, best, strict=True):
+        want[anchor] = value
+    assert isinstance(rb.sampler, PrioritizedSampler)
+    assert torch.equal(rb.sampler.priorities, want)
+    assert rb.stats().stale_updates == 0
+
+
+def tensordicts(log: Log) -> Any:
+    from tensordict import TensorDict
+
+    rows = log.play(20)
+    return TensorDict(batch_of(rows), [20])
+
+
+def test_tensordicts_of_windows_and_slices_bring_their_priorities_back() -> None:
+    for sampler, unit in (
+        (PrioritizedSampler(20, 1.0, 1.0), SequenceUnit(3)),
+        (PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=3), None),
+    ):
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, sample_unit=unit, batch_size=6)
+        rb.extend(tensordicts(Log(20, longest=1000)))
+        batch = rb.sample()
+        batch["td_error"] = torch.full((batch.shape[0],), 5.0)
+        rb.update_tensordict_priority(batch)
+        changed = (sampler.priorities == 5.0).nonzero().flatten().tolist()
+        touched = batch["anchor_index"] if unit else batch["index"]
+        assert set(changed) == set(touched.tolist())
+        assert rb.stats().stale_updates == 0
+
+
+def test_priorities_of_windows_that_were_overwritten_fall_out() -> None:
+    log = Log(12, longest=1000)
+    sampler = PrioritizedSampler(12, 1.0, 1.0)
+    rb = ReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, sample_unit=SequenceUnit(3), batch_size=8)
+    log.extend(rb, 12)
+    _, info = rb.sample(return_info=True)
+    log.extend(rb, 12)
+    rb.update_priority(info, torch.full((24,), 9.0))
+    assert (sampler.priorities == 1.0).all()
+    assert rb.stats().stale_updates == len(set(info["anchor_index"].tolist()))
