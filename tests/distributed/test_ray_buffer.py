@@ -91,7 +91,7 @@ def local_and_ray(actor: Any) -> Any:
         actor.empty()
         actor.apply(_begin_anew, transform)
         handle = object.__new__(RayReplayBuffer)
-        handle.__setstate__({**actor.__getstate__(), "depth": prefetch})
+        handle.__setstate__({**actor.__getstate__(), "prefetch": prefetch})
         return ReplayBuffer(storage=storage, sampler=sampler, batch_size=16, generator=seeded()), handle
 
     return make

@@ -59,7 +59,7 @@ def handle(made: RayReplayBuffer) -> Callable[..., RayReplayBuffer]:
 
 def another(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
     one = object.__new__(RayReplayBuffer)
-    one.__setstate__({**rb.__getstate__(), "depth": prefetch})
+    one.__setstate__({**rb.__getstate__(), "prefetch": prefetch})
     return one
 
 

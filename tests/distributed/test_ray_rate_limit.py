@@ -121,7 +121,7 @@ def flow(made: RayReplayBuffer, hire: Any) -> Iterator[Callable[..., RayReplayBu
 
 def handle_of(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
     handle = object.__new__(RayReplayBuffer)
-    handle.__setstate__({**rb.__getstate__(), "depth": prefetch})
+    handle.__setstate__({**rb.__getstate__(), "prefetch": prefetch})
     return handle
 
 

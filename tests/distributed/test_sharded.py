@@ -83,7 +83,7 @@ def _set_sampler(buffer: Any, make: Any) -> None:
 
 def with_depth(rb: ShardedReplayBuffer, depth: int) -> ShardedReplayBuffer:
     """Another handle, that prefetches."""
-    return rb._handle(depth=depth)
+    return rb._handle(prefetch=depth)
 
 
 def rows(first: int, n: int, **more: Any) -> TensorDict:

@@ -55,7 +55,7 @@ def _pid(_: Any) -> int:
 @pytest.mark.parametrize("depth", [0, 3])
 def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int) -> None:
     with closing(make(sampler=QueueSampler)) as made:
-        rb = made._handle(depth=depth)
+        rb = made._handle(prefetch=depth)
         for shard in range(2):
             rb.pinned(shard).extend(rows(2000 * shard, 1600))
         found: list[int] = []
@@ -79,7 +79,7 @@ def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int
 def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluster: Any, tmp_path: Path) -> None:
     """The offers of the shard that died are void, though others have made some since."""
     with closing(make(checkpoint_dir=tmp_path, generator=torch.Generator().manual_seed(2))) as made:
-        rb = made._handle(depth=1)
+        rb = made._handle(prefetch=1)
         rb.pinned(1).extend(rows(1000, 4))
         rb.checkpoint()
         for shard, count in enumerate([500, 496]):
@@ -91,7 +91,7 @@ def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluste
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             kill(rb, cluster, 1)
-            other = made._handle(depth=0)
+            other = made._handle(prefetch=0)
             for _ in range(6):
                 other.sample()  # names of offers are not used twice
         with pytest.warns(RuntimeWarning, match=r"shard 1 of 2 was restarted: it has 4 rows \(about 500 rows"):

@@ -357,7 +357,7 @@ def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
         rb.pinned(1).extend({"version": torch.full((10,), 8), "x": torch.arange(10)})
         assert set(rb.sample(max_age=2)["version"].tolist()) == {8}
         with pytest.raises(OptionError, match="prefetched"):
-            rb._handle(depth=1).sample(max_age=2)
+            rb._handle(prefetch=1).sample(max_age=2)
 
 
 def test_a_maximum_age_needs_versions(remade: Any) -> None:

@@ -242,6 +242,15 @@ class RayReplayBuffer:
         return int(self._call("write_count"))
 
     @property
+    def cursor(self) -> int:
+        """Slot that the next row takes; see `ReplayBuffer.cursor`. Can be set."""
+        return int(self._call("cursor"))
+
+    @cursor.setter
+    def cursor(self, slot: int) -> None:
+        self.apply(lambda buffer: setattr(buffer, "cursor", slot))
+
+    @property
     def dim_extend(self) -> int:
         """Dimension of the data along which `extend` grows the buffer."""
         return int(self._call("dim_extend"))
