@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from ostinato.trajectories.layout import Layout, Signature
+    from ostinato.trajectories.layout import Signature
     from ostinato.trajectories.trajectory_list import DrawnTransitions
 
 __all__ = ["TrajectoryReplayBuffer"]
@@ -186,24 +186,23 @@ class TrajectoryReplayBuffer:
             msg = f"add_trajectories takes a list of Trajectory, got {type(trajectories).__name__}: wrap it in a list"
             raise KindError(msg)
         self._store.prepare()
-        made = [
-            _owned(value, self._state.format_name, f"trajectory {number}") for number, value in enumerate(trajectories)
+        entries = [
+            _new_entry(value, self._state.format_name, f"trajectory {number}")
+            for number, value in enumerate(trajectories)
         ]
         with self._store.lock:
-            if self._state.counter + len(made) > MAX_ID + 1:
-                msg = f"the ids are used up: the next one is {self._state.counter}, the highest {MAX_ID}"
+            first = self._state.counter
+            if first + len(entries) > MAX_ID + 1:
+                msg = f"the ids are used up: the next one is {first}, the highest {MAX_ID}"
                 raise CheckpointError(msg)
-            entries = [self._entry(*parts) for parts in made]
+            for number, entry in enumerate(entries, first):
+                entry.info = entry.info._replace(trajectory_id=number)
+            self._state.counter += len(entries)
             future = SaveFuture([entry.id for entry in entries])
             self._store.admit(entries, future)  # queued before waiting for room: an interrupt there loses nothing
             self._trajectories.append(entries)
         self._store.wait_for_room()
         return future.future if self._store.options.auto_save else None
-
-    def _entry(self, info: TrajectoryInfo, data: TrajectoryData, layout: Layout) -> Entry:
-        info = info._replace(trajectory_id=self._state.counter)
-        self._state.counter += 1
-        return Entry(info, layout, data=data)
 
     def sample(
         self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
@@ -421,7 +420,7 @@ class TrajectoryReplayBuffer:
         self._store.close()
 
 
-def _owned(value: object, format_name: str, where: str) -> tuple[TrajectoryInfo, TrajectoryData, Layout]:
+def _new_entry(value: object, format_name: str, where: str) -> Entry:
     """Copy a rollout and check that it can be saved. The id is set later."""
     tree = owned_tree(as_trajectory(value), where)
     check_tree(tree, format_name, where)
@@ -432,7 +431,7 @@ def _owned(value: object, format_name: str, where: str) -> tuple[TrajectoryInfo,
     ]
     layout = make_layout(fields, where)
     info = TrajectoryInfo(0, layout.num_samples, tree["max_episode_length"], layout.shape, tree["model_weights_id"])
-    return info, TrajectoryData(tree, layout), layout
+    return Entry(info, layout, data=TrajectoryData(tree, layout))
 
 
 def _count_of(name: str, value: SupportsIndex) -> int:
