@@ -108,7 +108,7 @@ check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the hous
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror native/*
+	$(BIN)/clang-format --dry-run -Werror $(wildcard native/*.cpp native/*.hpp)
 	$(BIN)/python -m pytest -q tests/test_house.py
 
 .PHONY: bench
@@ -137,17 +137,30 @@ docs: $(VENV)/.installed ## Regenerate generated pages and run every code block 
 	@if [ -f docs/build.py ]; then $(BIN)/python docs/build.py; fi
 	$(BIN)/python -m pytest tests/test_docs.py $(PYTEST_ARGS)
 
-SANITIZER_LIBS = $(foreach lib,libasan.so libubsan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(lib)))
+.PHONY: stub
+stub: $(VENV)/.installed ## Write the stub of the native extension from its signatures and docstrings
+	$(BIN)/python tests/native/stub.py
 
-# The libraries are preloaded because python itself is not instrumented; its own leaks are not ours.
+# Builds the extension with sanitizers in folder $(1) and runs the native tests with it. The libraries of the sanitizers
+# are preloaded, since python itself is not instrumented. What they report goes to the terminal: pytest does not capture it.
+libraries = $(foreach lib,$(1) libstdc++.so,$(shell $(CXX) -print-file-name=$(lib)))
+define sanitize
+	$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DOSTINATO_SANITIZE=$(2) -DOSTINATO_WERROR=ON
+	$(BIN)/cmake --build $(1)
+	LD_PRELOAD='$(call libraries,$(3))' OSTINATO_TEST_NATIVE="$$(ls $(1)/_native*.so)" OSTINATO_TEST_SANITIZER=$(2) \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+		TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+		$(BIN)/python -m pytest --capture=sys --confcutdir=tests/native $(4) $(PYTEST_ARGS)
+endef
+
 .PHONY: native-sanitize
 native-sanitize: $(VENV)/.installed ## The native tests under AddressSanitizer and UBSan
-	$(BIN)/cmake -S . -B build-san -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug \
-		-DPython_EXECUTABLE=$(abspath $(BIN))/python -DOSTINATO_SANITIZE=address,undefined -DOSTINATO_WERROR=ON
-	$(BIN)/cmake --build build-san
-	LD_PRELOAD='$(SANITIZER_LIBS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		OSTINATO_TEST_NATIVE="$$(ls build-san/_native*.so)" \
-		$(BIN)/python -m pytest --confcutdir=tests/native tests/native $(PYTEST_ARGS)
+	$(call sanitize,build-san,address$(COMMA)undefined,libasan.so libubsan.so,tests/native)
+
+.PHONY: native-tsan
+native-tsan: $(VENV)/.installed ## The native tests under ThreadSanitizer
+	$(call sanitize,build-tsan,thread,libtsan.so,tests/native)
 
 .PHONY: wheel
 wheel: $(VENV)/.installed ## Build the source distribution and a wheel into dist/
@@ -155,4 +168,4 @@ wheel: $(VENV)/.installed ## Build the source distribution and a wheel into dist
 
 .PHONY: clean
 clean: ## Remove builds (not .venv)
-	rm -rf build build-san dist
+	rm -rf build build-san build-tsan dist

@@ -1,7 +1,7 @@
-// Whole numbers by position, and the position in which a rank falls when all lie end to end. No Python here.
+// Counts by position, their sum, and the position to which a rank in [0, sum) belongs. No Python here.
 //
-// Eight children to a node, side by side: one step down reads one cache line. Levels grow by chunks that
-// never move, so no write stalls on a copy of them.
+// A node has eight children, side by side: one step down reads one cache line. Levels grow by chunks that
+// never move, so no write waits for a copy of a level.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace ostinato {
 
-/// An array that grows by chunks, zero at first; what it holds never moves.
+/// An array that grows by chunks of zeros. Elements never move.
 template <typename T>
 class Chunks {
 public:
@@ -45,17 +45,17 @@ public:
 
     void set(std::int64_t position, std::int64_t number) {
         if (position >= size_) grow(position + 1);
-        const std::int64_t more = number - levels_.front()[position];
-        if (more == 0) return;
+        const std::int64_t change = number - levels_.front()[position];
+        if (change == 0) return;
         for (Chunks<std::int64_t>& level : levels_) {
-            level[position] += more;
+            level[position] += change;
             position /= kFan;
         }
-        total_ += more;
+        total_ += change;
     }
 
-    /// Where ranks in [0, total) fall; `ranks` becomes what is left of each within its position. All go down
-    /// together, and each level asks for the lines of the next.
+    /// The positions of ranks in [0, total). `ranks` becomes the rest of each rank within its position. All
+    /// ranks go down together: each level prefetches the lines of the next.
     void find(std::int64_t* ranks, std::int64_t n, std::int64_t* positions) const {
         std::fill_n(positions, n, std::int64_t{0});
         for (std::size_t level = levels_.size(); level-- > 0;) {
@@ -82,7 +82,7 @@ private:
 
     static std::int64_t round_up(std::int64_t count) { return (count + kFan - 1) / kFan * kFan; }
 
-    /// The one of eight in which a rank falls; the rank becomes what is left of it there.
+    /// The child to which a rank belongs; the rank becomes its rest within the child.
     static std::int64_t descend(const std::int64_t* line, std::int64_t& rank) {
         std::int64_t before = 0, passed = 0, child = 0;
         for (std::int64_t c = 0; c + 1 < kFan; ++c) {
@@ -101,7 +101,7 @@ private:
             if (level == levels_.size()) {
                 levels_.emplace_back();
                 levels_.back().require(kFan);
-                levels_.back()[0] = total_;  // all that there is lies below its first node
+                levels_.back()[0] = total_;  // everything is below its first node
             }
             levels_[level].require(round_up(nodes));
             nodes = round_up(nodes) / kFan;

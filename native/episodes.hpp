@@ -1,8 +1,8 @@
-// The episode table: which rows of a ring belong together, and where they are. No Python here.
+// The episode table: which rows of a ring belong to the same episode, and where they are. No Python here.
 //
-// A slot knows its episode's record; a record knows its rows, by arithmetic while they lie `stride` slots
-// apart, by a list of slots otherwise. `core/episodes/numpy.py` gives the same results bit for bit: records
-// are numbered, freed and used again in the same order.
+// A slot knows the record of its episode; a record knows its rows: by arithmetic while they are `stride`
+// slots apart, otherwise by a list of slots. `core/episodes/numpy.py` gives the same results bit for bit:
+// records are numbered, freed and reused in the same order.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "checks.hpp"
 #include "count_tree.hpp"
-#include "fields.hpp"
+#include "memory.hpp"
 #include "platform.hpp"
 
 namespace ostinato {
@@ -28,32 +29,32 @@ namespace ostinato {
 class Episodes {
 public:
     static constexpr std::int64_t kMaxCapacity = std::int64_t{1}
-                                                 << 30;  // records have numbers below twice that
+                                                 << 30;  // record numbers are below its double
 
-    /// What is known of a batch besides where it goes; null where nothing is said.
-    struct Flags {
-        const std::uint8_t* ends;
-        const std::int64_t* ids;
-        const std::uint8_t* mask;
+    /// Arrays of a batch; null where one is not given.
+    struct Batch {
+        const Flag* ends;         // the row is the last of its episode
+        const std::int64_t* ids;  // of the episode; without, rows of one environment follow each other
+        const Flag* mask;         // false: the row belongs to no episode
     };
 
-    /// What `save` writes and `load` reads.
+    /// The arrays that `save` writes and `load` reads.
     struct State {
         std::int32_t* episode;  // record of each row present, oldest first; -1 for none
-        std::int64_t* serials;  // of each record, as all that follow
+        std::int64_t* serials;  // of each record, as the next three
         std::int64_t* keys;
         std::uint8_t* kinds;
         std::uint8_t* status;
         std::int64_t* free;  // records not in use; the last one is taken first
     };
 
-    Episodes(std::int64_t capacity, std::int64_t lanes) : capacity_(capacity), lanes_(lanes) {
+    Episodes(std::int64_t capacity, std::int64_t num_envs) : capacity_(capacity), num_envs_(num_envs) {
         if (capacity < 1 || capacity > kMaxCapacity) {
             throw std::invalid_argument("capacity must be in [1, 2**30], got " + std::to_string(capacity));
         }
-        if (lanes < 1 || capacity % lanes != 0) {
-            throw std::invalid_argument("lanes must be at least 1 and divide the capacity, got " +
-                                        std::to_string(lanes));
+        if (num_envs < 1 || capacity % num_envs != 0) {
+            throw std::invalid_argument("num_envs must be at least 1 and divide the capacity, got " +
+                                        std::to_string(num_envs));
         }
         clear();
     }
@@ -68,9 +69,10 @@ public:
     std::int64_t free_count() const { return static_cast<std::int64_t>(free_.size()); }
 
     std::size_t nbytes() const {
-        std::size_t bytes = static_cast<std::size_t>(capacity_ + lanes_) * sizeof(std::int32_t) +
-                            table_.nbytes() + free_.capacity() * sizeof(std::int32_t) +
-                            ids_.size() * (sizeof(std::pair<std::int64_t, std::int32_t>) + 2 * sizeof(void*));
+        std::size_t bytes =
+            static_cast<std::size_t>(capacity_ + num_envs_) * sizeof(std::int32_t) + table_.nbytes() +
+            free_.capacity() * sizeof(std::int32_t) +
+            open_by_id_.size() * (sizeof(std::pair<std::int64_t, std::int32_t>) + 2 * sizeof(void*));
         for (const Starts& starts : starts_) bytes += starts.rows.nbytes() + starts.episodes.nbytes();
         for (std::int64_t r = 0; r < records_; ++r) {
             if (table_[r].list != nullptr) bytes += table_[r].list->slots.capacity() * sizeof(std::int32_t);
@@ -78,19 +80,19 @@ public:
         return bytes;
     }
 
-    /// Forget all rows; serial numbers and registered needs stay.
+    /// Remove all rows. Serial numbers go on, and registered needs stay.
     void clear() {
         const std::size_t bytes = static_cast<std::size_t>(capacity_) * sizeof(std::int32_t);
         std::unique_ptr<std::int32_t[], Release> slots(
-            static_cast<std::int32_t*>(std::calloc(bytes, 1)));  // takes no memory until written
+            static_cast<std::int32_t*>(std::calloc(bytes, 1)));  // takes no pages until written
         if (slots == nullptr) throw std::bad_alloc();
-        if (bytes >= kHugeBytes) advise_huge_pages(reinterpret_cast<Address>(slots.get()), bytes);
-        lane_open_.assign(static_cast<std::size_t>(lanes_), kNone);
+        if (bytes >= kHugeBytes) advise_huge_pages(slots.get(), bytes);
+        open_by_env_.assign(static_cast<std::size_t>(num_envs_), kNone);
         slots_ = std::move(slots);
         table_.clear();
         free_.clear();
-        ids_.clear();
-        touched_.clear();
+        open_by_id_.clear();
+        changed_.clear();
         cursor_ = present_ = rows_ = records_ = 0;
         for (Starts& starts : starts_) {
             starts.rows.clear();
@@ -98,48 +100,50 @@ public:
         }
     }
 
-    /// Rows of a ring write. First all rows leave that are overwritten, then the new ones come; records left
-    /// empty are freed last, so that an episode that goes on keeps its number.
-    void note(std::int64_t start, std::int64_t rows, std::int64_t skip, const Flags& flags) {
+    /// Record a ring write. Overwritten rows are removed first, then new rows are added. Empty records are
+    /// freed last, so an episode that continues keeps its record.
+    void record_write(std::int64_t start, std::int64_t rows, std::int64_t skip, const Batch& batch) {
         require_run(start, rows, skip);
         if (rows == 0) return;
-        leave_run(start, std::min(rows, capacity_ - start));
-        leave_run(0, start + rows - std::min(start + rows, capacity_));
-        if (skip > 0) pass_over(start, skip, flags);
-        const Flags stored = {flags.ends == nullptr ? nullptr : flags.ends + skip,
-                              flags.ids == nullptr ? nullptr : flags.ids + skip,
-                              flags.mask == nullptr ? nullptr : flags.mask + skip};
+        remove_run(start, std::min(rows, capacity_ - start));
+        remove_run(0, start + rows - std::min(start + rows, capacity_));
+        if (skip > 0) skip_rows(start, skip, batch);
+        const Batch stored = {batch.ends == nullptr ? nullptr : batch.ends + skip,
+                              batch.ids == nullptr ? nullptr : batch.ids + skip,
+                              batch.mask == nullptr ? nullptr : batch.mask + skip};
         const std::int64_t before_end = std::min(rows, capacity_ - start);
-        enter(start, 0, before_end, stored);
-        enter(0, before_end, rows, stored);
-        settle();
+        add_run(start, 0, before_end, stored);
+        add_run(0, before_end, rows, stored);
+        update_changed();
         cursor_ = (start + rows) % capacity_;
         present_ = std::min(capacity_, present_ + rows);
     }
 
-    /// Rows that follow each one; -1 for rows of no episode.
+    /// The number of rows that follow each row in its episode; -1 for rows of no episode.
     void ahead(const std::int64_t* slots, std::int64_t n, std::int64_t* out) const {
-        each(slots, n, [&](std::int64_t i, const Record* record) {
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
             out[i] = record == nullptr ? -1 : record->length - 1 - position(*record, slots[i]);
         });
     }
 
-    /// Rows present before each one; -1 for rows of no episode.
+    /// The number of rows present before each row in its episode; -1 for rows of no episode.
     void behind(const std::int64_t* slots, std::int64_t n, std::int64_t* out) const {
-        each(slots, n, [&](std::int64_t i, const Record* record) {
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
             out[i] = record == nullptr ? -1 : position(*record, slots[i]);
         });
     }
 
-    void ended(const std::int64_t* slots, std::int64_t n, std::uint8_t* out) const {
-        each(slots, n, [&](std::int64_t i, const Record* record) {
+    /// Whether each row ended its episode.
+    void ended(const std::int64_t* slots, std::int64_t n, Flag* out) const {
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
             out[i] = record != nullptr && record->status == kEnded && record->last == slots[i] ? 1 : 0;
         });
     }
 
+    /// The slots `steps` rows on in the episode of each row; beyond the episode, its first or last row.
     void shift(const std::int64_t* slots, const std::int64_t* steps, std::int64_t n,
                std::int64_t* out) const {
-        each(slots, n, [&](std::int64_t i, const Record* record) {
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
             if (record == nullptr) {
                 out[i] = slots[i];
                 return;
@@ -151,34 +155,35 @@ public:
         });
     }
 
-    /// `before` rows of the episode, the row itself, `after` rows, `dilation` steps apart; beyond the episode
-    /// its first or last row, and 0 in `valid`.
+    /// Windows: `before` rows of the episode, the row itself and `after` rows, `dilation` steps apart. Beyond
+    /// the episode, its first or last row, and 0 in `valid`.
     void window(const std::int64_t* slots, std::int64_t n, std::int64_t before, std::int64_t after,
-                std::int64_t dilation, std::int64_t* out, std::uint8_t* valid) const {
+                std::int64_t dilation, std::int64_t* out, Flag* valid) const {
         const std::int64_t most = std::numeric_limits<std::int32_t>::max();
         if (before < 0 || before > most || after < 0 || after > most || dilation < 1) {
             throw std::invalid_argument("before and after must be in [0, 2**31) and dilation at least 1");
         }
         const std::int64_t width = before + 1 + after;
-        dilation = std::min(dilation, capacity_);  // beyond any episode, and the products stay small
-        each(slots, n, [&](std::int64_t i, const Record* record) {
+        dilation =
+            std::min(dilation, capacity_);  // larger than any episode; the products below do not overflow
+        for_each(slots, n, [&](std::int64_t i, const Record* record) {
             std::int64_t* row = out + i * width;
-            std::uint8_t* good = valid + i * width;
+            Flag* row_valid = valid + i * width;
             if (record != nullptr) {
-                place(*record, position(*record, slots[i]), {before, after, dilation}, row, good);
+                fill_window(*record, position(*record, slots[i]), {before, after, dilation}, row, row_valid);
             } else {
                 std::fill_n(row, width, slots[i]);
-                std::fill_n(good, width, std::uint8_t{0});
-                good[before] = 1;
+                std::fill_n(row_valid, width, Flag{0});
+                row_valid[before] = 1;
             }
         });
     }
 
-    /// `[count()]` each; the episode whose first row is the oldest comes first.
-    void spans(std::int64_t* first, std::int64_t* rows, std::uint8_t* closed, std::int64_t* serial) const {
+    /// All episodes, `[count()]` each, in the order of their first rows, oldest first.
+    void spans(std::int64_t* first, std::int64_t* rows, Flag* closed, std::int64_t* serial) const {
         std::vector<std::pair<std::int64_t, std::int64_t>> order;  // age of the first row, record
         for (std::int64_t r = 0; r < records_; ++r) {
-            if (table_[r].length > 0) order.emplace_back(past(cursor_, table_[r].first), r);
+            if (table_[r].length > 0) order.emplace_back(distance(cursor_, table_[r].first), r);
         }
         std::sort(order.begin(), order.end());
         for (std::size_t i = 0; i < order.size(); ++i) {
@@ -190,7 +195,7 @@ public:
         }
     }
 
-    /// Counts rows that have `need - 1` rows after them from now on; returns the number of that count.
+    /// Count rows with at least `need - 1` rows after them from now on. Returns the handle of the count.
     std::int64_t add_need(std::int64_t need) {
         if (need < 1) throw std::invalid_argument("need must be at least 1, got " + std::to_string(need));
         starts_.push_back({need, {}, {}});
@@ -201,14 +206,14 @@ public:
     std::int64_t start_rows(std::int64_t handle) const { return starts_of(handle).rows.total(); }
     std::int64_t start_episodes(std::int64_t handle) const { return starts_of(handle).episodes.total(); }
 
-    /// Rows that can start, by their ranks `randoms * total >> 63`.
+    /// Draw rows that can start a window, by rank `random * total >> 63`.
     void draw(std::int64_t handle, const std::int64_t* randoms, std::int64_t n, std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
         draw_chunks(starts.rows, randoms, n, out,
                     [](const Record&, std::int64_t, std::int64_t rest) { return rest; });
     }
 
-    /// Episodes by the first `n` numbers, then rows of them by the other `n`.
+    /// Draw episodes by the first `n` numbers, then a row of each by the other `n`.
     void draw_episodes(std::int64_t handle, const std::int64_t* randoms, std::int64_t n,
                        std::int64_t* out) const {
         const Starts& starts = drawable(handle, n);
@@ -232,7 +237,7 @@ public:
         std::copy(free_.begin(), free_.end(), state.free);
     }
 
-    /// Take a state over that was checked before. (Here only what would break memory is refused.)
+    /// Restore a state that the caller has checked. Raises only where it would lead outside memory.
     void load(std::int64_t cursor, std::int64_t serial, std::int64_t present, std::int64_t records,
               std::int64_t free_count, const State& state) {
         require_state(cursor, present, records, free_count, state);
@@ -260,15 +265,15 @@ public:
             free_.push_back(static_cast<std::int32_t>(state.free[i]));
         cursor_ = cursor;
         present_ = present;
-        settle();
+        update_changed();
     }
 
 private:
     static constexpr std::int32_t kNone = -1;
     static constexpr std::uint8_t kOpen = 0, kEnded = 1, kCut = 2;
-    static constexpr std::uint8_t kLane = 0, kId = 1;
+    static constexpr std::uint8_t kByEnv = 0, kById = 1;
     static constexpr std::size_t kHugeBytes = std::size_t{4} << 20;
-    static constexpr std::int64_t kChunk = 64;  // rows whose records are asked for before they are read
+    static constexpr std::int64_t kChunk = 64;  // rows whose records are prefetched together
 
     struct Release {
         void operator()(std::int32_t* memory) const { std::free(memory); }
@@ -276,19 +281,20 @@ private:
 
     struct List {
         std::vector<std::int32_t> slots;
-        std::size_t gone = 0;  // at its front
+        std::size_t removed = 0;  // at its front
     };
 
     struct Record {
         std::int64_t serial = 0;
-        std::int64_t key = 0;  // lane or id while it is open
+        std::int64_t key = 0;  // environment or id while it is open
         std::unique_ptr<List> list;
         std::int32_t first = 0, last = 0, stride = 0, length = 0;
-        std::uint8_t kind = kLane;
+        std::uint8_t kind = kByEnv;
         std::uint8_t status = kOpen;
-        bool touched = false;
+        bool changed = false;
     };
 
+    /// The rows and episodes that can start a window of `need` rows, by record.
     struct Starts {
         std::int64_t need;
         CountTree rows;
@@ -308,44 +314,45 @@ private:
                                         " rows (capacity), and all of them if it skips any");
         }
         if (present_ > 0 && (start + capacity_ - skip % capacity_) % capacity_ != cursor_) {
-            throw std::invalid_argument("a run must go on at slot " + std::to_string(cursor_));
+            throw std::invalid_argument("a run must continue at slot " + std::to_string(cursor_));
         }
     }
 
-    void touch(std::int64_t r) {
+    void mark_changed(std::int64_t r) {
         Record& record = table_[r];
-        if (record.touched) return;
-        record.touched = true;
-        touched_.push_back(static_cast<std::int32_t>(r));
+        if (record.changed) return;
+        record.changed = true;
+        changed_.push_back(static_cast<std::int32_t>(r));
     }
 
-    /// The rows in these slots leave their episodes; they are the oldest ones.
-    void leave_run(std::int64_t start, std::int64_t count) {
+    /// Remove the rows in these slots, the oldest ones, from their episodes.
+    void remove_run(std::int64_t start, std::int64_t count) {
         const std::int32_t* at = slots_.get() + start;
         const std::int32_t* end = at + count;
         while (at < end) {
             const std::int32_t r = *at;
             const std::int32_t* from = at;
             while (at < end && *at == r) ++at;
-            if (r != 0) leave(r - 1, static_cast<std::int32_t>(at - from));
+            if (r != 0) remove_first(r - 1, static_cast<std::int32_t>(at - from));
         }
     }
 
-    void leave(std::int64_t r, std::int32_t count) {
+    /// Remove the first `count` rows of an episode.
+    void remove_first(std::int64_t r, std::int32_t count) {
         Record& record = table_[r];
-        touch(r);
+        mark_changed(r);
         rows_ -= count;
         record.length -= count;
         if (record.length == 0) {
             record.list.reset();
         } else if (record.list != nullptr) {
             List& list = *record.list;
-            list.gone += static_cast<std::size_t>(count);
-            record.first = list.slots[list.gone];
-            if (list.gone > list.slots.size() / 2) {
+            list.removed += static_cast<std::size_t>(count);
+            record.first = list.slots[list.removed];
+            if (list.removed > list.slots.size() / 2) {
                 list.slots.erase(list.slots.begin(),
-                                 list.slots.begin() + static_cast<std::ptrdiff_t>(list.gone));
-                list.gone = 0;
+                                 list.slots.begin() + static_cast<std::ptrdiff_t>(list.removed));
+                list.removed = 0;
             }
         } else {
             const std::int64_t first = record.first + std::int64_t{record.stride} * count;
@@ -353,61 +360,63 @@ private:
         }
     }
 
-    /// Rows that are never stored close episodes all the same.
-    void pass_over(std::int64_t start, std::int64_t skip, const Flags& flags) {
+    /// Rows that are not stored still end episodes.
+    void skip_rows(std::int64_t start, std::int64_t skip, const Batch& batch) {
         std::int64_t slot = (start + capacity_ - skip % capacity_) % capacity_;
         for (std::int64_t i = 0; i < skip; ++i) {
-            const bool ends = flags.ends != nullptr && flags.ends[i] != 0;
-            const bool masked = flags.mask != nullptr && flags.mask[i] == 0;
-            if (ends || masked) close(find_open(flags, i, slot), kCut);
+            const bool ends = batch.ends != nullptr && batch.ends[i] != 0;
+            const bool masked = batch.mask != nullptr && batch.mask[i] == 0;
+            if (ends || masked) close(find_open(batch, i, slot), kCut);
             slot = slot + 1 < capacity_ ? slot + 1 : 0;
         }
     }
 
-    /// Rows `[from, to)` of a batch come into successive slots; neighbours of one stream come together.
-    void enter(std::int64_t slot, std::int64_t from, std::int64_t to, const Flags& flags) {
+    /// Add the rows `[from, to)` of a batch in successive slots. Successive rows of one episode are added
+    /// together.
+    void add_run(std::int64_t slot, std::int64_t from, std::int64_t to, const Batch& batch) {
         for (std::int64_t i = from; i < to;) {
-            if (flags.mask != nullptr && flags.mask[i] == 0) {
-                close(find_open(flags, i, slot), kCut);
+            if (batch.mask != nullptr && batch.mask[i] == 0) {
+                close(find_open(batch, i, slot), kCut);
                 slots_[slot++] = 0;
                 ++i;
                 continue;
             }
             std::int64_t end = i + 1;
-            while (end < to && goes_on(flags, end)) ++end;
-            std::int64_t r = find_open(flags, i, slot);
-            if (r == kNone) r = begin(flags, i, slot);
+            while (end < to && continues(batch, end)) ++end;
+            std::int64_t r = find_open(batch, i, slot);
+            if (r == kNone) r = begin(batch, i, slot);
             append(r, slot, end - i);
-            if (flags.ends != nullptr && flags.ends[end - 1] != 0) close(r, kEnded);
+            if (batch.ends != nullptr && batch.ends[end - 1] != 0) close(r, kEnded);
             slot += end - i;
             i = end;
         }
     }
 
-    /// Whether row `i` is of the same episode as the row before it in the batch.
-    bool goes_on(const Flags& flags, std::int64_t i) const {
-        return (flags.ends == nullptr || flags.ends[i - 1] == 0) &&
-               (flags.mask == nullptr || flags.mask[i] != 0) &&
-               (flags.ids == nullptr ? lanes_ == 1 : flags.ids[i] == flags.ids[i - 1]);
+    /// Whether row `i` belongs to the same episode as the row before it in the batch.
+    bool continues(const Batch& batch, std::int64_t i) const {
+        return (batch.ends == nullptr || batch.ends[i - 1] == 0) &&
+               (batch.mask == nullptr || batch.mask[i] != 0) &&
+               (batch.ids == nullptr ? num_envs_ == 1 : batch.ids[i] == batch.ids[i - 1]);
     }
 
-    /// In 32 bits: dividing those is much faster.
-    std::uint32_t lane_of(std::int64_t slot) const {
-        return lanes_ == 1 ? 0 : static_cast<std::uint32_t>(slot) % static_cast<std::uint32_t>(lanes_);
+    /// In 32 bits: their division is much faster.
+    std::uint32_t env_of(std::int64_t slot) const {
+        return num_envs_ == 1 ? 0 : static_cast<std::uint32_t>(slot) % static_cast<std::uint32_t>(num_envs_);
     }
 
-    /// The record of the episode that is open in the stream of a row.
-    std::int64_t find_open(const Flags& flags, std::int64_t i, std::int64_t slot) const {
-        if (flags.ids == nullptr) return lane_open_[lane_of(slot)];
-        const auto found = ids_.find(flags.ids[i]);
-        return found == ids_.end() ? kNone : found->second;
+    /// The open episode of the environment or id of a row; kNone if there is none.
+    std::int64_t find_open(const Batch& batch, std::int64_t i, std::int64_t slot) const {
+        if (batch.ids == nullptr) return open_by_env_[env_of(slot)];
+        const auto found = open_by_id_.find(batch.ids[i]);
+        return found == open_by_id_.end() ? kNone : found->second;
     }
 
     std::int32_t& open_of(const Record& record) {
-        return record.kind == kId ? ids_[record.key] : lane_open_[static_cast<std::size_t>(record.key)];
+        return record.kind == kById ? open_by_id_[record.key]
+                                    : open_by_env_[static_cast<std::size_t>(record.key)];
     }
 
-    std::int64_t begin(const Flags& flags, std::int64_t i, std::int64_t slot) {
+    std::int64_t begin(const Batch& batch, std::int64_t i, std::int64_t slot) {
         std::int64_t r = records_;
         if (free_.empty()) {
             table_.require(++records_);
@@ -417,8 +426,8 @@ private:
         }
         Record& record = table_[r];
         record.serial = ++serial_;
-        record.kind = flags.ids == nullptr ? kLane : kId;
-        record.key = flags.ids == nullptr ? static_cast<std::int64_t>(lane_of(slot)) : flags.ids[i];
+        record.kind = batch.ids == nullptr ? kByEnv : kById;
+        record.key = batch.ids == nullptr ? static_cast<std::int64_t>(env_of(slot)) : batch.ids[i];
         open_of(record) = static_cast<std::int32_t>(r);
         return r;
     }
@@ -426,27 +435,27 @@ private:
     void close(std::int64_t r, std::uint8_t status) {
         if (r == kNone) return;
         Record& record = table_[r];
-        forget_stream(record);
+        forget_open(record);
         record.status = status;
     }
 
-    void forget_stream(Record& record) {
-        if (record.kind == kId) {
-            ids_.erase(record.key);
+    /// The environment or id of an episode has no open episode any more.
+    void forget_open(Record& record) {
+        if (record.kind == kById) {
+            open_by_id_.erase(record.key);
         } else {
-            lane_open_[static_cast<std::size_t>(record.key)] = kNone;
+            open_by_env_[static_cast<std::size_t>(record.key)] = kNone;
         }
         record.key = 0;
-        record.kind = kLane;
+        record.kind = kByEnv;
     }
 
-    /// `count` rows from `slot` on, which does not reach the end of the ring, are the next ones of an
-    /// episode.
+    /// Append `count` rows, from `slot` on, to an episode. They do not wrap around the end of the ring.
     void append(std::int64_t r, std::int64_t slot, std::int64_t count) {
         Record& record = table_[r];
-        touch(r);
+        mark_changed(r);
         std::fill_n(slots_.get() + slot, count, static_cast<std::int32_t>(r) + 1);
-        const auto step = static_cast<std::int32_t>(past(record.last, slot));
+        const auto step = static_cast<std::int32_t>(distance(record.last, slot));
         const bool alone = record.length == 0;
         if (alone) {
             record.first = static_cast<std::int32_t>(slot);
@@ -473,19 +482,19 @@ private:
         return list;
     }
 
-    /// Frees the episodes without rows and counts the others anew, once for each that was touched.
-    void settle() {
-        for (const std::int32_t r : touched_) {
+    /// Free the changed episodes without rows, and count the starts of the others again.
+    void update_changed() {
+        for (const std::int32_t r : changed_) {
             Record& record = table_[r];
-            record.touched = false;
+            record.changed = false;
             if (record.length == 0) {
-                if (record.status == kOpen) forget_stream(record);
+                if (record.status == kOpen) forget_open(record);
                 record = Record();
                 free_.push_back(r);
             }
             for (Starts& starts : starts_) count_starts(starts, r);
         }
-        touched_.clear();
+        changed_.clear();
     }
 
     void count_starts(Starts& starts, std::int64_t r) {
@@ -496,34 +505,37 @@ private:
 
     // -- reading --------------------------------------------------------------------------------------------
 
-    /// Slots from one slot on to another, in `[0, capacity)`.
-    std::int64_t past(std::int64_t from, std::int64_t to) const {
+    /// The number of slots from one slot forward to another, in `[0, capacity)`.
+    std::int64_t distance(std::int64_t from, std::int64_t to) const {
         return to >= from ? to - from : to - from + capacity_;
     }
 
     std::int64_t position(const Record& record, std::int64_t slot) const {
-        const std::int64_t steps = past(record.first, slot);
+        const std::int64_t steps = distance(record.first, slot);
         if (record.list == nullptr) {
             if (record.stride <= 1) return steps;
             return static_cast<std::uint32_t>(steps) / static_cast<std::uint32_t>(record.stride);
         }
-        const auto begin = record.list->slots.begin() + static_cast<std::ptrdiff_t>(record.list->gone);
-        const auto younger = [&](std::int32_t at, std::int64_t age) { return past(record.first, at) < age; };
+        const auto begin = record.list->slots.begin() + static_cast<std::ptrdiff_t>(record.list->removed);
+        const auto younger = [&](std::int32_t at, std::int64_t age) {
+            return distance(record.first, at) < age;
+        };
         return std::lower_bound(begin, record.list->slots.end(), steps, younger) - begin;
     }
 
     std::int64_t slot_at(const Record& record, std::int64_t position) const {
         if (record.list != nullptr) {
-            return record.list->slots[record.list->gone + static_cast<std::size_t>(position)];
+            return record.list->slots[record.list->removed + static_cast<std::size_t>(position)];
         }
         const std::int64_t slot = record.first + record.stride * position;
         return slot < capacity_ ? slot : slot - capacity_;
     }
 
-    /// Calls `visit(i, record)` for each slot (null for none), after asking for memory some rows ahead.
+    /// Call `visit(i, record)` for each slot, with null for a slot of no episode. Prefetches slots and
+    /// records.
     template <typename Visit>
-    void each(const std::int64_t* slots, std::int64_t n, Visit visit) const {
-        if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+    void for_each(const std::int64_t* slots, std::int64_t n, Visit visit) const {
+        require_count(n);
         require_in_range(slots, n, capacity_);
         std::array<const Record*, kChunk> records;
         for (std::int64_t first = 0; first < n; first += kChunk) {
@@ -539,16 +551,16 @@ private:
         }
     }
 
-    /// One window. Its entries inside the episode are those in `[low, high)`.
-    void place(const Record& record, std::int64_t at, const Span& span, std::int64_t* out,
-               std::uint8_t* valid) const {
+    /// Fill one window. Its entries `[low, high)` are inside the episode.
+    void fill_window(const Record& record, std::int64_t at, const Span& span, std::int64_t* out,
+                     Flag* valid) const {
         const std::int64_t width = span.before + 1 + span.after;
         const std::int64_t low = span.before - std::min(span.before, steps_in(at, span.dilation));
         const std::int64_t high =
             span.before + 1 + std::min(span.after, steps_in(record.length - 1 - at, span.dilation));
-        place_inside(record, at - (span.before - low) * span.dilation, span.dilation, out + low, high - low);
+        fill_inside(record, at - (span.before - low) * span.dilation, span.dilation, out + low, high - low);
         if (high - low == width) {
-            std::fill_n(valid, width, std::uint8_t{1});
+            std::fill_n(valid, width, Flag{1});
             return;
         }
         std::fill_n(out, low, std::int64_t{record.first});
@@ -556,17 +568,17 @@ private:
         for (std::int64_t k = 0; k < width; ++k) valid[k] = low <= k && k < high ? 1 : 0;
     }
 
-    /// Every `dilation`-th row from a position on, `count` in all.
-    void place_inside(const Record& record, std::int64_t position, std::int64_t dilation, std::int64_t* out,
-                      std::int64_t count) const {
+    /// Every `dilation`-th row from a position on, `count` rows.
+    void fill_inside(const Record& record, std::int64_t position, std::int64_t dilation, std::int64_t* out,
+                     std::int64_t count) const {
         if (record.list != nullptr) {
-            const std::int32_t* slots = record.list->slots.data() + record.list->gone + position;
+            const std::int32_t* slots = record.list->slots.data() + record.list->removed + position;
             for (std::int64_t k = 0; k < count; ++k) out[k] = slots[k * dilation];
             return;
         }
-        const std::int64_t step = record.stride * dilation;  // of two entries or more: below the capacity
+        const std::int64_t step = record.stride * dilation;  // of two or more entries: below the capacity
         std::int64_t slot = slot_at(record, position);
-        if (slot + step * (count - 1) < capacity_) {  // most windows do not go round the end of the ring
+        if (slot + step * (count - 1) < capacity_) {  // most windows do not wrap around the ring
             for (std::int64_t k = 0; k < count; ++k) out[k] = slot + k * step;
             return;
         }
@@ -577,20 +589,21 @@ private:
         }
     }
 
-    /// Steps of a window that fit in some rows. In 32 bits, as in `lane_of`.
+    /// The number of whole steps in `rows` rows. In 32 bits, as in `env_of`.
     static std::int64_t steps_in(std::int64_t rows, std::int64_t dilation) {
         return static_cast<std::uint32_t>(rows) / static_cast<std::uint32_t>(dilation);
     }
 
     // -- draws ----------------------------------------------------------------------------------------------
 
-    /// `random * total >> 63`; of the random number 63 bits count.
+    /// `random * total >> 63`, of the lower 63 bits of the random number.
     static std::int64_t scale(std::int64_t random, std::int64_t total) {
         return static_cast<std::int64_t>(
             multiply_high(static_cast<std::uint64_t>(random) << 1, static_cast<std::uint64_t>(total)));
     }
 
-    /// Records by their ranks in a tree; `choose(record, i, rest of the rank)` gives a position in each.
+    /// Draw records by their ranks in a tree. `choose(record, i, rest of the rank)` returns a position in
+    /// each.
     template <typename Choose>
     void draw_chunks(const CountTree& tree, const std::int64_t* randoms, std::int64_t n, std::int64_t* out,
                      Choose choose) const {
@@ -619,9 +632,10 @@ private:
         return starts_[static_cast<std::size_t>(handle)];
     }
 
+    /// The starts of a handle. Raises if `n` rows cannot be drawn.
     const Starts& drawable(std::int64_t handle, std::int64_t n) const {
         const Starts& starts = starts_of(handle);
-        if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+        require_count(n);
         if (n > 0 && starts.rows.total() == 0) {
             throw std::out_of_range("no row has " + std::to_string(starts.need - 1) + " rows after it");
         }
@@ -636,28 +650,29 @@ private:
             good = state.episode[i] >= -1 && state.episode[i] < records;
         }
         for (std::int64_t r = 0; good && r < records; ++r) {
-            good = state.kinds[r] == kId ||
-                   (state.kinds[r] == kLane && state.keys[r] >= 0 && state.keys[r] < lanes_);
+            good = state.kinds[r] == kById ||
+                   (state.kinds[r] == kByEnv && state.keys[r] >= 0 && state.keys[r] < num_envs_);
         }
         for (std::int64_t i = 0; good && i < free_count; ++i) {
             good = state.free[i] >= 0 && state.free[i] < records;
         }
-        if (!good) throw std::invalid_argument("the state is not that of such a table");
+        if (!good)
+            throw std::invalid_argument("the state does not fit a table of this capacity and num_envs");
     }
 
     std::int64_t capacity_;
-    std::int64_t lanes_;
+    std::int64_t num_envs_;
     std::int64_t cursor_ = 0;                         // slot after the newest row
     std::int64_t present_ = 0;                        // rows, those of no episode included
     std::int64_t rows_ = 0;                           // rows of episodes
-    std::int64_t records_ = 0;                        // those in use and free ones
-    std::int64_t serial_ = 0;                         // episodes that ever began
+    std::int64_t records_ = 0;                        // free ones included
+    std::int64_t serial_ = 0;                         // of the newest episode; the first one is 1
     std::unique_ptr<std::int32_t[], Release> slots_;  // record + 1; 0 for none
     Chunks<Record> table_;
     std::vector<std::int32_t> free_;
-    std::vector<std::int32_t> lane_open_;
-    std::unordered_map<std::int64_t, std::int32_t> ids_;
-    std::vector<std::int32_t> touched_;
+    std::vector<std::int32_t> open_by_env_;
+    std::unordered_map<std::int64_t, std::int32_t> open_by_id_;
+    std::vector<std::int32_t> changed_;
     std::vector<Starts> starts_;
 };
 

@@ -1,5 +1,5 @@
-// The fields of a storage, registered once: which memory they have, which of them share rows, what a call may
-// touch. Turns addresses into passes for gather.hpp, after every check. No Python here.
+// The fields of a storage, registered once: their memory, which of them share rows, and the checks of a call.
+// Turns a call into passes for gather.hpp. No Python here.
 #pragma once
 
 #include <algorithm>
@@ -13,45 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "cover.hpp"
+#include "checks.hpp"
 #include "gather.hpp"
+#include "memory.hpp"
 
 namespace ostinato {
 
-template <typename T>
-T* at_address(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
-/// Raise unless an address that is needed is there. Tensors without memory (meta tensors, fake tensors) say
-/// 0.
-inline void require_address(Address address, bool needed, const char* name) {
-    if (address == 0 && needed) {
-        throw std::invalid_argument(
-            std::string(name) +
-            " must be an address in CPU memory, got 0: tensors without memory, such as "
-            "those of the device meta, cannot be read or written");
-    }
-}
-
-/// The memory of `count` items at an address. Raises if there are items, and no address.
-template <typename T>
-T* items_at(Address address, std::int64_t count, const char* name) {
-    require_address(address, count > 0, name);
-    return at_address<T>(address);
-}
-
-/// Raise unless every value lies in [0, rows).
-inline void require_in_range(const std::int64_t* values, std::int64_t n, std::int64_t rows) {
-    const std::int64_t bad = find_out_of_range(values, n, rows);
-    if (bad != n) {
-        throw std::out_of_range("index " + std::to_string(values[bad]) + " is out of range for " +
-                                std::to_string(rows) + " rows");
-    }
-}
-
-/// Slots of a virtual table of two tables of `rows` rows each: those that are picked lie in the second one.
-inline void choose_slots(const std::int64_t* slots, const Byte* pick, std::int64_t n, std::int64_t rows,
+/// Slots of a virtual table of two tables of `rows` rows each: the second table where `pick` is true.
+inline void choose_slots(const std::int64_t* slots, const Flag* pick, std::int64_t n, std::int64_t rows,
                          std::int64_t* out) {
     require_in_range(slots, n, rows);
     for (std::int64_t i = 0; i < n; ++i) out[i] = slots[i] + (pick[i] != 0 ? rows : 0);
@@ -59,14 +28,14 @@ inline void choose_slots(const std::int64_t* slots, const Byte* pick, std::int64
 
 class Fields {
 public:
-    /// Register a field; returns its position. References to earlier fields stay valid (calls may be
-    /// running).
+    /// Register a field and return its position. References to earlier fields stay valid: other threads may
+    /// be in a call.
     std::size_t add(std::vector<Segment> segments, std::int64_t row_bytes, std::int64_t stride) {
         check_layout(segments, row_bytes, stride);
         Field field{std::move(segments), 0, static_cast<std::size_t>(row_bytes),
                     static_cast<std::size_t>(stride)};
         for (const Segment& segment : field.segments) field.rows += segment.rows;
-        extend_cover(field);
+        add_memory(field);
         const std::size_t index = fields_.size();
         fields_.push_back(std::move(field));
         join_group(index);
@@ -75,22 +44,22 @@ public:
 
     std::size_t count() const { return fields_.size(); }
 
-    /// The memory of all fields. Stays as it is when fields are added.
-    std::shared_ptr<const Cover> cover() const { return cover_; }
+    /// The memory of all fields. The object does not change when fields are added.
+    std::shared_ptr<const AddressRanges> memory() const { return memory_; }
 
-    /// Rows that every field has (0 without fields).
+    /// Rows of the shortest field; 0 without fields.
     std::int64_t rows() const {
         std::int64_t rows = std::numeric_limits<std::int64_t>::max();
         for (const Field& field : fields_) rows = std::min(rows, field.rows);
         return fields_.empty() ? 0 : rows;
     }
 
-    /// What gathers one batch: `indices` and `counts` hold one entry for all fields, or one for each.
-    Plan plan_gather(const std::vector<Address>& indices, const std::vector<std::int64_t>& counts,
-                     const std::vector<Address>& outs) const {
+    /// The plan of a gather. `indices` and `counts` hold one entry for all fields, or one for each.
+    Plan plan_gather(const std::vector<const std::int64_t*>& indices, const std::vector<std::int64_t>& counts,
+                     const std::vector<Byte*>& outs) const {
         check_count("indices", indices.size());
         check_count("counts", counts.size());
-        for (const std::int64_t n : counts) check_batch("outs", outs, n);
+        for (const std::int64_t n : counts) check_batch("outs", outs.size(), n);
         for (std::size_t f = 0; f < outs.size(); ++f) {
             const std::int64_t n = counts[counts.size() == 1 ? 0 : f];
             require_address(indices[indices.size() == 1 ? 0 : f], n > 0, "indices");
@@ -101,18 +70,18 @@ public:
         });
     }
 
-    /// What writes one batch to `slots` (0: to a ring run, whose start the caller fills in).
-    Plan plan_write(Address slots, std::int64_t n, const std::vector<Address>& srcs) const {
-        check_batch("srcs", srcs, n);
+    /// The plan of a write to `slots`. Null: a ring run, whose start the caller sets.
+    Plan plan_write(const std::int64_t* slots, std::int64_t n, const std::vector<const Byte*>& srcs) const {
+        check_batch("srcs", srcs.size(), n);
         for (std::size_t f = 0; f < srcs.size(); ++f) {
             require_address(srcs[f], n > 0 && fields_[f].row_bytes > 0, "srcs");
         }
         return make_plan(srcs, [=](std::size_t) { return Source{slots, n}; });
     }
 
-    /// A ring run must fit every field, and wrap at the same slot in all of them.
+    /// Raise unless a ring run fits every field and wraps at the same slot in all of them.
     void check_run(std::int64_t start, std::int64_t n, std::int64_t skip) const {
-        if (skip < 0) throw std::invalid_argument("skip must be at least 0, got " + std::to_string(skip));
+        require_count(skip, "skip");
         for (const Field& field : fields_) {
             if (field.rows != fields_.front().rows) {
                 throw std::invalid_argument("a ring write needs fields of one length, got " +
@@ -138,9 +107,9 @@ private:
         Byte* base() const { return segments.empty() ? nullptr : segments.front().base; }
     };
 
-    /// The slots of a field's rows, and how many.
+    /// The slots of a field's rows, and their number.
     struct Source {
-        Address slots;
+        const std::int64_t* slots;
         std::int64_t n;
 
         bool operator==(const Source&) const = default;
@@ -167,23 +136,22 @@ private:
                     "rows of a segment must be at least 0 and fit the address space, got " +
                     std::to_string(segment.rows));
             }
-            const auto base = reinterpret_cast<Address>(segment.base);
-            require_address(base, segment.rows > 0 && row_bytes > 0, "the base of a segment with rows");
+            require_address(segment.base, segment.rows > 0 && row_bytes > 0,
+                            "the base of a segment with rows");
             room -= segment.rows;
         }
     }
 
-    void check_batch(const char* name, const std::vector<Address>& batches, std::int64_t n) const {
-        if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
-        if (batches.size() != fields_.size()) {
+    void check_batch(const char* name, std::size_t count, std::int64_t n) const {
+        require_count(n);
+        if (count != fields_.size()) {
             throw std::invalid_argument(std::string(name) + " must hold " + std::to_string(fields_.size()) +
-                                        " addresses (number of fields), got " +
-                                        std::to_string(batches.size()));
+                                        " addresses (number of fields), got " + std::to_string(count));
         }
     }
 
     /// One pass for each group and slot array.
-    template <typename SourceOf>
+    template <typename Address, typename SourceOf>
     Plan make_plan(const std::vector<Address>& batches, SourceOf source_of) const {
         Plan plan;
         plan.passes.reserve(fields_.size());
@@ -193,7 +161,7 @@ private:
                 const Source source = source_of(*first);
                 const auto has_source = [&](std::size_t f) { return source_of(f) == source; };
                 if (std::any_of(group.begin(), first, has_source))
-                    continue;  // in the pass of an earlier member
+                    continue;  // copied by the pass of an earlier field
                 open_pass(plan, *first, source);
                 for (auto f = first; f != group.end(); ++f) {
                     if (has_source(*f)) add_column(plan, *f, batches[*f]);
@@ -210,22 +178,23 @@ private:
         pass.stride = field.stride;
         pass.rows = field.rows;
         pass.steps = source.n;
-        pass.slots = at_address<const std::int64_t>(source.slots);
+        pass.slots = source.slots;
         pass.first_column = pass.columns_end = plan.columns.size();
         plan.passes.push_back(pass);
     }
 
-    void add_column(Plan& plan, std::size_t f, Address batch) const {
+    void add_column(Plan& plan, std::size_t f, const Byte* batch) const {
         Pass& pass = plan.passes.back();
         const Field& field = fields_[f];
         const Byte* first = pass.segments == nullptr ? nullptr : pass.segments->base;
         const auto offset = static_cast<std::size_t>(distance(first, field.base()));
-        plan.columns.push_back({offset, field.row_bytes, at_address<Byte>(batch)});
+        // the direction of the copy decides whether the batch is written
+        plan.columns.push_back({offset, field.row_bytes, const_cast<Byte*>(batch)});
         pass.columns_end = plan.columns.size();
         pass.span = std::max(pass.span, offset + field.row_bytes);
     }
 
-    /// Groups keep their fields by address, so that the first column of a pass has the lowest one.
+    /// A group keeps its fields in the order of their addresses: the first column of a pass has the lowest.
     void join_group(std::size_t index) {
         const auto lower = [this](std::size_t a, std::size_t b) {
             return fields_[a].base() < fields_[b].base();
@@ -241,10 +210,11 @@ private:
     }
 
     static std::int64_t distance(const Byte* from, const Byte* to) {
-        return static_cast<std::int64_t>(reinterpret_cast<Address>(to) - reinterpret_cast<Address>(from));
+        return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) -
+                                         reinterpret_cast<std::uintptr_t>(from));
     }
 
-    /// Two fields share rows if one row of `stride` bytes can hold both, in every segment alike.
+    /// Whether one row of `stride` bytes can hold both fields, in every segment alike.
     static bool share_rows(const Field& a, const Field& b) {
         if (a.stride != b.stride || a.segments.size() != b.segments.size()) return false;
         const std::int64_t shift = distance(a.base(), b.base());
@@ -258,47 +228,47 @@ private:
                           : static_cast<std::int64_t>(a.row_bytes) - shift <= stride;
     }
 
-    /// A copy takes the place of the old one: a call without the interpreter lock may be reading that.
-    void extend_cover(const Field& field) {
-        Cover cover = *cover_;
+    /// Replaces the ranges by a copy: a call without the interpreter lock may be reading the old ones.
+    void add_memory(const Field& field) {
+        AddressRanges memory = *memory_;
         for (const Segment& segment : field.segments) {
             if (segment.rows == 0 || field.row_bytes == 0) continue;
-            const auto before = static_cast<std::size_t>(segment.rows - 1) * field.stride;
-            cover.add(span_of(reinterpret_cast<Address>(segment.base), 1, before + field.row_bytes));
+            const auto before_last = static_cast<std::size_t>(segment.rows - 1) * field.stride;
+            memory.add(range_of(segment.base, 1, before_last + field.row_bytes));
         }
-        cover_ = std::make_shared<const Cover>(std::move(cover));
+        memory_ = std::make_shared<const AddressRanges>(std::move(memory));
     }
 
     std::deque<Field> fields_;
     std::vector<std::vector<std::size_t>> groups_;
-    std::shared_ptr<const Cover> cover_ = std::make_shared<const Cover>();
+    std::shared_ptr<const AddressRanges> memory_ = std::make_shared<const AddressRanges>();
 };
 
-/// Whether the first `rows` rows of any batch lie, in part at least, in memory of the fields.
-inline bool reads_fields(const Cover& cover, const Plan& plan, std::uint64_t rows) {
+/// Whether the first `rows` rows of any batch overlap the memory of the fields.
+inline bool batches_overlap(const AddressRanges& memory, const Plan& plan, std::uint64_t rows) {
     return std::any_of(plan.columns.begin(), plan.columns.end(), [&](const Column& column) {
-        return cover.overlaps(span_of(reinterpret_cast<Address>(column.batch), rows, column.bytes));
+        return memory.overlaps(range_of(column.batch, rows, column.bytes));
     });
 }
 
-/// As reads_fields, for the rows that the plan picks (none of them negative). Most batches lie far off: then
-/// a bound of the rows will do, which costs less than their maximum.
-inline bool picks_from_fields(const Cover& cover, const Plan& plan, std::int64_t n) {
-    if (plan.picks == nullptr || n == 0) return reads_fields(cover, plan, static_cast<std::uint64_t>(n));
+/// As batches_overlap, up to the largest row that the plan picks; none of them is negative. An upper bound of
+/// the rows is tried first: it costs less than their maximum, and few batches are near the fields.
+inline bool picked_rows_overlap(const AddressRanges& memory, const Plan& plan, std::int64_t n) {
+    if (plan.picks == nullptr || n == 0) return batches_overlap(memory, plan, static_cast<std::uint64_t>(n));
     std::uint64_t bits = 0;
     for (std::int64_t i = 0; i < n; ++i) bits |= static_cast<std::uint64_t>(plan.picks[i]);
-    if (!reads_fields(cover, plan, bits + 1)) return false;
+    if (!batches_overlap(memory, plan, bits + 1)) return false;
     const std::int64_t last = *std::max_element(plan.picks, plan.picks + n);
-    return reads_fields(cover, plan, static_cast<std::uint64_t>(last) + 1);
+    return batches_overlap(memory, plan, static_cast<std::uint64_t>(last) + 1);
 }
 
 /// Raise unless every slot of the plan lies in its table.
 inline void check_slots(const Plan& plan) {
     for (auto pass = plan.passes.begin(); pass != plan.passes.end(); ++pass) {
-        const auto covers = [&](const Pass& earlier) {
+        const auto is_checked = [&](const Pass& earlier) {
             return earlier.slots == pass->slots && earlier.rows <= pass->rows && earlier.steps >= pass->steps;
         };
-        if (std::none_of(plan.passes.begin(), pass, covers))
+        if (std::none_of(plan.passes.begin(), pass, is_checked))
             require_in_range(pass->slots, pass->steps, pass->rows);
     }
 }

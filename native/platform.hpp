@@ -1,5 +1,5 @@
-// What differs between compilers and systems: hints, processors, and the high half of a product. Nothing else
-// lives here.
+// Differences between compilers and systems: prefetches, processor variants, large pages and the high half of
+// a product. No Python here.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,8 @@
 #include <unistd.h>
 #endif
 
-/// Before a function whose loops the compiler can make work on more numbers at once where the processor can:
-/// it is compiled for several, and the system takes the best when the module is loaded. All give the same
-/// results.
+/// Marks a function with loops that wider vector instructions speed up: it is compiled for several
+/// processors, and the best variant is chosen when the module is loaded. All variants give the same results.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define OSTINATO_CLONES __attribute__((target_clones("avx2", "default")))
@@ -25,7 +24,7 @@
 
 namespace ostinato {
 
-/// Ask for the cache line at `address`, to be read (or written) soon. A hint: it cannot fault.
+/// Prefetch the cache line at `address` for reading or writing. A hint: it cannot fault.
 template <bool ForWrite>
 inline void prefetch(const void* address) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -39,17 +38,18 @@ inline void prefetch(const void* address) {
 #endif
 }
 
-/// Ask for large pages behind [begin, begin + size), as far as whole pages lie inside. A hint: whether the
-/// system follows it, or knows it at all, is not told.
-inline void advise_huge_pages(std::uintptr_t begin, std::size_t size) {
+/// Ask the system to back the whole pages inside [memory, memory + size) with huge pages. A hint, ignored
+/// where the system does not support it.
+inline void advise_huge_pages(void* memory, std::size_t size) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory);
     const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     const std::uintptr_t before = (page - begin % page) % page;
     if (size < before) return;
     const std::size_t whole = (size - before) / page * page;
     if (whole > 0) (void)madvise(reinterpret_cast<void*>(begin + before), whole, MADV_HUGEPAGE);
 #else
-    (void)begin;
+    (void)memory;
     (void)size;
 #endif
 }
@@ -57,7 +57,7 @@ inline void advise_huge_pages(std::uintptr_t begin, std::size_t size) {
 /// The upper 64 bits of the 128-bit product.
 inline std::uint64_t multiply_high(std::uint64_t a, std::uint64_t b) {
 #if defined(__SIZEOF_INT128__)
-    // __extension__ keeps -Wpedantic quiet: the type is there, only not standard.
+    // __extension__ avoids a warning of -Wpedantic: the type is not standard.
     __extension__ using Wide = unsigned __int128;
     return static_cast<std::uint64_t>((static_cast<Wide>(a) * b) >> 64);
 #elif defined(_MSC_VER) && (defined(_M_X64) || defined(_M_ARM64))

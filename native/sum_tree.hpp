@@ -1,9 +1,10 @@
-// The priority tree: sums, smallest and largest of all leaves, and draws by prefix sum. No Python here.
+// The sum tree of priorities: sums, smallest and largest of all leaves, and draws by prefix sum. No Python
+// here.
 //
-// Eight children to a node, side by side: one step of a draw reads one cache line. A parent is always
-// recomputed from its children, from left to right: equal leaves give equal sums to the last bit, whatever
-// happened before. Prefixes are added up in the same order, so a remainder below a node's sum always finds a
-// child above zero.
+// A node has eight children, side by side: one step of a draw reads one cache line. A parent is always
+// recomputed from its children, from left to right: equal leaves give sums that are equal to the last bit,
+// whatever was written before. Prefix sums are added in the same order, so a remainder below a node's sum
+// always belongs to a child above zero.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "fields.hpp"
+#include "checks.hpp"
+#include "memory.hpp"
 #include "platform.hpp"
 
 namespace ostinato {
@@ -30,9 +32,9 @@ public:
 
     explicit SumTree(std::int64_t capacity) : SumTree(capacity, nullptr) {}
 
-    /// A tree in memory of the caller's, of `bytes_for(capacity)` bytes in whole lines: zeros, or the tree
-    /// that is there. Null takes memory of its own.
-    SumTree(std::int64_t capacity, void* memory) : capacity_(capacity) {
+    /// A tree in `bytes_for(capacity)` bytes of the caller, aligned to a cache line: zeros, or an existing
+    /// tree. Null: the tree allocates its memory.
+    SumTree(std::int64_t capacity, Byte* memory) : capacity_(capacity) {
         std::size_t blocks = 0;
         std::vector<std::size_t> firsts;
         for (std::int64_t nodes = above(checked(capacity));; nodes = above(nodes)) {
@@ -43,15 +45,9 @@ public:
         }
         const auto leaf_bytes = static_cast<std::size_t>(nodes_.front()) * kLine;
         bytes_ = leaf_bytes + blocks * sizeof(Block);
-        auto begin = reinterpret_cast<Address>(memory);
-        if (memory == nullptr) {
-            memory_.reset(std::calloc(bytes_ + kLine, 1));  // big blocks of it take no memory until written
-            if (memory_ == nullptr) throw std::bad_alloc();
-            begin = (reinterpret_cast<Address>(memory_.get()) + kLine - 1) / kLine * kLine;
-            if (bytes_ >= kHugeBytes) advise_huge_pages(begin, bytes_);
-        }
-        leaves_ = reinterpret_cast<double*>(begin);
-        auto* block = reinterpret_cast<Block*>(begin + leaf_bytes);
+        if (memory == nullptr) memory = allocate();
+        leaves_ = reinterpret_cast<double*>(memory);
+        auto* block = reinterpret_cast<Block*>(memory + leaf_bytes);
         for (const std::size_t first : firsts) blocks_.push_back(block + first);
     }
 
@@ -64,7 +60,7 @@ public:
         }
     }
 
-    /// Everything above the leaves anew, after somebody died in the middle of an update. Takes no memory.
+    /// Recompute everything above the leaves, after a process died during an update. Allocates no memory.
     void rebuild() {
         auto* above_leaves = reinterpret_cast<unsigned char*>(blocks_[0]);
         std::fill_n(above_leaves, bytes_ - static_cast<std::size_t>(nodes_.front()) * kLine, 0);
@@ -76,47 +72,46 @@ public:
     std::int64_t capacity() const { return capacity_; }
     std::size_t nbytes() const {
         std::size_t bytes = bytes_;
-        for (const std::vector<double>& most : mosts_) bytes += most.size() * sizeof(double);
+        for (const std::vector<double>& level : maxima_) bytes += level.size() * sizeof(double);
         return bytes;
     }
 
     double total() const { return blocks_.back()->sum[0]; }
 
-    /// Largest leaf. Kept up to date from the first question on: until then updates need not pay for it.
+    /// Largest leaf. Kept up to date from the first call on: earlier updates do not pay for it.
     double maximum() {
-        if (mosts_.empty()) {
-            std::vector<std::vector<double>> mosts;
+        if (maxima_.empty()) {
+            std::vector<std::vector<double>> maxima;
             for (const std::int64_t nodes : nodes_) {
-                mosts.emplace_back(static_cast<std::size_t>(above(nodes) * kFan));
+                maxima.emplace_back(static_cast<std::size_t>(above(nodes) * kFan));
             }
-            mosts_ = std::move(mosts);
+            maxima_ = std::move(maxima);
             update_range(0, capacity_);
         }
-        return mosts_.back().front();
+        return maxima_.back().front();
     }
 
     /// Smallest leaf above zero; infinity if there is none.
     double minimum() const {
-        const double least = blocks_.back()->least[0];
-        return least > 0 ? least : std::numeric_limits<double>::infinity();
+        const double smallest = blocks_.back()->min[0];
+        return smallest > 0 ? smallest : std::numeric_limits<double>::infinity();
     }
 
-    /// Leaves take values in order, so of equal slots the last one wins. Nothing is written if an argument is
-    /// bad.
+    /// Write leaves in order: of equal slots the last one wins. Raises before anything is written.
     void set(const std::int64_t* slots, const double* values, std::int64_t n) {
         require_count(n);
         require_in_range(slots, n, capacity_);
         require_values(values, n);
-        // Few leaves of many share no lines: in parts, so that parents are done while the cache has their
-        // children.
-        const std::int64_t most = n < capacity_ / kSparse ? std::min(n, kPart) : n;
-        std::vector<std::int64_t> touched(static_cast<std::size_t>(most));
-        for (std::int64_t first = 0; first < n; first += most) {
-            set_part(slots + first, values + first, std::min(most, n - first), touched.data());
+        // A few leaves of many share no lines: in parts, so that the children are still in the cache when
+        // their parents are recomputed.
+        const std::int64_t part = n < capacity_ / kSparse ? std::min(n, kPart) : n;
+        std::vector<std::int64_t> changed(static_cast<std::size_t>(part));
+        for (std::int64_t first = 0; first < n; first += part) {
+            set_part(slots + first, values + first, std::min(part, n - first), changed.data());
         }
     }
 
-    /// `count` leaves from `start` on, round the end, take one value.
+    /// Write one value to the leaves `(start + i) % capacity`, `i < count`.
     void set_run(std::int64_t start, std::int64_t count, double value) {
         require_run(start, count);
         require_values(&value, 1);
@@ -138,8 +133,8 @@ public:
         }
     }
 
-    /// Leaf `i` with probability leaf[i] / total; never one of zero. `slots` and `values` hold node and
-    /// remainder on the way down: each level asks for the lines of the next, for the whole chunk at once.
+    /// Draw leaf `i` with probability leaf[i] / total, never a leaf of zero. On the way down `slots` and
+    /// `values` hold nodes and remainders; each level prefetches the lines of the next for a whole chunk.
     void draw(const double* uniforms, std::int64_t n, std::int64_t* slots, double* values) const {
         require_count(n);
         const double sum = total();
@@ -159,16 +154,16 @@ public:
 
     void clear() {
         std::fill_n(reinterpret_cast<unsigned char*>(leaves_), bytes_, 0);
-        for (std::vector<double>& most : mosts_) std::fill(most.begin(), most.end(), 0.0);
+        for (std::vector<double>& level : maxima_) std::fill(level.begin(), level.end(), 0.0);
     }
 
-    /// The first `n` leaves.
+    /// Copy the first `n` leaves.
     void copy_to(double* out, std::int64_t n) const {
         require_run(0, n);
         std::copy_n(leaves_, n, out);
     }
 
-    /// The first `n` leaves take these values, all others zero.
+    /// Set the first `n` leaves, and all others to zero.
     void load(const double* values, std::int64_t n) {
         require_run(0, n);
         require_values(values, n);
@@ -180,20 +175,20 @@ public:
 private:
     static constexpr std::int64_t kFan = 8;
     static constexpr std::size_t kLine = 64;
-    static constexpr std::int64_t kAhead = 32;   // leaves asked for before they are written
-    static constexpr std::int64_t kChunk = 256;  // draws that go down together: their lines stay in the cache
-    static constexpr std::int64_t kDense = 16;   // below that many nodes for each one touched, mark and sort
-    static constexpr std::int64_t kSparse = 32;  // leaves for each one written, above which parts pay
+    static constexpr std::int64_t kAhead = 32;   // leaves prefetched before they are written
+    static constexpr std::int64_t kChunk = 256;  // draws that go down together: their lines fit the cache
+    static constexpr std::int64_t kDense = 16;  // up to that many nodes for each changed one, sort by marking
+    static constexpr std::int64_t kSparse = 32;  // from that many leaves for each written one, write in parts
     static constexpr std::int64_t kPart = 4096;
     static constexpr std::size_t kHugeBytes = std::size_t{4} << 20;
 
-    /// What eight sibling nodes have: each kind fills one line. Zero in `least`: no leaf above zero.
+    /// Eight sibling nodes: sums fill one line, minima another. A minimum of zero: no leaf above zero.
     struct alignas(kLine) Block {
         double sum[kFan];
-        double least[kFan];
+        double min[kFan];
     };
 
-    /// The sums of a level, by the node that they belong to.
+    /// The sums of a level, by the parent node.
     struct Lines {
         const double* first;
         std::int64_t stride;
@@ -205,7 +200,7 @@ private:
         void operator()(void* memory) const { std::free(memory); }
     };
 
-    /// Where the children of a level's nodes have their sums.
+    /// The sums of the children of a level's nodes.
     Lines lines_below(std::size_t level) const {
         if (level == 0) return {leaves_, kFan};
         return {blocks_[level - 1]->sum, static_cast<std::int64_t>(sizeof(Block) / sizeof(double))};
@@ -220,8 +215,14 @@ private:
         return capacity;
     }
 
-    static void require_count(std::int64_t n) {
-        if (n < 0) throw std::invalid_argument("n must be at least 0, got " + std::to_string(n));
+    /// Memory of zeros, aligned to a line. Large blocks take no pages until written.
+    Byte* allocate() {
+        memory_.reset(std::calloc(bytes_ + kLine, 1));
+        if (memory_ == nullptr) throw std::bad_alloc();
+        const auto begin = reinterpret_cast<std::uintptr_t>(memory_.get());
+        auto* const aligned = static_cast<Byte*>(memory_.get()) + (kLine - begin % kLine) % kLine;
+        if (bytes_ >= kHugeBytes) advise_huge_pages(aligned, bytes_);
+        return aligned;
     }
 
     static void require_values(const double* values, std::int64_t n) {
@@ -243,27 +244,27 @@ private:
         }
     }
 
-    void fetch_leaf(std::int64_t slot) const {
+    void prefetch_leaf(std::int64_t slot) const {
         const Block* block = blocks_[0] + slot / (kFan * kFan);
         prefetch<true>(leaves_ + slot);
         prefetch<true>(block->sum);
-        prefetch<true>(block->least);
+        prefetch<true>(block->min);
     }
 
-    /// What `update_sum` will read and write. (Near the leaves a large batch has lost its first lines by
-    /// then.)
-    void fetch_family(std::size_t level, std::int64_t node) const {
+    /// Prefetch the lines that `update_sum` reads and writes. (Near the leaves a large batch has pushed its
+    /// first lines out of the cache by then.)
+    void prefetch_node(std::size_t level, std::int64_t node) const {
         prefetch<false>(lines_below(level)[node]);
         prefetch<true>(blocks_[level][node / kFan].sum);
     }
 
-    /// Append, unless the last one is the same. The list may grow over what it is made from: it is never
-    /// longer.
+    /// Append a node unless it is the last one. The list may overwrite the list that it is made from: it is
+    /// never longer.
     static void push(std::int64_t* list, std::int64_t& count, std::int64_t node) {
         if (count == 0 || list[count - 1] != node) list[count++] = node;
     }
 
-    /// Sorts without repeats, through one bit for each node of the level.
+    /// Sort a list without repeats, with one bit for each node of the level.
     static std::int64_t sort_nodes(std::int64_t* list, std::int64_t count, std::int64_t nodes) {
         std::vector<std::uint64_t> marks(static_cast<std::size_t>(nodes / 64 + 1));
         for (std::int64_t i = 0; i < count; ++i) {
@@ -278,39 +279,39 @@ private:
         return found;
     }
 
-    /// `touched` is room for `n` nodes.
-    void set_part(const std::int64_t* slots, const double* values, std::int64_t n, std::int64_t* touched) {
+    /// `changed` has room for `n` nodes.
+    void set_part(const std::int64_t* slots, const double* values, std::int64_t n, std::int64_t* changed) {
         std::int64_t count = 0;
-        for (std::int64_t i = 0; i < std::min(n, kAhead); ++i) fetch_leaf(slots[i]);
+        for (std::int64_t i = 0; i < std::min(n, kAhead); ++i) prefetch_leaf(slots[i]);
         for (std::int64_t i = 0; i < n; ++i) {
-            if (i + kAhead < n) fetch_leaf(slots[i + kAhead]);
+            if (i + kAhead < n) prefetch_leaf(slots[i + kAhead]);
             const double old = std::exchange(leaves_[slots[i]], values[i] + 0.0);  // -0.0 becomes 0.0
-            lower(slots[i] / kFan, old, leaves_[slots[i]]);
-            push(touched, count, slots[i] / kFan);
+            update_min(slots[i] / kFan, old, leaves_[slots[i]]);
+            push(changed, count, slots[i] / kFan);
         }
         bool sorted = false;
         for (std::size_t level = 0; level < nodes_.size(); ++level) {
             if (!sorted && nodes_[level] / kDense <= count) {
-                count = sort_nodes(touched, count, nodes_[level]);
+                count = sort_nodes(changed, count, nodes_[level]);
                 sorted = true;
             }
-            count = update_level(level, touched, count);
+            count = update_level(level, changed, count);
         }
     }
 
-    /// Recomputes the listed nodes of a level; the list becomes that of their parents.
+    /// Recompute the listed nodes of a level. The list becomes that of their parents.
     std::int64_t update_level(std::size_t level, std::int64_t* list, std::int64_t count) {
         std::int64_t parents = 0;
         for (std::int64_t i = 0; i < count; ++i) {
             const std::int64_t node = list[i];
-            if (i + kAhead < count) fetch_family(level, list[i + kAhead]);
+            if (i + kAhead < count) prefetch_node(level, list[i + kAhead]);
             update_sum(level, node);
             push(list, parents, node / kFan);
         }
         return parents;
     }
 
-    /// Recomputes everything above leaves [begin, end).
+    /// Recompute everything above the leaves [begin, end).
     void update_range(std::int64_t begin, std::int64_t end) {
         for (std::size_t level = 0; level < nodes_.size(); ++level) {
             begin /= kFan;
@@ -320,8 +321,8 @@ private:
     }
 
     void update(std::size_t level, std::int64_t node) {
-        blocks_[level][node / kFan].least[node % kFan] =
-            least_of(level > 0 ? blocks_[level - 1][node].least : leaves_ + node * kFan);
+        blocks_[level][node / kFan].min[node % kFan] =
+            smallest_of(level > 0 ? blocks_[level - 1][node].min : leaves_ + node * kFan);
         update_sum(level, node);
     }
 
@@ -330,43 +331,43 @@ private:
         double sum = sums[0];
         for (std::int64_t i = 1; i < kFan; ++i) sum += sums[i];
         blocks_[level][node / kFan].sum[node % kFan] = sum;
-        if (mosts_.empty()) return;
-        const double* mosts = level > 0 ? mosts_[level - 1].data() + node * kFan : sums;
-        mosts_[level][static_cast<std::size_t>(node)] = most_of(mosts);
+        if (maxima_.empty()) return;
+        const double* maxima = level > 0 ? maxima_[level - 1].data() + node * kFan : sums;
+        maxima_[level][static_cast<std::size_t>(node)] = largest_of(maxima);
     }
 
-    /// A child of a node of the lowest level has a new smallest value. Most nodes have a smaller one: there
-    /// it ends.
-    void lower(std::int64_t node, double old, double value) {
+    /// Update the minima above a leaf that changed from `old` to `value`. Most changes end at a node that has
+    /// a smaller leaf.
+    void update_min(std::int64_t node, double old, double value) {
         for (std::size_t level = 0; level < nodes_.size() && value != old; ++level, node /= kFan) {
-            double& least = blocks_[level][node / kFan].least[node % kFan];
-            const double before = least;
+            double& smallest = blocks_[level][node / kFan].min[node % kFan];
+            const double before = smallest;
             if (value > 0 && (value < before || before == 0)) {
-                least = value;
-            } else if (old == before) {  // it was the smallest one: which is it now?
-                least = least_of(level > 0 ? blocks_[level - 1][node].least : leaves_ + node * kFan);
+                smallest = value;
+            } else if (old == before) {  // the changed child was the smallest: search all children
+                smallest = smallest_of(level > 0 ? blocks_[level - 1][node].min : leaves_ + node * kFan);
             } else {
                 return;
             }
             old = before;
-            value = least;
+            value = smallest;
         }
     }
 
     /// Smallest above zero; zero if there is none.
-    static double least_of(const double* v) {
+    static double smallest_of(const double* v) {
         constexpr double none = std::numeric_limits<double>::infinity();
-        const auto least = [](double a, double b) { return a < b ? a : b; };
+        const auto min = [](double a, double b) { return a < b ? a : b; };
         double w[kFan];
         for (std::int64_t i = 0; i < kFan; ++i) w[i] = v[i] > 0 ? v[i] : none;
         const double found =
-            least(least(least(w[0], w[4]), least(w[2], w[6])), least(least(w[1], w[5]), least(w[3], w[7])));
+            min(min(min(w[0], w[4]), min(w[2], w[6])), min(min(w[1], w[5]), min(w[3], w[7])));
         return found < none ? found : 0.0;
     }
 
-    static double most_of(const double* v) {
-        const auto most = [](double a, double b) { return a > b ? a : b; };
-        return most(most(most(v[0], v[4]), most(v[2], v[6])), most(most(v[1], v[5]), most(v[3], v[7])));
+    static double largest_of(const double* v) {
+        const auto max = [](double a, double b) { return a > b ? a : b; };
+        return max(max(max(v[0], v[4]), max(v[2], v[6])), max(max(v[1], v[5]), max(v[3], v[7])));
     }
 
     static void start_draws(const double* uniforms, std::int64_t n, double sum, std::int64_t* nodes,
@@ -378,7 +379,7 @@ private:
         }
     }
 
-    /// Each node of a level becomes its child that holds the remainder; that child's line is asked for.
+    /// Replace each node of a level by the child to which its remainder belongs, and prefetch its line.
     void descend(std::size_t level, std::int64_t n, std::int64_t* nodes, double* rest) const {
         const Lines from = lines_below(level);
         const Lines next = lines_below(level > 0 ? level - 1 : 0);
@@ -398,7 +399,7 @@ private:
         }
     }
 
-    /// `at`, or the largest number below `end` where rounding took it there. (`end` is above zero.)
+    /// `at`, or the largest number below `end` if rounding reached it. (`end` is above zero.)
     static double below(double at, double end) {
         return at < end ? at : std::bit_cast<double>(std::bit_cast<std::uint64_t>(end) - 1);
     }
@@ -409,7 +410,7 @@ private:
     std::unique_ptr<void, Free> memory_;
     double* leaves_ = nullptr;
     std::vector<Block*> blocks_;
-    std::vector<std::vector<double>> mosts_;  // of each level above the leaves, once asked for
+    std::vector<std::vector<double>> maxima_;  // of each level above the leaves, after maximum()
 };
 
 }  // namespace ostinato

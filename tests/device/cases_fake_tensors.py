@@ -121,9 +121,9 @@ def test_an_episode_table_takes_no_tensor_without_values() -> None:
     table = EpisodeTable(8)
     ends, slots = torch.zeros(4, dtype=torch.bool), torch.arange(4)
     with pytest.raises(OptionError, match="ends has no values on the CPU to read, got a FakeTensor"):
-        table.note(Run(0, 4, 8), ends)
+        table.record(Run(0, 4, 8), ends)
     assert table.rows == 0
-    table.note(Run(0, 4, 8), None)
+    table.record(Run(0, 4, 8), None)
     for call in (
         lambda: table.ahead(slots),
         lambda: table.behind(slots),

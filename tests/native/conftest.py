@@ -1,4 +1,4 @@
-"""Loads the compiled part by itself: these tests need numpy only, and run under sanitizers too.
+"""Loads the native extension by itself: these tests need numpy only, and run under sanitizers too.
 
 The environment variable OSTINATO_TEST_NATIVE names a module file to test in place of the installed one.
 """
@@ -35,6 +35,6 @@ def native() -> ModuleType:
         return load_file(path)
     backend = importlib.import_module("ostinato._backend").backend
     if backend.native is None:
-        pytest.skip("the compiled part is switched off or not installed")
+        pytest.skip("the native extension is switched off or not installed")
     module: ModuleType = backend.native
     return module

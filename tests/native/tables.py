@@ -1,4 +1,4 @@
-"""A storage made of numpy arrays, as the compiled part sees it, and what each call should do to it."""
+"""A storage made of numpy arrays, as the native extension sees it, and what each call should do to it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ AT = address(MEMORY)
 
 def episodes(native: ModuleType) -> Any:
     table = native.Episodes(ROWS, 1)
-    table.note(0, ROWS, 0, 0, 0, 0)
+    table.record_write(0, ROWS, 0, 0, 0, 0)
     table.add_need(1)
     return table
 
@@ -36,15 +36,15 @@ def fields(native: ModuleType) -> Any:
     return _keep(made, memory)
 
 
-def mirror(native: ModuleType) -> Any:
-    apart, memory, side = np.zeros(ROWS, np.int32), np.zeros((ROWS, 8), np.uint8), np.zeros((ROWS, 8), np.uint8)
-    made = native.Mirror(ROWS, 1, ROWS, address(apart))
+def single_copy(native: ModuleType) -> Any:
+    side_rows, memory, side = np.zeros(ROWS, np.int32), np.zeros((ROWS, 8), np.uint8), np.zeros((ROWS, 8), np.uint8)
+    made = native.SingleCopy(ROWS, 1, ROWS, address(side_rows))
     made.add_group(address(memory), 8, 8)
-    made.add_leaf(0, 0, 8)
+    made.add_field(0, 0, 8)
     made.add_chunk([address(side)])
     made.clear()
     made.link_run(0, ROWS, 0, [AT], AT, 0)
-    return _keep(made, apart, memory, side)
+    return _keep(made, side_rows, memory, side)
 
 
 def tree(native: ModuleType) -> Any:
@@ -73,8 +73,8 @@ def _keep(made: Any, *memory: Any) -> Any:
     return made
 
 
-RING_STAMPS = (0, 0, 0, 1, 1, 0)
-STAMPS = (AT, ROWS, 0, 0, 0, 0)
+RING_GENERATIONS = (0, 0, 0, 1, 1, 0)
+GENERATIONS = (AT, ROWS, 0, 0, 0, 0)
 
 CALLS: list[tuple[Callable[[ModuleType], Any], str, tuple[Any, ...], set[int]]] = [
     (fields, "add", ([(AT, ROWS)], 8, 8), set()),
@@ -87,20 +87,20 @@ CALLS: list[tuple[Callable[[ModuleType], Any], str, tuple[Any, ...], set[int]]] 
     (module, "discount_steps", (AT, AT, 2, 1, AT, True, AT, AT, AT, AT), set()),
     (module, "weigh_rows", (AT, AT, 2, 1, 1, True, AT), set()),
     (module, "shuffle_draw", (AT, 0, ROWS, 2, AT, AT), set()),
-    (module, "read_pieces", (AT, AT, AT, AT, 2, 0), set()),
-    (mirror, "add_group", (AT, 8, 8), set()),
-    (mirror, "add_chunk", ([AT],), set()),
-    (mirror, "guard", (AT, 8), set()),
-    (mirror, "compare", (0, 2, [AT], [AT], AT, AT), set()),
-    (mirror, "link_run", (0, 2, 0, [AT], AT, AT), {5}),
-    (mirror, "put_rows", (AT, 2, [AT]), set()),
-    (mirror, "drop_rows", (AT, 2), set()),
-    (mirror, "read", ([0], AT, AT, 2, [AT]), {2}),
+    (module, "read_ranges", (AT, AT, AT, AT, 2, 0), set()),
+    (single_copy, "add_group", (AT, 8, 8), set()),
+    (single_copy, "add_chunk", ([AT],), set()),
+    (single_copy, "guard", (AT, 8), set()),
+    (single_copy, "compare", (0, 2, [AT], [AT], AT, AT), set()),
+    (single_copy, "link_run", (0, 2, 0, [AT], AT, AT), {5}),
+    (single_copy, "set_rows", (AT, 2, [AT]), set()),
+    (single_copy, "link_rows", (AT, 2), set()),
+    (single_copy, "gather", ([0], AT, AT, 2, [AT]), {2}),
     (tree, "set", (AT, AT, 2), set()),
     (tree, "get", (AT, 2, AT), set()),
     (tree, "draw", (AT, 2, AT, AT), set()),
-    (tree, "sample", (AT, 2, 0.5, STAMPS, AT, AT, True, AT), set()),
-    (tree, "learn", (AT, AT, True, 2, AT, STAMPS, AT, AT, ROWS, 1e-3, 0.5, False), {4, 7}),
+    (tree, "sample", (AT, 2, 0.5, GENERATIONS, AT, AT, True, AT), set()),
+    (tree, "update", (AT, AT, True, 2, AT, GENERATIONS, AT, AT, ROWS, 1e-3, 0.5, False), {4, 7}),
     (tree, "leaves", (AT, 2), set()),
     (tree, "load", (AT, 2), set()),
     (episodes, "ahead", (AT, 2, AT), set()),
@@ -111,22 +111,22 @@ CALLS: list[tuple[Callable[[ModuleType], Any], str, tuple[Any, ...], set[int]]] 
     (episodes, "spans", (AT, AT, AT, AT), set()),
     (episodes, "draw", (0, AT, 2, AT), set()),
     (episodes, "draw_episodes", (0, AT, 2, AT), set()),
-    (ring, "stamps_of", (AT, 2, AT), set()),
+    (ring, "generations_of", (AT, 2, AT), set()),
     (ring, "changed", (AT, 2, 0, AT), set()),
-    (ring, "present", (AT, 2), set()),
+    (ring, "committed_slots", (AT, 2), set()),
 ]
 """Object, method, good arguments, and the positions of addresses that may be 0."""
 
 ELSEWHERE = {
     "Episodes.save": "below",
     "Episodes.load": "below",
-    "Episodes.note": "its flags may all be left out",
-    "Mirror.__init__": "below",
+    "Episodes.record_write": "its flags are optional",
+    "SingleCopy.__init__": "below",
     "SharedRing.__init__": "below",
     "check_leaves": "takes tensors; tests/unit/core/test_leaf_check.py",
 }
 WITHOUT = {
-    "add_leaf",
+    "add_field",
     "add_need",
     "clear",
     "detach_run",
@@ -138,12 +138,12 @@ WITHOUT = {
 WITHOUT |= {
     "bytes_for",
     "reserve",
-    "holds",
+    "is_current",
     "commit",
     "abandon",
     "writers",
-    "now",
-    "untouched",
+    "state",
+    "unchanged_since",
     "count",
     "SharedRing.add",
 }
@@ -160,8 +160,8 @@ def nulled(arguments: tuple[Any, ...], optional: set[int]) -> Iterator[tuple[Any
             put = [[0]]
         elif isinstance(value, list) and value == [(AT, ROWS)]:
             put = [[(0, ROWS)]]
-        elif value == STAMPS:
-            put = [(0, *STAMPS[1:])]
+        elif value == GENERATIONS:
+            put = [(0, *GENERATIONS[1:])]
         for other in put:
             yield (*arguments[:at], other, *arguments[at + 1 :])
 
@@ -179,13 +179,13 @@ def test_a_null_address_raises(
         with pytest.raises(ValueError, match=r"address"):
             getattr(make(native), name)(*call)
         assert not MEMORY.any(), "something was written"
-    if name not in {"advise_huge_pages", "read_pieces", "add_chunk"}:
+    if name not in {"advise_huge_pages", "read_ranges", "add_chunk"}:
         getattr(make(native), name)(*arguments)  # with all addresses it works
     MEMORY[:] = 0
 
 
-def test_stamps_in_ring_order_need_no_address(native: ModuleType) -> None:
-    tree(native).sample(AT, 2, 0.5, RING_STAMPS, AT, AT, True, AT)
+def test_generations_in_ring_order_need_no_address(native: ModuleType) -> None:
+    tree(native).sample(AT, 2, 0.5, RING_GENERATIONS, AT, AT, True, AT)
     MEMORY[:] = 0
 
 
@@ -193,7 +193,7 @@ def test_stamps_in_ring_order_need_no_address(native: ModuleType) -> None:
 def test_states_of_episodes_need_addresses(native: ModuleType, position: int) -> None:
     table = episodes(native)
     for count in range(ROWS):  # rows of other episodes leave records free
-        table.note(table.cursor, 1, 0, 0, AT + 8 * 512 * (count % 2), 0)
+        table.record_write(table.cursor, 1, 0, 0, AT + 8 * 512 * (count % 2), 0)
     addresses = [AT + 512 * i for i in range(6)]
     table.save(*addresses)
     counts = (table.present, table.records, table.free_count)
@@ -210,9 +210,9 @@ def test_states_of_episodes_need_addresses(native: ModuleType, position: int) ->
 
 def test_memory_of_objects_needs_an_address(native: ModuleType) -> None:
     with pytest.raises(ValueError, match="address"):
-        native.Mirror(ROWS, 1, ROWS, 0)
+        native.SingleCopy(ROWS, 1, ROWS, 0)
     if hasattr(native, "SharedRing"):
-        with pytest.raises(ValueError, match="memory in whole lines"):
+        with pytest.raises(ValueError, match="the address of memory aligned"):
             native.SharedRing(0, ROWS, True, True)
 
 
@@ -237,7 +237,13 @@ def test_every_entry_point_is_covered() -> None:
                 if isinstance(method, ast.FunctionDef) and len(method.args.args) > 1 and "__e" not in method.name:
                     found.add(f"{node.name}.{method.name}")
     called = {f"{make.__name__}.{name}".removeprefix("module.") for make, name, _, _ in CALLS}
-    names = {"fields": "Fields", "mirror": "Mirror", "tree": "SumTree", "episodes": "Episodes", "ring": "SharedRing"}
+    names = {
+        "fields": "Fields",
+        "single_copy": "SingleCopy",
+        "tree": "SumTree",
+        "episodes": "Episodes",
+        "ring": "SharedRing",
+    }
     covered = {f"{names[c.split('.')[0]]}.{c.split('.')[1]}" if "." in c else c for c in called} | set(ELSEWHERE)
     plain = {name for name in found if name in WITHOUT or name.split(".")[-1] in WITHOUT - {"SharedRing.add"}}
     assert found - covered - plain == {"Episodes.__init__", "SumTree.__init__"}

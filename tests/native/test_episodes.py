@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 STATE = (np.int32, np.int64, np.int64, np.uint8, np.uint8, np.int64)
 
 
-def note(table: Any, rows: int, *, ends: list[bool] | None = None, ids: list[int] | None = None) -> None:
+def record(table: Any, rows: int, *, ends: list[bool] | None = None, ids: list[int] | None = None) -> None:
     """Note rows that go on at the cursor."""
     flags = None if ends is None else np.array(ends, dtype=np.bool_)
     streams = None if ids is None else slots_of(ids)
-    table.note(table.cursor, rows, 0, *(0 if x is None else address(x) for x in (flags, streams)), 0)
+    table.record_write(table.cursor, rows, 0, *(0 if x is None else address(x) for x in (flags, streams)), 0)
 
 
 def ask(table: Any, name: str, slots: NDArray[np.int64], *arguments: int) -> list[int]:
@@ -44,14 +44,14 @@ def filled(native: ModuleType, capacity: int, length: int) -> Any:
     """A full ring, all episodes of one length."""
     table = native.Episodes(capacity, 1)
     ends = np.arange(capacity) % length == length - 1
-    table.note(0, capacity, 0, address(ends), 0, 0)
+    table.record_write(0, capacity, 0, address(ends), 0, 0)
     return table
 
 
 def test_rows_follow_each_other(native: ModuleType) -> None:
     table = native.Episodes(8, 1)
-    note(table, 5, ends=[False, False, True, False, False])
-    note(table, 5, ids=[1, 2, 1, 2, 2])
+    record(table, 5, ends=[False, False, True, False, False])
+    record(table, 5, ids=[1, 2, 1, 2, 2])
     assert ask(table, "ahead", np.arange(8)) == [1, 0, 0, 1, 0, 1, 2, 0]
     assert ask(table, "behind", np.arange(8)) == [1, 2, 0, 0, 1, 0, 0, 1]
     assert (table.rows, table.present, table.count, table.serial, table.cursor) == (8, 8, 4, 4, 2)
@@ -64,9 +64,9 @@ def test_impossible_sizes_are_refused(native: ModuleType) -> None:
     for capacity in (0, -1, 2**30 + 1):
         with pytest.raises(ValueError, match=r"^capacity must be in \[1, 2\*\*30\], got"):
             native.Episodes(capacity, 1)
-    for lanes in (0, -2, 3, 11):
-        with pytest.raises(ValueError, match=r"^lanes must be at least 1 and divide the capacity, got"):
-            native.Episodes(10, lanes)
+    for num_envs in (0, -2, 3, 11):
+        with pytest.raises(ValueError, match=r"^num_envs must be at least 1 and divide the capacity, got"):
+            native.Episodes(10, num_envs)
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_a_run_that_does_not_fit_changes_nothing(
     native: ModuleType, start: int, rows: int, skip: int, error: type[Exception]
 ) -> None:
     table = native.Episodes(10, 1)
-    note(table, 4)
+    record(table, 4)
     with pytest.raises(error, match=r"out of range|a run must"):
-        table.note(start, rows, skip, 0, 0, 0)
+        table.record_write(start, rows, skip, 0, 0, 0)
     assert (table.present, table.cursor, table.rows) == (4, 4, 4)
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 10**12, -(2**63), 2**63 - 1])
 def test_a_slot_outside_writes_nothing(native: ModuleType, bad: int) -> None:
     table = native.Episodes(10, 1)
-    note(table, 10)
+    record(table, 10)
     slots, out = slots_of([3, bad]), np.full(8, -7, dtype=np.int64)
     at, to = address(slots), address(out)
     for name, arguments in (
@@ -133,7 +133,7 @@ def test_counts_that_make_no_sense_are_refused(native: ModuleType) -> None:
 def test_nothing_is_drawn_where_there_is_nothing(native: ModuleType) -> None:
     table = native.Episodes(10, 1)
     handle, numbers = table.add_need(3), slots_of([5, 5])
-    note(table, 2)
+    record(table, 2)
     for name in ("draw", "draw_episodes"):
         getattr(table, name)(handle, 0, 0, 0)
         with pytest.raises(IndexError, match=r"^no row has 2 rows after it$"):
@@ -168,9 +168,9 @@ def arrays_of(table: Any) -> list[NDArray[Any]]:
 )
 def test_a_state_that_points_outside_changes_nothing(native: ModuleType, which: int | str, value: int) -> None:
     table = native.Episodes(8, 2)
-    note(table, 2, ends=[True, False])
-    note(table, 6, ends=[False, False, True, False, False, False])
-    note(table, 4)
+    record(table, 2, ends=[True, False])
+    record(table, 6, ends=[False, False, True, False, False, False])
+    record(table, 4)
     arrays = arrays_of(table)
     before = [x.tolist() for x in arrays]
     numbers = {"cursor": table.cursor, "serial": table.serial, "present": table.present, "records": table.records}
@@ -179,7 +179,7 @@ def test_a_state_that_points_outside_changes_nothing(native: ModuleType, which: 
         numbers[which] = value
     else:
         arrays[which][0] = value
-    with pytest.raises(ValueError, match=r"^the state is not that of such a table$"):
+    with pytest.raises(ValueError, match=r"^the state does not fit a table of this capacity and num_envs$"):
         table.load(*numbers.values(), free, *(address(x) for x in arrays))
     assert [x.tolist() for x in arrays_of(table)] == before
 
@@ -222,23 +222,23 @@ def test_threads_may_read_at_once(native: ModuleType) -> None:
     assert len(results) == 4
 
 
-def random_note(table: Any, random: np.random.Generator) -> None:
-    """A ring write of up to two rings, of lanes or of ids, with ends and masked rows."""
+def random_write(table: Any, random: np.random.Generator) -> None:
+    """A ring write of up to two rings, by environment or by id, with ends and masked rows."""
     rows = int(random.integers(0, 2 * table.capacity + 1))
     skip = max(0, rows - table.capacity)
     ends, mask = random.random(rows) < random.choice([0.02, 0.3]), random.random(rows) < random.choice([0.9, 1.0])
     ids = random.integers(0, 5, rows) if random.random() < 0.7 else None
     start = (table.cursor + skip) % table.capacity
-    table.note(start, rows - skip, skip, address(ends), 0 if ids is None else address(ids), address(mask))
+    table.record_write(start, rows - skip, skip, address(ends), 0 if ids is None else address(ids), address(mask))
 
 
 @given(capacity=st.integers(1, 40), seed=st.integers(0, 2**32))
-def test_any_history_leaves_episodes_that_hang_together(native: ModuleType, capacity: int, seed: int) -> None:
+def test_any_history_leaves_consistent_episodes(native: ModuleType, capacity: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     table, loaded, every = native.Episodes(capacity, 1), native.Episodes(capacity, 1), np.arange(capacity)
     handle = table.add_need(2)
     for _ in range(12):
-        random_note(table, random)
+        random_write(table, random)
         ahead, behind = ask(table, "ahead", every), ask(table, "behind", every)
         out, valid = windows(table, every, capacity, capacity)
         for slot in range(capacity):

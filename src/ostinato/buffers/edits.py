@@ -57,14 +57,14 @@ def edit_fields(engine: AnyEngine, values: dict[tuple[str, ...], Any], index: An
 
 def _change(engine: Engine, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
     """Make edits that were checked; an edit of a boundary lets the episodes be read anew."""
-    chronicle, storage = engine.chronicle, engine.storage
-    before = None if chronicle is None else chronicle.at(storage, slots)
+    tracker, storage = engine.tracker, engine.storage
+    before = None if tracker is None else tracker.marks_at(storage, slots)
     engine.saves.before(engine.ring, slots)
     engine.ring.record_edit(slots)
     for change in changes:
         change()
     _rerank(engine, slots)
-    if chronicle is not None and before is not None and chronicle.moved(before, chronicle.at(storage, slots)):
+    if tracker is not None and before is not None and tracker.compare(before, tracker.marks_at(storage, slots)):
         engine.begin_sampler()  # other rows may be drawn now
 
 

@@ -18,7 +18,7 @@ from ostinato.buffers.checks import (
     checked_slots,
     refuse_picks,
 )
-from ostinato.buffers.episode_tracker import Chronicle
+from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.pipeline import copy, expand, expand_again
 from ostinato.buffers.policy_versions import Versions, check_versions, draw_recent
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
@@ -89,7 +89,7 @@ class Engine:
         self.episodes = episodes
         self.gate: Gate | None = None
         self.versions: Versions | None = None
-        self.chronicle = self._begin_chronicle(sampler)
+        self.tracker = self._make_tracker(sampler)
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         check_pair(storage, writer)
@@ -119,12 +119,12 @@ class Engine:
     def view(self) -> View:
         """Return what samplers may see, now."""
         ring = self.ring
-        if self.chronicle is None or ring.rows == 0:
+        if self.tracker is None or ring.rows == 0:
             return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device)
-        episodes, starts = self.chronicle.look(self.source.storage)
+        episodes, starts = self.tracker.view(self.source.storage)
         return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts)
 
-    def _begin_chronicle(self, sampler: Sampler) -> Chronicle | None:
+    def _make_tracker(self, sampler: Sampler) -> EpisodeTracker | None:
         """Begin to keep account of episodes if anyone asks for them."""
         unit = self.unit
         check_single(unit, sampler)
@@ -134,9 +134,9 @@ class Engine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        chronicle = Chronicle(wanted, need, max(span, sampler.span))
-        chronicle.check_span(self.storage)
-        return chronicle
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker.check_span(self.storage)
+        return tracker
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -155,14 +155,14 @@ class Engine:
             payload, rows = storage.admit(data, lead)
             if rows == 0:
                 return self._no_rows()
-            given, marks, chronicle, versions = None, Marks(), self.chronicle, self.versions
+            given, marks, tracker, versions = None, Marks(), self.tracker, self.versions
             try:
                 left_s = None if self.gate is None else self.hold_write(rows, timeout_s)
                 if left_s is not None:  # anything may have changed meanwhile: check the rows anew
                     return self.write(data, lead, ranked=ranked, timeout_s=left_s)
                 given = priorities_of_rows(self, data, rows) if prioritized and ranked else None
-                if chronicle is not None:
-                    marks = chronicle.read(storage, payload, rows)
+                if tracker is not None:
+                    marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
                 placement = self._place(payload, rows)
             except Exception:
@@ -171,8 +171,8 @@ class Engine:
                     self.settled = False
                 raise
             self._store(placement, payload)
-            if chronicle is not None:
-                chronicle.note(storage, placement, marks)
+            if tracker is not None:
+                tracker.record(storage, placement, marks)
             if versions is not None and found is not None:
                 versions.note(placement, found)
             self.rows_written += rows
@@ -260,8 +260,8 @@ class Engine:
             self.saves.before_clear(self.ring, len(self.storage))
             self.ring.clear()
             self.storage.clear()
-            if self.chronicle is not None:
-                self.chronicle.clear()
+            if self.tracker is not None:
+                self.tracker.clear()
             self.sampler.clear()
             self.pending.clear()
             self._begin_counts()
@@ -470,7 +470,7 @@ class Engine:
         """Exchange the sampler; queued draws of the old one go."""
         check_sampler(self.storage, sampler)
         with self.lock:
-            self.chronicle = self._begin_chronicle(sampler)
+            self.tracker = self._make_tracker(sampler)
             sampler.clear()  # whatever it remembers is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
@@ -481,7 +481,7 @@ class Engine:
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer; the new one goes on after the newest row."""
         check_pair(self.storage, writer)
-        if self.chronicle is not None:
+        if self.tracker is not None:
             check_order(writer)
         check_counting(self.sampler, writer, None, None)
         check_versions(writer, self.versions)
@@ -497,8 +497,8 @@ class Engine:
         storage = source.storage
         check_pair(storage, self.writer)
         check_sampler(storage, self.sampler)
-        if self.chronicle is not None:
-            self.chronicle.check_span(storage)
+        if self.tracker is not None:
+            self.tracker.check_span(storage)
         with self.lock:
             if len(storage):
                 self.writer.begin(len(storage))  # first: it may raise
@@ -509,8 +509,8 @@ class Engine:
             # stamps first: a gather in flight that meets the new storage then sees that all is new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
-            if self.chronicle is not None:
-                self.chronicle.forget()
+            if self.tracker is not None:
+                self.tracker.forget()
             self.settled = False
             if len(storage):
                 self.ring.take_over(len(storage), storage.cursor)

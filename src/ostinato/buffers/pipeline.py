@@ -142,7 +142,7 @@ def expand_again(engine: Engine, ticket: Ticket, generator: torch.Generator | No
     """
     draw, each = ticket.draw, ticket.draw.rows_each
     if engine.unit is None and each is None:
-        return ticket if engine.chronicle is None else _unmasked(ticket, engine.view())
+        return ticket if engine.tracker is None else _unmasked(ticket, engine.view())
     view = engine.view()
     if ticket.sampler is not engine.sampler:
         return None  # another sampler took over since

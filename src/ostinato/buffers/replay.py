@@ -350,8 +350,8 @@ class ReplayBuffer:
     @property
     def episodes(self) -> Episodes | None:
         """Where episodes end, as this buffer, its unit and its sampler say together; None if it keeps no account."""
-        chronicle = self._engine.chronicle
-        return None if chronicle is None else chronicle.wanted
+        tracker = self._engine.tracker
+        return None if tracker is None else tracker.wanted
 
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
@@ -574,11 +574,11 @@ class ReplayBuffer:
             UsageError: if nothing in this buffer asks for episodes.
         """
         with self._engine.lock:
-            if self._engine.chronicle is None:
+            if self._engine.tracker is None:
                 msg = "this buffer keeps no account of episodes: no sample_unit, slice sampler or episodes= asks for it"
                 raise UsageError(msg)
             self._feed.drop()
-            self._engine.chronicle.forget()
+            self._engine.tracker.forget()
             self._engine.begin_sampler()
 
     def stats(self) -> BufferStats:

@@ -71,7 +71,7 @@ class SharedEngine:
     """
 
     unit = None
-    chronicle = None
+    tracker = None
     gate = None
     versions = None
     era = 0

@@ -1,9 +1,10 @@
-"""Schema and leaves: nested rows are flattened once and rebuilt once. The only recursion over keys lives here."""
+"""Schema: the structure, dtypes and shapes of a row, which flattens nested rows to tensors and nests them again."""
 
 from __future__ import annotations
 
 import math
 import sys
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
 __all__ = [
+    "NAME_LENGTH",
     "OBJECT",
     "Flat",
     "Leaf",
@@ -27,19 +29,31 @@ __all__ = [
     "Schema",
     "as_bits",
     "as_ordinary",
-    "decode_schema",
+    "column_name",
     "describe",
-    "encode_schema",
     "map_leaves",
     "same_rows",
     "turn_rows",
 ]
 
 Path: TypeAlias = "tuple[Hashable, ...]"
+OBJECT: Literal["object"] = "object"
+"""Stands in a tree for a field of Python objects."""
+_Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | Literal['object'] | None"  # None is a tensor
+
+NAME_LENGTH = 1000
+"""Longest name of a column: a checkpoint allows 1024 characters, and some names get a suffix."""
+_MAPPINGS = frozenset({"dict", "tensordict"})
+_KINDS = ("dict", "list", "tuple", "namedtuple", "tensordict", "tensorclass")
+_MAX_DEPTH = 100
+_MAX_SAVED_DEPTH = 32
+_MAX_BATCH = 2**31
+_PIECE_BYTES = 2 * 2**20
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Leaf(NamedTuple):
-    """One field of a row: where it stands in the nesting, its dtype, and its shape without batch dimensions."""
+    """A tensor field of a row: its path, dtype, and shape without batch dimensions."""
 
     path: Path
     dtype: torch.dtype
@@ -48,63 +62,85 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of this field in one row."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        """Name, dtype and shape, as messages show them."""
+        """Return path, dtype and shape for messages."""
         return f"{show_path(self.path)}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
 class ObjectLeaf(NamedTuple):
-    """One field of Python objects: where it stands, and batch dimensions of its TensorDict that belong to the row."""
+    """A field of Python objects: its path, and the batch dimensions of its TensorDict that belong to the row."""
 
     path: Path
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Name and shape, as messages show them."""
+        """Return path and shape for messages."""
         return f"{show_path(self.path)}: object{list(self.shape)}"
 
 
 class Flat(NamedTuple):
-    """Rows without their nesting: leaves `[*batch, *leaf.shape]` in schema order."""
+    """Rows without their nesting: leaves `[*batch, *leaf.shape]` in the order of the schema."""
 
     leaves: list[Tensor]
     batch: tuple[int, ...]
     addresses: list[int] | None
-    """Where the leaves lie, if all are contiguous CPU memory, which the native copies read as it stands."""
+    """Addresses of the leaves if all are contiguous CPU memory, which native code can copy."""
     objects: Sequence[np.ndarray[Any, Any]] = ()
-    """Fields of Python objects, `[*batch, *leaf.shape]` object arrays in schema order."""
+    """Fields of Python objects in the order of the schema: object arrays `[*batch, *leaf.shape]`."""
 
 
-_Tree: TypeAlias = "tuple[Node, tuple[_Tree, ...]] | Literal['object'] | None"  # None is a tensor
-OBJECT: Literal["object"] = "object"
-"""Stands in a tree for a leaf of Python objects."""
+class _Seen(NamedTuple):
+    """The batch that was checked last: loops write batches of one size."""
+
+    shape: tuple[int, ...] | None
+    """Shape of its first leaf."""
+    lead: int
+    batch: tuple[int, ...]
+    shapes: list[torch.Size]
+    """Shapes of all leaves."""
 
 
 @final
 class Schema:
-    """The fixed form of the rows of a storage: tree, names, dtypes and shapes. Immutable; compared by `==`.
+    """Structure, field names, dtypes and shapes of the rows of a storage. Immutable; compared by value.
 
-    `flatten` checks data against it and gives the leaves in order, `build` is the inverse. `leaves` are the tensors of
-    a row, `objects` its fields of Python objects (text, and what TensorDict keeps as `NonTensorData`).
+    `flatten` checks rows and returns their leaves in order; `build` is the inverse. `leaves` are the tensor fields of a
+    row, `objects` its fields of Python objects (text, and what TensorDict keeps as `NonTensorData`).
     """
 
-    __slots__ = ("_complex", "_dtypes", "_flat", "_seen", "_warned", "leaves", "objects", "tree")
+    __slots__ = (
+        "_complex",
+        "_dtypes",
+        "_flat",
+        "_get",
+        "_json",
+        "_seen",
+        "_warned",
+        "column_names",
+        "leaves",
+        "objects",
+        "tree",
+    )
 
     def __init__(self, tree: _Tree, leaves: Sequence[Leaf]) -> None:
         self.tree = tree
         self.leaves = tuple(leaves)
         self.objects = tuple(_find_objects(tree, (), ()))
-        # One level of nesting is by far the commonest form: it is walked without recursion.
+        self.column_names = [column_name(leaf.path, i) for i, leaf in enumerate(leaves)]
+        """Names of the leaves in a checkpoint, see `column_name`."""
+        # Rows of one level of nesting are by far the most common: they are flattened without recursion.
         self._flat = isinstance(tree, tuple) and all(child is None for child in tree[1])
-        self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # their conjugates are views that lie
+        self._get: Callable[[Any], tuple[Any, ...]] | None = None
+        if isinstance(tree, tuple) and self._flat and tree[0].kind in _MAPPINGS:
+            keys = tree[0].keys
+            self._get = itemgetter(*keys) if len(keys) > 1 else lambda fields: (fields[keys[0]],)
+        self._complex = any(leaf.dtype.is_complex for leaf in leaves)  # a conjugate view shares memory it must not
         self._dtypes = [leaf.dtype for leaf in leaves]
-        self._seen: tuple[Any, int, tuple[int, ...], list[torch.Size]] = (None, -1, (), [])
+        self._seen = _Seen(None, -1, (), [])
         self._warned: set[Path] = set()
+        self._json: dict[str, Any] | None = None
 
     def __eq__(self, other: object) -> bool:
         """Compare tree and leaves."""
@@ -115,11 +151,11 @@ class Schema:
         return hash(self.leaves)
 
     def __repr__(self) -> str:
-        """List the leaves."""
+        """List the fields."""
         return f"Schema({', '.join(map(str, (*self.leaves, *self.objects)))})"
 
     def __reduce__(self) -> tuple[type[Schema], tuple[_Tree, tuple[Leaf, ...]]]:
-        """Pickle tree and leaves; caches are made anew."""
+        """Pickle tree and leaves; caches are built again."""
         return Schema, (self.tree, self.leaves)
 
     @property
@@ -129,12 +165,12 @@ class Schema:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row, padding not counted."""
+        """Bytes of one row without padding."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
     def paths(self) -> list[Path]:
-        """Where all fields stand: tensors, then Python objects."""
+        """Paths of all fields: tensors, then Python objects."""
         return [*(leaf.path for leaf in self.leaves), *(leaf.path for leaf in self.objects)]
 
     def find(self, path: Path) -> int:
@@ -151,55 +187,69 @@ class Schema:
         raise KeyMissingError(msg)
 
     def only(self, position: int) -> Schema:
-        """Return the schema of one leaf alone, which warns of casts together with this one."""
+        """Return the schema of one leaf, which shares the record of the warnings about casts with this schema."""
         schema = Schema(None, [self.leaves[position]])
         schema._warned = self._warned
         return schema
 
     def fit(self, value: Any, path: Path) -> Tensor:
-        """Return a leaf of any shape as a tensor of the dtype stored at `path`; of its own if nothing is stored there.
+        """Return a leaf of any shape as a tensor of the dtype stored at `path`; in its own dtype if there is none.
 
         Raises:
-            KindError: if it is no tensor, array or number.
-            SchemaError: if it does not fit; see `casts.rule`.
+            KindError: if it is not a tensor, array or number.
+            SchemaError: if it cannot be cast; see `casts.rule`.
         """
         for leaf in self.leaves:
             if leaf.path == path:
                 return casts.fit(value, leaf.dtype, path, self._warned)
         return as_tensor(value, path)
 
-    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, exact: bool = False) -> Flat:
-        """Check rows against the schema and return their leaves in order. No copy of leaves of the dtypes stored.
+    # -- rows to leaves and back ---------------------------------------------------------------------------------------
 
-        Leaves of other dtypes are cast as `casts.rule` says.
+    def flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, exact: bool = False) -> Flat:
+        """Check rows against the schema and return their leaves in order.
+
+        Leaves of the stored dtypes are not copied; others are cast as `casts.rule` says.
 
         Args:
-            data: rows of the schema's kind (a dict serves for a TensorDict and back).
-            batch: the leading dimensions that all leaves must have; None reads them off the first leaf.
-            lead: how many leading dimensions there are.
-            exact: cast nothing: dtypes must be equal.
+            data: rows of the kind of the schema (a dict is accepted for a TensorDict and vice versa).
+            batch: leading dimensions that all leaves must have; None takes those of the first leaf.
+            lead: number of leading dimensions.
+            exact: require equal dtypes instead of casting.
 
         Raises:
-            SchemaError: naming the first field that differs, what was expected and what was got.
-            KindError: if a leaf is no tensor, array or number.
+            SchemaError: naming the first field that differs, what was expected and what was given.
+            KindError: if a leaf is not a tensor, array or number.
         """
-        values = self._values(data, lead)
+        values: list[Any] | None = None
+        if self._get is not None and type(data) is dict and len(data) == len(self.leaves):
+            try:
+                values = list(self._get(data))
+            except KeyError:
+                values = None
+        if values is None:
+            values = self._values(data, lead)
         found: list[Any] = []
         if self.objects:
             values, found = values[: len(self.leaves)], values[len(self.leaves) :]
         try:
-            flat = self._flatten(values, batch, lead, exact=exact)
+            flat = self._check(values, batch, lead, exact=exact)
         except (NotImplementedError, RuntimeError):
-            # only tensors without plain memory (sparse, nested) cannot say their shape or strides
+            # only tensors without plain memory (sparse, nested) cannot return their shape or strides
             values = [as_tensor(v, x.path) for v, x in zip(values, self.leaves, strict=True)]
-            flat = self._flatten(values, batch, lead, exact=exact)
+            flat = self._check(values, batch, lead, exact=exact)
         if not found:
             return flat
         pairs = zip(self.objects, found, strict=True)
         return flat._replace(objects=[kinds.as_objects(x, leaf.path, (*flat.batch, *leaf.shape)) for leaf, x in pairs])
 
-    def _flatten(self, values: list[Any], batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
-        batch, shapes = self._expected(values, batch, lead)
+    def _check(self, values: list[Any], batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
+        """Check the dtypes and shapes of leaves; cast those that differ."""
+        seen, first = self._seen, values[0]
+        if batch is None and lead == seen.lead and type(first) is Tensor and first.shape == seen.shape:
+            batch, shapes = seen.batch, seen.shapes
+        else:
+            batch, shapes = self._expected(first, batch, lead)
         native = backend.native
         if native is not None and not self._complex:
             addresses = native.check_leaves(values, self._dtypes, shapes, Tensor)
@@ -215,10 +265,45 @@ class Schema:
                 raise SchemaError(_mismatch(leaf, tensor, batch))
             tensor = tensor if same else casts.cast(tensor, leaf.dtype, leaf.path, self._warned)
             if plain and tensor.is_cpu and tensor.is_contiguous() and tensor.numel() and not tensor.data_ptr():
-                tensor = tensor.clone()  # torch's symbolic zeros have no memory until somebody writes to them
+                tensor = tensor.clone()  # torch's symbolic zeros have no memory until they are written to
             plain = plain and tensor.is_cpu and tensor.is_contiguous()
             out.append(tensor)
         return Flat(out, batch, [tensor.data_ptr() for tensor in out] if plain else None)
+
+    def _expected(
+        self, first: Any, batch: tuple[int, ...] | None, lead: int
+    ) -> tuple[tuple[int, ...], list[torch.Size]]:
+        """Return the leading dimensions, by default those of the first leaf, and the shapes required of all leaves."""
+        if batch is not None:
+            return batch, [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
+        leaf = self.leaves[0]
+        shape = first.shape if type(first) is Tensor else casts.read(first, leaf.dtype, leaf.path).shape
+        if len(shape) < lead:
+            msg = (
+                f"field {leaf} needs {lead} leading batch dimension(s), got shape {list(shape)}: use add() for one row"
+            )
+            raise SchemaError(msg)
+        batch = tuple(shape[:lead])
+        shapes = [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
+        self._seen = _Seen(shape, lead, batch, shapes)
+        return batch, shapes
+
+    def _values(self, data: Any, lead: int) -> list[Any]:
+        """Return the values of the leaves in order, followed by those of the fields of objects."""
+        tree = self.tree
+        if tree is None or isinstance(tree, str):
+            if open_node(data, lead) is not None:
+                raise SchemaError(_wrong_kind(None, data, ()))
+            return [data]
+        if self._get is not None and kinds.is_tensordict(data):
+            kinds.require_batch(data, lead)
+            fields = kinds.fields_of(data)
+            if fields.keys() == set(tree[0].keys):
+                return list(self._get(fields))
+        out: list[Any] = []
+        objects: list[Any] = []
+        _collect(tree, data, (), lead, (out, objects))
+        return [*out, *objects]
 
     def build(
         self,
@@ -227,9 +312,9 @@ class Schema:
         device: torch.device,
         objects: Sequence[np.ndarray[Any, Any]] = (),
     ) -> Any:
-        """Nest leaves (tensors of shape `[*batch, *leaf.shape]`, in order) into the schema's kind. No copy.
+        """Nest leaves (tensors `[*batch, *leaf.shape]` in order) into the kind of the schema. No copy.
 
-        `objects` are the fields of Python objects, as `Flat` holds them.
+        `objects` are the fields of Python objects as in `Flat`.
         """
         if self.tree is None:
             return leaves[0]
@@ -237,76 +322,70 @@ class Schema:
             return kinds.make(self.tree[0], leaves, batch, device)  # type: ignore[arg-type]
         return _build(self.tree, iter(leaves), iter(objects), batch, device)
 
-    def _values(self, data: Any, lead: int) -> list[Any]:
-        """Return the values of the leaves in order, then those of the fields of objects."""
-        tree = self.tree
-        if tree is None or isinstance(tree, str):
-            if open_node(data, lead) is not None:
-                raise SchemaError(_wrong_kind(None, data, ()))
-            return [data]
-        if self._flat and tree[0].kind in _MAPPINGS and (type(data) is dict or kinds.is_tensordict(data)):
-            mapping = data
-            if type(data) is not dict:
-                kinds.require_batch(data, lead)
-                mapping = kinds.fields_of(data)
-            if len(mapping) == len(tree[0].keys):
-                try:
-                    values = [mapping[key] for key in tree[0].keys]
-                except KeyError:
-                    pass
-                else:
-                    return values
-        out: list[Any] = []
-        objects: list[Any] = []
-        _collect(tree, data, (), lead, (out, objects))
-        return [*out, *objects] if objects else out
+    # -- JSON ----------------------------------------------------------------------------------------------------------
 
-    def _expected(
-        self, values: list[Any], batch: tuple[int, ...] | None, lead: int
-    ) -> tuple[tuple[int, ...], list[torch.Size]]:
-        """Leading dimensions (read off the first leaf where they are not given) and the shapes that all must have."""
-        seen = None
-        if batch is None:
-            first, leaf = values[0], self.leaves[0]
-            seen = first.shape if type(first) is Tensor else casts.read(first, leaf.dtype, leaf.path).shape
-            if seen == self._seen[0] and lead == self._seen[1]:
-                return self._seen[2], self._seen[3]  # loops write batches of one size
-            batch = self._read_batch(seen, lead)
-        shapes = [torch.Size((*batch, *leaf.shape)) for leaf in self.leaves]
-        if seen is not None:
-            self._seen = (seen, lead, batch, shapes)
-        return batch, shapes
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON values, which the caller must not modify: they are kept for the next call.
 
-    def _read_batch(self, shape: tuple[int, ...], lead: int) -> tuple[int, ...]:
-        if len(shape) < lead:
-            msg = (
-                f"field {self.leaves[0]} needs {lead} leading batch dimension(s), got shape {list(shape)}: "
-                "use add() for one row"
-            )
-            raise SchemaError(msg)
-        return tuple(shape[:lead])
+        Raises:
+            CheckpointError: if a key is not text, an integer, a bool or None.
+        """
+        if self._json is None:
+            leaves = [
+                {
+                    "path": [_check_key(key) for key in leaf.path],
+                    "dtype": str(leaf.dtype).removeprefix("torch."),
+                    "shape": list(leaf.shape),
+                }
+                for leaf in self.leaves
+            ]
+            self._json = {"leaves": leaves, "tree": _encode_tree(self.tree)}
+        return self._json
+
+    @classmethod
+    def from_json(cls, body: Any, *, known: Schema | None = None) -> Schema:
+        """Return the schema in JSON values. Nothing is imported.
+
+        Args:
+            body: what `to_json` returned.
+            known: a schema that is returned if `body` describes it.
+
+        Raises:
+            CheckpointError: if the values are not a schema, or name a class that this process has not imported.
+        """
+        if known is not None and body == known.to_json():
+            return known
+        try:
+            leaves = [
+                Leaf(tuple(map(_check_key, x["path"])), _dtype(x["dtype"]), _shape(x["shape"])) for x in body["leaves"]
+            ]
+            tree, paths = _decode_tree(body["tree"], (), 0)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            msg = f"the checkpoint's schema cannot be read: {error}"
+            raise CheckpointError(msg) from error
+        if paths != [leaf.path for leaf in leaves]:
+            msg = f"the checkpoint's schema names the fields {[leaf.path for leaf in leaves]}, its tree {paths}"
+            raise CheckpointError(msg)
+        _check_extra(tree, iter(leaves), ())
+        return cls(tree, leaves)
 
 
-_MAPPINGS = frozenset({"dict", "tensordict"})
-
-
-_LISTS = (
-    ". Lists inside a row are nesting, not arrays: give a tensor or an array; for ragged rows use ListStorage, or pad "
-    "them to one length"
-)
+def column_name(path: Path, position: int) -> str:
+    """Return the name of a column in a checkpoint: its position and path, cut to `NAME_LENGTH` characters."""
+    return f"{position}.{'.'.join(map(str, path))}"[:NAME_LENGTH] if path else f"{position}.data"
 
 
 def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
-    """Read the schema off the first rows that are written.
+    """Return the schema of the first rows that are written.
 
     Args:
         data: rows with `lead` leading batch dimensions.
         lead: number of batch dimensions (0 for one row).
-        bare: let rows have fields of Python objects alone.
+        bare: allow rows that consist of fields of Python objects only.
 
     Raises:
-        SchemaError: if there is no field, or leaves disagree in their leading dimensions.
-        KindError: if a leaf is no tensor, array, number or text.
+        SchemaError: if there is no field, or leaves differ in their leading dimensions.
+        KindError: if a leaf is not a tensor, array, number or text.
     """
     leaves: list[Leaf] = []
     shapes: list[tuple[int, ...]] = []
@@ -346,9 +425,13 @@ def _describe_leaf(value: Any, path: Path, lead: int) -> tuple[Leaf, tuple[int, 
     """Return a leaf and its leading dimensions."""
     tensor = as_tensor(value, path)
     if tensor.ndim < lead:
+        lists = (
+            ". Lists inside a row are nesting, not arrays: give a tensor or an array; for ragged rows use ListStorage, "
+            "or pad them to one length"
+        )
         msg = (
             f"{show_field(path)} has shape {list(tensor.shape)}, but extend() needs {lead} leading batch "
-            f"dimension(s): use add() for one row{_LISTS if any(isinstance(k, int) for k in path) else ''}"
+            f"dimension(s): use add() for one row{lists if any(isinstance(k, int) for k in path) else ''}"
         )
         raise SchemaError(msg)
     return Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])), tuple(tensor.shape[:lead])
@@ -359,13 +442,13 @@ def _no_tensors(schema: Schema) -> str:
         return "rows have no fields: give at least one tensor"
     fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
     return (
-        f"rows have Python objects alone ({fields}), and tensor storages need a tensor beside them: give at least one "
-        "tensor, or use ListStorage"
+        f"rows consist of Python objects only ({fields}), and tensor storages need a tensor beside them: give at least "
+        "one tensor, or use ListStorage"
     )
 
 
 def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[ObjectLeaf]:
-    """Yield the fields of objects; their shape is that of the TensorDict that holds them."""
+    """Yield the fields of objects; their shape is that of the TensorDict that contains them."""
     if isinstance(tree, str):
         yield ObjectLeaf(path, shape)
     elif tree is not None:
@@ -376,7 +459,7 @@ def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[O
 
 
 def _collect(tree: _Tree, data: Any, path: Path, lead: int, out: tuple[list[Any], list[Any]]) -> None:
-    """Put the leaves of data into two lists: tensors, and fields of objects."""
+    """Append the leaves of data to two lists: tensors, and fields of objects."""
     if isinstance(tree, str):
         out[1].append(data)
         return
@@ -396,8 +479,8 @@ def _collect(tree: _Tree, data: Any, path: Path, lead: int, out: tuple[list[Any]
         _collect(subtree, children[key], (*path, key), lead, out)
 
 
-def _same_kind(got: str, stored: str) -> bool:
-    return got == stored or (got in _MAPPINGS and stored in _MAPPINGS)
+def _same_kind(given: str, stored: str) -> bool:
+    return given == stored or (given in _MAPPINGS and stored in _MAPPINGS)
 
 
 def _build(tree: _Tree, leaves: Any, objects: Any, batch: tuple[int, ...], device: torch.device) -> Any:
@@ -414,28 +497,25 @@ def _build(tree: _Tree, leaves: Any, objects: Any, batch: tuple[int, ...], devic
 
 
 def _mismatch(leaf: Leaf, tensor: Tensor, batch: tuple[int, ...]) -> str:
-    expected = Leaf(leaf.path, leaf.dtype, (*batch, *leaf.shape))
-    got = Leaf(leaf.path, tensor.dtype, tuple(tensor.shape))
+    def show(dtype: torch.dtype, shape: Sequence[int]) -> str:
+        return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
     return (
-        f"{show_field(leaf.path)} must be {_form(expected)} (batch size {list(batch)}), got "
-        f"{_form(got)}: convert it before writing"
+        f"{show_field(leaf.path)} must be {show(leaf.dtype, (*batch, *leaf.shape))} (batch size {list(batch)}), got "
+        f"{show(tensor.dtype, tensor.shape)}: convert it before writing"
     )
-
-
-def _form(leaf: Leaf) -> str:
-    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
 
 
 def _wrong_kind(node: Node | None, data: Any, path: Path) -> str:
     expected = "one tensor" if node is None else f"a {node.kind} with the keys {list(node.keys)}"
     instead = (
-        ". Text must be there in the first rows; for ragged sequences use ListStorage"
+        ". Text must be in the first rows already; for ragged sequences use ListStorage"
         if node is None and isinstance(data, (list, tuple))
         else ""
     )
     return (
-        f"{show_path(path)} must be {expected}, got {type(data).__name__}: the storage keeps the form of its first "
-        f"rows{instead}"
+        f"{show_path(path)} must be {expected}, got {type(data).__name__}: the storage keeps the structure of its "
+        f"first rows{instead}"
     )
 
 
@@ -447,22 +527,22 @@ def _wrong_keys(node: Node, children: dict[Any, Any], path: Path) -> str:
     parts += [f"unknown {unknown}"] if unknown else []
     return (
         f"rows must have the keys {list(node.keys)}{where}, got {list(children)} ({', '.join(parts)}): the "
-        "storage keeps the form of its first rows"
+        "storage keeps the structure of its first rows"
     )
 
 
 def map_leaves(data: Any, change: Callable[[Any], Any], *, depth: int = 0) -> Any:
-    """Apply `change` to every leaf of nested data and nest the results the same way.
+    """Apply `change` to every leaf of nested data and nest the results in the same way.
 
-    Dicts, lists, tuples and named tuples are opened, nothing else: leaves may be tensors, TensorDicts, or any object.
+    Only dicts, lists, tuples and named tuples are opened: leaves may be tensors, TensorDicts, or any object.
 
     Raises:
-        KindError: if data is nested more than 100 deep, as data that holds itself is.
+        KindError: if data is nested more than 100 deep, for example because it contains itself.
     """
     if type(data) not in {dict, list, tuple} and not hasattr(data, "_fields"):
         return change(data)
     if depth > _MAX_DEPTH:
-        msg = f"a row is nested more than {_MAX_DEPTH} deep, or holds itself: wrap it in an object of your own"
+        msg = f"a row is nested more than {_MAX_DEPTH} deep, or contains itself: wrap it in an object of your own"
         raise KindError(msg)
     opened = open_node(data, 0)
     if opened is None:
@@ -472,63 +552,10 @@ def map_leaves(data: Any, change: Callable[[Any], Any], *, depth: int = 0) -> An
     return kinds.make(node, changed, (), torch.device("cpu"))
 
 
-_MAX_DEPTH = 100
-
-
-_KINDS = ("dict", "list", "tuple", "namedtuple", "tensordict", "tensorclass")
-_MAX_DEPTH_state = 32
-_MOST_EXTRA = 2**31
-
-
-def encode_schema(schema: Schema) -> dict[str, Any]:
-    """Turn a schema into JSON values.
-
-    Raises:
-        CheckpointError: if a key is neither text, integer, bool nor None.
-    """
-    return {
-        "leaves": [
-            {
-                "path": [_key(k) for k in leaf.path],
-                "dtype": str(leaf.dtype).removeprefix("torch."),
-                "shape": list(leaf.shape),
-            }
-            for leaf in schema.leaves
-        ],
-        "tree": _encode_tree(schema.tree),
-    }
-
-
-def decode_schema(body: Any) -> Schema:
-    """Turn JSON values into a schema; nothing is imported on the way.
-
-    Raises:
-        CheckpointError: if the values are not those of a schema, or name a class that this process has not imported.
-    """
-    try:
-        leaves = [Leaf(tuple(map(_unkey, x["path"])), _dtype(x["dtype"]), _shape(x["shape"])) for x in body["leaves"]]
-        tree, paths = _decode_tree(body["tree"], (), 0)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        msg = f"the checkpoint's schema cannot be read: {error}"
-        raise CheckpointError(msg) from error
-    if paths != [leaf.path for leaf in leaves]:
-        msg = f"the checkpoint's schema names the fields {[leaf.path for leaf in leaves]}, its tree {paths}"
-        raise CheckpointError(msg)
-    _check_extra(tree, iter(leaves), ())
-    return Schema(tree, leaves)
-
-
-def _key(key: Any) -> Any:
+def _check_key(key: Any) -> Any:
     if key is None or isinstance(key, (str, bool, int)):
         return key
     msg = f"only text, integers, bools and None can be saved as keys, got {key!r} of type {type(key).__name__}"
-    raise CheckpointError(msg)
-
-
-def _unkey(key: Any) -> Any:
-    if key is None or isinstance(key, (str, bool, int)):
-        return key
-    msg = f"a key must be text, integer, bool or None, got {key!r}"
     raise CheckpointError(msg)
 
 
@@ -542,7 +569,7 @@ def _dtype(name: Any) -> torch.dtype:
 
 def _shape(shape: Any) -> tuple[int, ...]:
     if not all(type(size) is int and size >= 0 for size in shape):
-        msg = f"a shape must hold integers of at least 0, got {shape!r}"
+        msg = f"a shape must consist of integers of at least 0, got {shape!r}"
         raise CheckpointError(msg)
     return tuple(shape)
 
@@ -555,7 +582,7 @@ def _encode_tree(tree: Any) -> Any:
     node, children = tree
     return {
         "kind": node.kind,
-        "keys": [_key(key) for key in node.keys],
+        "keys": [_check_key(key) for key in node.keys],
         "class": None if node.cls is None else f"{node.cls.__module__}:{node.cls.__qualname__}",
         "extra": list(node.extra),
         "children": [_encode_tree(child) for child in children],
@@ -563,14 +590,15 @@ def _encode_tree(tree: Any) -> Any:
 
 
 def _decode_tree(body: Any, path: tuple[Any, ...], depth: int) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Return a tree, and the paths of its leaves in order."""
     if body is None:
         return None, [path]
     if body == {"kind": OBJECT}:
         return OBJECT, []
-    if depth > _MAX_DEPTH_state or body["kind"] not in _KINDS:
-        msg = f"nesting is {depth} deep (at most {_MAX_DEPTH_state}) or of an unknown kind {body['kind']!r}"
+    if depth > _MAX_SAVED_DEPTH or body["kind"] not in _KINDS:
+        msg = f"nesting is {depth} deep (at most {_MAX_SAVED_DEPTH}) or of an unknown kind {body['kind']!r}"
         raise CheckpointError(msg)
-    keys = tuple(map(_unkey, body["keys"]))
+    keys = tuple(map(_check_key, body["keys"]))
     node = Node(body["kind"], keys, _find_class(body["class"]), _shape(body["extra"]))
     children, paths = [], []
     for key, child in zip(keys, body["children"], strict=True):
@@ -581,7 +609,7 @@ def _decode_tree(body: Any, path: tuple[Any, ...], depth: int) -> tuple[Any, lis
 
 
 def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> None:
-    """Refuse a TensorDict whose batch dimensions are not those of the leaves below it.
+    """Check that the batch dimensions of TensorDicts are those of the leaves below them.
 
     Raises:
         CheckpointError: naming the first leaf that does not fit.
@@ -595,7 +623,7 @@ def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> No
     if isinstance(tree, str):
         return
     node, children = tree
-    if math.prod(node.extra) > _MOST_EXTRA:
+    if math.prod(node.extra) > _MAX_BATCH:
         msg = f"the checkpoint's schema has the batch size {list(node.extra)}: it is damaged"
         raise CheckpointError(msg)
     for child in children:
@@ -603,7 +631,7 @@ def _check_extra(tree: Any, leaves: Iterator[Leaf], lead: tuple[int, ...]) -> No
 
 
 def _find_class(name: Any) -> type | None:
-    """Look a class up among the modules that are imported already: a checkpoint must not run code."""
+    """Return a class of a module that is already imported: reading a checkpoint must not execute code."""
     if name is None:
         return None
     module, _, qualname = str(name).partition(":")
@@ -617,21 +645,17 @@ def _find_class(name: Any) -> type | None:
     return found  # type: ignore[no-any-return]
 
 
-_PIECE_BYTES = 2 * 2**20
-_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def as_bits(tensor: Tensor) -> Tensor:
-    """View a tensor by its bits where torch cannot index its dtype (unsigned integers, 8-bit floats); else as it is."""
+    """View a tensor as integers if torch cannot index its dtype (unsigned integers, 8-bit floats); else return it."""
     dtype = tensor.dtype
     rare = dtype in {torch.uint16, torch.uint32, torch.uint64} or str(dtype).startswith("torch.float8")
-    return tensor.view(_SIGNED[dtype.itemsize]) if rare else tensor
+    return tensor.view(_INTEGERS[dtype.itemsize]) if rare else tensor
 
 
 def as_ordinary(tensor: Tensor) -> Tensor:
-    """Return an ordinary tensor with the memory of an inference tensor (`torch.inference_mode`); others as they are.
+    """Return a normal tensor with the memory of an inference tensor (`torch.inference_mode`); others unchanged.
 
-    Ordinary tensors may be changed in place in any mode. No copy.
+    Normal tensors can be modified in place in any mode. No copy.
     """
     if not tensor.is_inference():
         return tensor
@@ -641,10 +665,10 @@ def as_ordinary(tensor: Tensor) -> Tensor:
 
 
 def same_rows(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Return bool `[n]`: whether row i of every tensor is that of its partner, bit by bit (NaN equals itself)."""
+    """Return bool `[n]`: whether row i is equal bit by bit in each pair of tensors (NaN equals itself)."""
     out: Tensor | None = None
     for one, other in zip(ones, others, strict=True):
-        same = (_integers(one) == _integers(other)).flatten(1).all(1)
+        same = (_as_integers(one) == _as_integers(other)).flatten(1).all(1)
         out = same if out is None else out & same
     if out is None:
         msg = "there is nothing to compare"
@@ -652,8 +676,14 @@ def same_rows(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     return out
 
 
+def _as_integers(tensor: Tensor) -> Tensor:
+    if tensor.dtype.itemsize == 16:  # complex128
+        tensor = torch.view_as_real(tensor)
+    return tensor.unsqueeze(-1).view(_INTEGERS[min(tensor.dtype.itemsize, 8)])
+
+
 def turn_rows(rows: Tensor, seam: int) -> None:
-    """Turn rows `[n, ...]` in place, so that row `seam` becomes row 0 and the rows before it come last.
+    """Rotate rows `[n, ...]` in place: row `seam` becomes row 0, and the rows before it come last.
 
     Memory: a copy of the smaller part, and 2 MiB.
     """
@@ -672,9 +702,3 @@ def turn_rows(rows: Tensor, seam: int) -> None:
         first = max(0, last - step)
         bits[first + rest : last + rest] = bits[first:last].clone()
     bits[:rest] = kept
-
-
-def _integers(tensor: Tensor) -> Tensor:
-    if tensor.dtype.itemsize == 16:  # complex128
-        tensor = torch.view_as_real(tensor)
-    return tensor.unsqueeze(-1).view(_SIGNED[min(tensor.dtype.itemsize, 8)])

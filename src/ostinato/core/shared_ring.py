@@ -45,7 +45,7 @@ class SharedRing:
         self.nbytes = int(memory.nbytes)
         self._memory = memory
         self.lock: Any = backend.native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
-        self._stamps = self._words(self.lock.stamps, torch.int64)
+        self._stamps = self._words(self.lock.generations, torch.int64)
         self.priorities = (
             self._words(self.lock.priorities, torch.float64)
             if ranked
@@ -73,7 +73,7 @@ class SharedRing:
             The number of the last write; how many slots below `rows` hold no whole row; `rows`, the slots ever
             reserved; and how many hold whole rows.
         """
-        moment: tuple[int, int, int, int] = self.lock.now()
+        moment: tuple[int, int, int, int] = self.lock.state()
         return moment
 
     @property
@@ -99,11 +99,11 @@ class SharedRing:
     @property
     def largest(self) -> float:
         """Largest priority ever given."""
-        return float(self.lock.largest)
+        return float(self.lock.max_priority)
 
     @largest.setter
     def largest(self, value: float) -> None:
-        self.lock.largest = value
+        self.lock.max_priority = value
 
     @property
     def drawn(self) -> int:
@@ -175,7 +175,7 @@ class SharedRing:
 
     def holds(self, serial: int) -> bool:
         """Whether the rows are still wanted: not so if the ring was emptied meanwhile. Under the lock."""
-        return bool(self.lock.holds(serial))
+        return bool(self.lock.is_current(serial))
 
     def commit(self, serial: int) -> None:
         """Let the rows be read: they are whole."""
@@ -210,7 +210,7 @@ class SharedRing:
         """Return the stamps of slots in `[0, capacity)`, int64 of the same shape. Copy."""
         slots = slots.contiguous()
         out = torch.empty_like(slots)
-        self.lock.stamps_of(slots.data_ptr(), slots.numel(), out.data_ptr())
+        self.lock.generations_of(slots.data_ptr(), slots.numel(), out.data_ptr())
         return out
 
     generations_of_rows = generations
@@ -221,7 +221,7 @@ class SharedRing:
 
     def untouched(self, written: int) -> bool:
         """Whether no slot was reserved since the write of this number. To be asked after a copy."""
-        return bool(self.lock.untouched(written))
+        return bool(self.lock.unchanged_since(written))
 
     def changed(self, slots: Tensor, written: int) -> Tensor | None:
         """Return bool: which rows, whole at the write of this number, are not the same now; None stands for none."""
@@ -234,4 +234,4 @@ class SharedRing:
         """Return the slots that hold whole rows, in order, int64. Cost: O(rows)."""
         rows = self.rows
         out = torch.empty(rows, dtype=torch.int64, device="cpu")
-        return out[: self.lock.present(out.data_ptr(), rows)]
+        return out[: self.lock.committed_slots(out.data_ptr(), rows)]

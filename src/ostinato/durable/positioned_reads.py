@@ -76,10 +76,10 @@ def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, target
     Raises:
         OSError: A read failed.
     """
-    read_pieces = getattr(backend.native, "read_pieces", None)
-    if read_pieces is not None:
+    read_ranges = getattr(backend.native, "read_ranges", None)
+    if read_ranges is not None:
         columns = [np.ascontiguousarray(column, dtype=np.int64) for column in (fds, offsets, widths, targets)]
-        reached, error = read_pieces(*(column.ctypes.data for column in columns), len(fds), GAP_BYTES)
+        reached, error = read_ranges(*(column.ctypes.data for column in columns), len(fds), GAP_BYTES)
         if error:
             raise OSError(error, os.strerror(error))
         return int(reached)

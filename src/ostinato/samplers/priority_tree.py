@@ -519,7 +519,7 @@ class CompiledTree:
             ValueError: for priorities that are negative, not finite or too large; nothing is changed.
         """
         kept, hidden, rows, eps, alpha, within = ranks
-        return self._tree.learn(
+        return self._tree.update(
             slots.data_ptr(),
             priorities.data_ptr(),
             priorities.dtype is torch.float32,

@@ -681,7 +681,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         if self._slicing.options.strict_length:
             return older
         episodes.track_firsts()
-        return torch.cat((older, episodes.moved_firsts(slots)))
+        return torch.cat((older, episodes.moved_firsts(slots.device)))
 
     def _allowed(self, slots: Tensor, view: View) -> Tensor | None:
         """Return which rows have room for a slice; without `strict_length` also the first row of each episode."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.core.rows import decode_schema, encode_schema
+from ostinato.core.rows import Schema
 from ostinato.durable.arrays import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
 from ostinato.errors import CheckpointError, OptionError, UsageError
@@ -21,7 +21,6 @@ from ostinato.storages.table import Block, Table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.core.rows import Schema
 
 __all__ = ["LazyMemmapStorage"]
 
@@ -142,7 +141,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "max_size": self._max_size,
                 "capacity": self._table.capacity,
                 "ndim": self.ndim,
-                "schema": encode_schema(self._table.schema),
+                "schema": self._table.schema.to_json(),
                 "single_copy": single,
                 **({} if objects is None else {"objects": objects}),
                 "layout": [[block.stride, [list(member) for member in block.members]] for block in self._table.layout],
@@ -198,7 +197,7 @@ class LazyMemmapStorage(LazyTensorStorage):
                 f"got max_size={self._max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
-        schema = decode_schema(body["schema"])
+        schema = Schema.from_json(body["schema"])
         layout = [
             Block(stride, tuple((int(i), int(offset)) for i, offset in members)) for stride, members in body["layout"]
         ]

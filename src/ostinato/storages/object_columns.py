@@ -14,18 +14,17 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.kinds import show_field
 from ostinato.core.records import Run
-from ostinato.core.rows import decode_schema, describe, encode_schema, map_leaves
+from ostinato.core.rows import Schema, column_name, describe, map_leaves
 from ostinato.durable import decode, encode
 from ostinato.durable.manifest import canonical, parse_json
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.single_copy import column_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import ObjectLeaf, Path, Schema
+    from ostinato.core.rows import ObjectLeaf, Path
 
 __all__ = ["ObjectColumns", "check_objects", "own_values", "owned", "pack", "pack_column", "unpack", "unpack_column"]
 
@@ -77,7 +76,7 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
 def _pack_tree(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
     schema = describe(row, 0, bare=True)
     flat = schema.flatten(row, (), 0)
-    packed = {"form": "tree", "schema": encode_schema(schema), "leaves": flat.leaves}
+    packed = {"form": "tree", "schema": schema.to_json(), "leaves": flat.leaves}
     if not schema.objects:
         return packed
     columns = [values.reshape(-1).tolist() for values in flat.objects]
@@ -94,7 +93,7 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
     if form == "plain":
         return saved["value"]
     if form == "tree":
-        schema = decode_schema(saved["schema"])
+        schema = Schema.from_json(saved["schema"])
         objects = _unpack_objects(schema, saved, allow_pickle=allow_pickle)
         leaves = schema.flatten(_nest(schema, saved["leaves"], objects), (), 0, exact=True).leaves
         return schema.build(leaves, (), _device(leaves), objects)

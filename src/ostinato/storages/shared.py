@@ -14,19 +14,17 @@ from torch import Tensor
 from ostinato._backend import backend
 from ostinato.core.index import is_field, select
 from ostinato.core.records import Request
-from ostinato.core.rows import as_bits, decode_schema
+from ostinato.core.rows import Schema, as_bits, column_name
 from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.single_copy import column_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.core.records import Placement
-    from ostinato.core.rows import Schema
 
 __all__ = ["Segment", "SharedStorage", "require_sharing"]
 
@@ -361,7 +359,7 @@ class SharedStorage(Storage):
         rows = int(state["rows"])
         if state["schema"] is None or not rows:
             return None
-        schema, columns = decode_schema(state["schema"]), dict(state["columns"])
+        schema, columns = Schema.from_json(state["schema"]), dict(state["columns"])
         found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
         leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
         data = schema.build(leaves, (rows,), self.device)

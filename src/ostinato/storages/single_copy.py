@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Picks, Request, Run, ring_range
-from ostinato.core.rows import Flat, Schema, as_bits, same_rows
+from ostinato.core.rows import Flat, Schema, as_bits, column_name, same_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.memory import HeapMemory
 from ostinato.storages.table import Room, Table, check_alike, checked_choice, last_of_each, plan_layout
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOLLOWS",
-    "NAME_LENGTH",
     "NOTHING",
     "Links",
     "MirroredTable",
@@ -44,7 +43,6 @@ __all__ = [
     "check_option",
     "checked_apart",
     "chunk_rows",
-    "column_name",
     "copy_column",
     "dense",
     "fill_mirrored",
@@ -244,7 +242,7 @@ class NativeSides:
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
-        self._mirror: Any = backend.native.Mirror(  # type: ignore[union-attr]  # who makes one has looked
+        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # who makes one has looked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
@@ -254,9 +252,9 @@ class NativeSides:
         self._chunks: list[list[Tensor]] = []
         self._rooms: dict[tuple[int, ...], Room] = {}
         for column in table.columns:
-            self._mirror.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
+            self._native.guard(column.data_ptr(), column.stride(0) * column.itemsize * table.capacity)
         self._register(table, len(pairs))
-        self._mirror.clear()
+        self._native.clear()
 
     def _register(self, table: Table, count: int) -> None:
         """Divide the observations into groups that lie side by side, and number them in the order of the pairs."""
@@ -275,19 +273,19 @@ class NativeSides:
             first = next(position for position, place in places.items() if place == (group, 0))
             column = table.columns[first]
             stride = column.stride(0) * column.itemsize if table.capacity > 1 else size
-            self._mirror.add_group(column.data_ptr(), stride, size)
+            self._native.add_group(column.data_ptr(), stride, size)
         for position in range(count):
-            self._mirror.add_leaf(*places[position], table.schema.leaves[position].nbytes)
+            self._native.add_field(*places[position], table.schema.leaves[position].nbytes)
 
     @property
     def used(self) -> int:
         """Side rows in use."""
-        return int(self._mirror.used)
+        return int(self._native.used)
 
     @property
     def nbytes(self) -> int:
         """Bytes of chunks, notes and lists."""
-        return self.apart.nbytes + int(self._mirror.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
+        return self.apart.nbytes + int(self._native.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
 
     def compare(self, flat: Flat, rows: int, cursor: int) -> Links | None:
         """Compare a batch in one pass over its memory."""
@@ -295,27 +293,27 @@ class NativeSides:
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         at = flags.data_ptr()
         obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
-        need = self._mirror.compare(cursor, rows, obs, nexts, at, at + rows)
+        need = self._native.compare(cursor, rows, obs, nexts, at, at + rows)
         return None if need < 0 else Links(flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
         """Add chunks. Never more than one side row for each slot is needed."""
-        while self._mirror.room - self._mirror.used < rows and self._mirror.room < self._capacity:
+        while self._native.allocated - self._native.used < rows and self._native.allocated < self._capacity:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
             chunk = [
                 self._memory.block(f"block-side{number}.{group}.bin", self._chunk_rows * size)
                 for group, size in enumerate(self._sizes)
             ]
-            self._mirror.add_chunk([block.data_ptr() for block in chunk])
+            self._native.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)
 
     def detach_run(self, run: Run, links: Links) -> None:
         """Detach the rows before a run; there are some only where edits made them follow, or writing jumps."""
-        lacking = self._mirror.detach_run(run.start, run.rows, links.need)
+        lacking = self._native.detach_run(run.start, run.rows, links.need)
         if lacking:
-            self.reserve(self._mirror.room - self._mirror.used + lacking)
-            self._mirror.detach_run(run.start, run.rows, links.need)
+            self.reserve(self._native.allocated - self._native.used + lacking)
+            self._native.detach_run(run.start, run.rows, links.need)
 
     def link_run(self, run: Run, flat: Flat, links: Links) -> None:
         """Link a run."""
@@ -323,21 +321,21 @@ class NativeSides:
         expected = (run.start - run.skip) % run.capacity == links.cursor and not run.skip
         nexts, agree = [addresses[i] for i, _ in self._pairs], links.flags.data_ptr()
         relink = agree + links.rows if expected else 0
-        self._mirror.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
+        self._native.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
         """Copy rows aside."""
         if slots.numel():
             dense = [value.contiguous() for value in nexts]
-            self._mirror.put_rows(slots.data_ptr(), slots.shape[0], [value.data_ptr() for value in dense])
+            self._native.set_rows(slots.data_ptr(), slots.shape[0], [value.data_ptr() for value in dense])
 
     def drop(self, slots: Tensor) -> None:
         """Give side rows back."""
-        self._mirror.drop_rows(slots.data_ptr(), slots.shape[0])
+        self._native.link_rows(slots.data_ptr(), slots.shape[0])
 
     def begin(self, rows: int) -> None:
         """Start anew."""
-        self._mirror.clear()
+        self._native.clear()
         self.apart[:rows] = FOLLOWS
 
     def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
@@ -349,7 +347,7 @@ class NativeSides:
         rows = slots.shape[0]
         out = room.make(rows, pin=pin)
         picked = 0 if pick is None else pick.data_ptr()
-        self._mirror.read(list(pairs), slots.data_ptr(), picked, rows, [tensor.data_ptr() for tensor in out])
+        self._native.gather(list(pairs), slots.data_ptr(), picked, rows, [tensor.data_ptr() for tensor in out])
         return out
 
 
@@ -844,14 +842,7 @@ class MirroredTable:
         self.sides.put(slots, [as_bits(x).index_select(0, here).view(x.dtype) for x in columns])
 
 
-NAME_LENGTH = 1000
-"""Most characters of a column's name: files take 1024, and what belongs to a column has its name with a suffix."""
 _BLOCK_ROWS = 4096
-
-
-def column_name(path: Path, position: int) -> str:
-    """Return the name of a column in a state: its position and path, of which long ones are cut."""
-    return f"{position}.{'.'.join(map(str, path))}"[:NAME_LENGTH] if path else f"{position}.data"
 
 
 def dense(source: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.index import is_field, select
 from ostinato.core.records import Picks, Request
-from ostinato.core.rows import Flat, Schema, decode_schema, describe, encode_schema, turn_rows
+from ostinato.core.rows import Flat, Schema, column_name, describe, turn_rows
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
 from ostinato.storages.late_fields import LateFields
@@ -21,7 +21,6 @@ from ostinato.storages.single_copy import (
     MirroredTable,
     as_run,
     check_apart,
-    column_name,
     copy_column,
     dense,
     fill_mirrored,
@@ -797,7 +796,7 @@ class TensorStorage(Storage):
             "lanes": self._num_envs,
             "ndim": self.ndim,
             "capacity": self.capacity,
-            "schema": None if self._table is None else encode_schema(self._table.schema),
+            "schema": None if self._table is None else self._table.schema.to_json(),
             "single_copy": list(map(list, self._table.pairs)) if isinstance(self._table, MirroredTable) else None,
             "columns": columns,
             "late": late,
@@ -812,7 +811,7 @@ class TensorStorage(Storage):
         """
         if state["schema"] is None:
             return
-        num_envs, schema = max(1, int(state["lanes"])), decode_schema(state["schema"])
+        num_envs, schema = max(1, int(state["lanes"])), Schema.from_json(state["schema"])
         if self._table is None:
             check_room(state, self.ndim, -(-self._max_size // num_envs) * num_envs)
         else:
@@ -860,7 +859,7 @@ class TensorStorage(Storage):
             refuse_mapped_ring(state, seam, self.capacity)
         if seam:
             state = turn_columns(state, seam)
-        schema, rows, num_envs = decode_schema(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
+        schema, rows, num_envs = Schema.from_json(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
         mapped, before = bool(state.get("mapped")), (self._table, self._num_envs, self._objects)
         if mapped:
             self._lay_mapped(schema, state, num_envs)

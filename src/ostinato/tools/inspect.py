@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.core.rows import column_name
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
 from ostinato.errors import DamagedFileError
-from ostinato.storages.single_copy import column_name
 from ostinato.tools.tally import Tally, elements
 
 if TYPE_CHECKING:

@@ -146,7 +146,7 @@ class Sequence(SampleUnit):
         """Let each record become a window."""
         table, anchors = episodes_of(view), plan.records
         if self.episode_boundary == "include_reset":
-            rows, valid = self._in_lane(anchors, view, table.lanes)
+            rows, valid = self._in_lane(anchors, view, table.num_envs)
         else:
             if self.episode_boundary == "stop":
                 short = (self._ahead - table.ahead(anchors)).clamp_(min=0)

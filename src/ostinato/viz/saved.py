@@ -13,9 +13,9 @@ from ostinato.core.episodes.keys import Episodes, as_flags
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.core.ring import Ring
+from ostinato.core.rows import column_name
 from ostinato.durable import CheckpointReader
 from ostinato.errors import CheckpointError, DamagedFileError, OstinatoError
-from ostinato.storages.single_copy import column_name
 from ostinato.viz.reel import Reel, Roles, array_of, name_of, plural
 from ostinato.viz.scene import number
 
@@ -231,7 +231,7 @@ def _table(
     for path in wanted.end_paths:
         column = columns[tuple(str(key) for key in path)]
         ends |= as_flags(column.rows(everything, everything), path, rows)
-    table.note(run, ends[run.slots(torch.device("cpu"))], None, None)
+    table.record(run, ends[run.slots(torch.device("cpu"))], None, None)
     return table
 
 

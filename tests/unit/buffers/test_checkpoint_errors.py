@@ -471,9 +471,9 @@ def spoil_reservoir(rb: ReplayBuffer) -> None:
 
 
 def spoil_form(rb: ReplayBuffer) -> None:
-    table = rb._engine.chronicle._table  # type: ignore[union-attr]
+    table = rb._engine.tracker._table  # type: ignore[union-attr]
     assert table is not None
-    table.note(Run(0, 1, 16), None)
+    table.record(Run(0, 1, 16), None)
 
 
 CASES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[ReplayBuffer], None]]] = {

@@ -197,7 +197,7 @@ def test_a_wait_ends_and_says_why() -> None:
     mine, other = multiprocessing.get_context("fork").Pipe()
     child = start(hold, rb, 8, other)
     mine.recv()
-    ring_of(rb).lock.patience = 100
+    ring_of(rb).lock.timeout_ms = 100
     began = time.monotonic()
     with pytest.raises(UsageError, match="no room for 12 of 16 rows"):
         rb.extend(rows(range(12)))
@@ -219,8 +219,8 @@ def test_a_lock_that_is_not_given_back_is_named() -> None:
     mine, other = multiprocessing.get_context("fork").Pipe()
     child = start(keep_the_lock, rb, other)
     pid = mine.recv()
-    ring_of(rb).lock.patience = 100
-    with pytest.raises(UsageError, match=f"by process {pid}: let it go on"):
+    ring_of(rb).lock.timeout_ms = 100
+    with pytest.raises(UsageError, match=f"by process {pid}: let that process go on"):
         rb.sample()
     mine.send("go on")
     end(child)

@@ -118,7 +118,7 @@ def test_lists_of_unequal_length_are_refused() -> None:
     assert native is not None
     x = torch.zeros(2)
     for values, dtypes, shapes in (([x], [], [x.shape]), ([x], [x.dtype], []), ([], [x.dtype], [x.shape])):
-        with pytest.raises(ValueError, match=r"^values, dtypes and shapes must be of one length$"):
+        with pytest.raises(ValueError, match=r"^values, dtypes and shapes must have the same length$"):
             native.check_leaves(values, dtypes, shapes, Tensor)
 
 

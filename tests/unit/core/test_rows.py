@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from ostinato.core.kinds import stack, unstack
-from ostinato.core.rows import Schema, decode_schema, describe, encode_schema, map_leaves
+from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
 
 CPU = torch.device("cpu")
@@ -63,8 +63,8 @@ def test_any_tree_is_flattened_and_built_again(data: Any) -> None:
 @given(data=trees)
 def test_any_schema_goes_through_json_and_pickle(data: Any) -> None:
     schema = describe(data, 1)
-    body = json.loads(json.dumps(encode_schema(schema)))
-    assert decode_schema(body) == schema
+    body = json.loads(json.dumps(schema.to_json()))
+    assert Schema.from_json(body) == schema
     assert pickle.loads(pickle.dumps(schema)) == schema
 
 
@@ -158,7 +158,7 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_hostile_schemas_are_refused_and_nothing_is_imported(case: str) -> None:
     with pytest.raises(CheckpointError):
-        decode_schema(HOSTILE[case])
+        Schema.from_json(HOSTILE[case])
 
 
 def test_endless_nesting_is_refused() -> None:
@@ -166,12 +166,12 @@ def test_endless_nesting_is_refused() -> None:
     for _ in range(5000):
         tree = {"kind": "list", "keys": [0], "class": None, "extra": [], "children": [tree]}
     with pytest.raises((CheckpointError, RecursionError)):
-        decode_schema({"leaves": [], "tree": tree})
+        Schema.from_json({"leaves": [], "tree": tree})
 
 
 def test_keys_that_json_cannot_hold_are_refused() -> None:
     with pytest.raises(CheckpointError, match="as keys"):
-        encode_schema(describe({(1, 2): torch.zeros(2)}, 1))
+        describe({(1, 2): torch.zeros(2)}, 1).to_json()
 
 
 def test_equal_schemas_have_equal_hashes() -> None:

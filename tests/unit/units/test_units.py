@@ -61,7 +61,7 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: FrameStack(0, ["obs"]), OptionError, "k must be an integer of at least 1"),
     (lambda: FrameStack(2, []), OptionError, "keys must name at least one field"),
     (lambda: FrameStack(2, ["obs"], padding="mirror"), OptionError, "padding must be one of"),
-    (lambda: FrameStack(2, [3]), OptionError, "a key is a text, or a tuple of texts"),  # type: ignore[list-item]
+    (lambda: FrameStack(2, [3]), OptionError, "a key is a string, or a tuple of strings"),  # type: ignore[list-item]
     (lambda: SequenceUnit(2, "never"), OptionError, "episode_boundary must be one of"),
     (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
     (lambda: Hindsight(3), KindError, "reward_fn must be a callable"),  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit or a list of them, got int"),  # type: ignore[list-item]
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "do different things"),
     (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "exclude each other"),
-    (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "exclude each other"),
+    (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "mutually exclusive"),
     (lambda: SliceSampler(slice_len=2, span=2), OptionError, "span is True, False or a number of rows below"),
     (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
     (lambda: SliceSampler(slice_len=2, fragmented=True), OptionError, "fragmented"),
@@ -179,7 +179,7 @@ def test_rows_that_stay_as_they_are_cannot_be_written() -> None:
     assert {tuple(s) for s in rb.sample(40)["id"].view(-1, 4).tolist()} <= {
         tuple(range(first, first + 4)) for first in [*range(7), *range(10, 17)]
     }
-    with pytest.raises(UsageError, match="rows that stay as they are"):
+    with pytest.raises(UsageError, match="fixed rows"):
         rb.extend(batch_of(Log(40).play(1)))
     assert len(rb) == 20
     rb.set_sampler(SliceSampler(slice_len=4, ends=ends[:5], cache_values=True))

@@ -123,7 +123,7 @@ def test_a_larger_buffer_reads_the_episodes_off_the_rows() -> None:
     log.extend(rb, 57)
     larger = make("nstep", storage=LazyTensorStorage(64))
     larger.load_state_dict(rb.state_dict())
-    one, other = (x._engine.chronicle.table(x.storage).episodes() for x in (rb, larger))  # type: ignore[union-attr]
+    one, other = (x._engine.tracker.table(x.storage).episodes() for x in (rb, larger))  # type: ignore[union-attr]
     assert one.rows.tolist() == other.rows.tolist()
     assert one.closed.tolist() == other.closed.tolist()
 
@@ -134,9 +134,9 @@ def test_a_state_without_episodes_is_read_off_the_rows() -> None:
     log.extend(plain, 57)
     rb = make("nstep")
     rb.load_state_dict({**plain.state_dict(), "generator": None})
-    chronicle = rb._engine.chronicle
-    assert chronicle is not None
-    assert chronicle.table(rb.storage).episodes().rows.tolist() == [len(slots) for slots, _ in log.episodes()]
+    tracker = rb._engine.tracker
+    assert tracker is not None
+    assert tracker.table(rb.storage).episodes().rows.tolist() == [len(slots) for slots, _ in log.episodes()]
 
 
 @pytest.mark.parametrize(

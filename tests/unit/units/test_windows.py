@@ -253,7 +253,7 @@ def test_longer_episodes_take_no_more_room() -> None:
         for _ in range(4):
             log.extend(rb, longest)
             assert len(rb) <= 50
-    table = rb._engine.chronicle
+    table = rb._engine.tracker
     assert table is not None
     assert table.table(rb.storage).rows <= 50
     assert sum(len(slots) for slots, _ in log.episodes()) <= 50
@@ -266,9 +266,9 @@ def test_many_episodes_in_a_call_come_and_go(count: int) -> None:
     for _ in range(6):
         log.extend(rb, 2 * count)
         check_slices(log, *rb.sample(return_info=True), length=2, strict=False)
-        chronicle = rb._engine.chronicle
-        assert chronicle is not None
-        assert chronicle.table(rb.storage).count == len(log.episodes())
+        tracker = rb._engine.tracker
+        assert tracker is not None
+        assert tracker.table(rb.storage).count == len(log.episodes())
 
 
 @pytest.mark.parametrize("unit", [NStep(3, 0.5), SequenceUnit(3), [NStep(2, 0.5), FrameStack(2, ["obs"])]], ids=str)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ostinato.buffers.checkpoint.state import Lineage, readable, restoring
 from ostinato.core.ring import Ring
+from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.errors import OptionError
 from ostinato.storages.object_columns import unpack, unpack_column
-from ostinato.storages.single_copy import NAME_LENGTH
 from ostinato.storages.tensor import refuse_mapped_ring
 
 if TYPE_CHECKING:

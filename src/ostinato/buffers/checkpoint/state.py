@@ -23,19 +23,19 @@ from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Draw, Run, read_plan, show_plan, turn_plan
 from ostinato.core.ring import Ring
-from ostinato.core.rows import decode_schema, describe, encode_schema
+from ostinato.core.rows import Schema, column_name, describe
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
-from ostinato.storages.single_copy import column_name, dense
+from ostinato.storages.single_copy import dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from ostinato.buffers.engine import Engine
-    from ostinato.buffers.episode_tracker import Chronicle
+    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.core.records import Placement
     from ostinato.durable.checkpoint_writer import Piece, RowFile
     from ostinato.durable.patched_arrays import Print
@@ -297,7 +297,7 @@ def _convert(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
         raise CheckpointError(msg)
     steps, newest = storage.shape[0], storage.cursor // storage.num_envs
     rows = storage.read(slice(None))
-    form = encode_schema(describe(rows, storage.ndim))
+    form = describe(rows, storage.ndim).to_json()
     for hook in storage.save_hooks:
         for name, value in (("is_full", True), ("shift", newest or steps)):
             if hasattr(hook, name):
@@ -344,7 +344,7 @@ def _columns(
     rows: Any, note: dict[str, Any], shape: tuple[int, ...], saved: dict[str, Any], hooks: list[str]
 ) -> dict[str, Tensor]:
     """Return the columns that a plain state has, having checked that the rows have the fields that were saved."""
-    form = decode_schema(note["form"])
+    form = Schema.from_json(note["form"])
     try:
         got = {leaf.path for leaf in describe(rows, len(shape)).leaves}
     except OstinatoError as error:
@@ -366,7 +366,7 @@ def _columns(
             f"given {list(shape)} rows of {form}: register the hooks that convert back, with the same options"
         )
         raise CheckpointError(msg)
-    schema = decode_schema(saved["schema"])
+    schema = Schema.from_json(saved["schema"])
     columns = {column_name(leaf.path, i): values[leaf.path] for i, leaf in enumerate(schema.leaves)}
     for path, name, has in saved["late"]:  # hooks run where all rows have them, else reading the rows raises
         columns[name], columns[has] = (
@@ -540,7 +540,7 @@ def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], 
     parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
     random = None if engine.generator is None else engine.generator.get_state()
-    kept = [part.hold() for part in (engine.chronicle, engine.gate, engine.versions) if part is not None]
+    kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
     bring_rows = storage.hold(replaced=replaced)
 
     def restore() -> None:
@@ -586,8 +586,8 @@ def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dic
     engine.settled = storage.laid_out
     if engine.versions is not None:
         engine.versions.begin(rows)
-    if engine.chronicle is not None:
-        engine.chronicle.load_state_dict(storage, episodes)
+    if engine.tracker is not None:
+        engine.tracker.load_state_dict(storage, episodes)
     if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
         base = max(int(state["base"]), int(state["written"]) - rows)
         state = {**state, "base": base, "cursor": rows % storage.capacity}
@@ -617,7 +617,7 @@ def engine_state(
         "unit": unit_name(engine),
         "pending": [show_ticket(ticket, engine) for ticket in (*queued, *engine.pending)],
         **({} if engine.gate is None else {"flow": engine.gate.state_dict((*queued, *engine.pending))}),
-        **({} if engine.chronicle is None else {"episodes": engine.chronicle.state_dict(engine.storage)}),
+        **({} if engine.tracker is None else {"episodes": engine.tracker.state_dict(engine.storage)}),
     }
 
 
@@ -627,14 +627,14 @@ class Parts(NamedTuple):
     storage: Storage
     sampler: Sampler
     writer: Writer
-    chronicle: Chronicle | None
+    tracker: EpisodeTracker | None
     unit: SampleUnit | None
     ring: Ring
 
 
 def parts_of(engine: Engine) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
-    return Parts(engine.storage, engine.sampler, engine.writer, engine.chronicle, engine.unit, engine.ring)
+    return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring)
 
 
 def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
@@ -750,8 +750,8 @@ def _check_state(
         if saved != mine:
             msg = f"the checkpoint's {name} is a {saved}, this buffer's a {mine}: make the buffer with matching parts"
             raise CheckpointError(msg)
-    if engine.chronicle is not None:
-        engine.chronicle.check_state(state["storage"]["state"], state.get("episodes"))
+    if engine.tracker is not None:
+        engine.tracker.check_state(state["storage"]["state"], state.get("episodes"))
     if state["pending"] and state.get("unit") != unit_name(engine):
         msg = (
             f"the checkpoint holds queued draws of the unit {state.get('unit')}, this buffer has {unit_name(engine)}: "
@@ -796,8 +796,8 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if not seam:
         return state
     _check_state(engine, state, target.batch_size)
-    if engine.chronicle is not None and engine.chronicle.wanted.fixed:
-        msg = f"{engine.chronicle.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+    if engine.tracker is not None and engine.tracker.wanted.fixed:
+        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
         raise CheckpointError(msg)
     rows, stamps = saved_rows(state), state["stamps"]
     array = stamps["array"]
@@ -915,7 +915,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema
     Raises:
         CheckpointError: if it does not fit.
     """
-    check_ticket(state, episodes=engine.chronicle is not None)
+    check_ticket(state, episodes=engine.tracker is not None)
     device = engine.storage.device
     slots = state["slots"].to(device, torch.int64).clone()
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < rows:
@@ -937,5 +937,5 @@ def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema
     draw = Draw(slots, weights, None, stamps, lengths, pad, length)
     plan = None
     if "plan" in state:
-        plan = read_plan(state["plan"], decode_schema(schema), slots, rows)
+        plan = read_plan(state["plan"], Schema.from_json(schema), slots, rows)
     return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)

@@ -9,11 +9,10 @@ import torch
 
 from ostinato.compat.torchrl.files import damaged
 from ostinato.core import kinds
-from ostinato.core.rows import describe, encode_schema
+from ostinato.core.rows import column_name, describe
 from ostinato.durable.ted import Flat2TED
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.object_columns import ObjectColumns
-from ostinato.storages.single_copy import column_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +86,7 @@ def read_rows(folder: Folder, ndim: int | None) -> Stored:
         "lanes": ring.lanes,
         "ndim": ring.ndim,
         "capacity": ring.capacity,
-        "schema": encode_schema(schema),
+        "schema": schema.to_json(),
         "single_copy": None,
         "columns": columns,
         "late": [],

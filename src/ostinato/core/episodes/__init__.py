@@ -1,1 +1,1 @@
-"""Episodes: the fields that end them, and the table of where they lie."""
+"""Episodes: the fields that mark their ends, and the table of their rows."""

@@ -1,4 +1,4 @@
-"""How a buffer learns where episodes begin and end: which fields say so, or fixed tensors."""
+"""Where episodes begin and end: the fields, or fixed tensors, that a buffer reads it from."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ Key: TypeAlias = "str | tuple[str, ...]"
 
 
 class Marks(NamedTuple):
-    """What rows say of episodes, on the CPU, one entry per row; None where there is nothing to say."""
+    """The ends, trajectory ids and mask of rows, on the CPU, one entry per row; None where there are none."""
 
     ends: Tensor | None = None
-    """bool: the row is the last one of its episode."""
+    """bool: True for the last row of an episode."""
     trajectories: Tensor | None = None
-    """int64: the episode that the row belongs to."""
+    """int64: the id of the trajectory that the row belongs to."""
     mask: Tensor | None = None
-    """bool: False for a row of no episode, which is never drawn."""
+    """bool: False for a row of no episode; it is never drawn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """Where episodes begin and end: what a buffer reads off its rows as they are written.
+    """Where episodes begin and end; a buffer reads it from its rows as they are written.
 
-    A row ends its episode if any of the end keys holds True in it. With a trajectory key rows of one id are one
-    episode, however they are interleaved with others; an end closes it, so that the same id may come again. Without
-    one, the rows of a storage (of each lane, with `ndim=2`) follow each other. The write cursor ends an episode as
-    well: what has not been written yet is in no window.
+    A row ends its episode if any of its end fields is True. With a trajectory key, all rows of one id form an episode,
+    even if rows of other episodes lie between them; an end closes it, and later rows of the same id form a new one.
+    Without a trajectory key, consecutive rows (of each environment, with `ndim=2`) form an episode. The newest row is
+    the last one of an episode that continues: no window contains rows that have not been written yet.
 
-    `Episodes()`, without arguments, takes the flags that rows have: `done`, `terminated` and `truncated` under `next`,
-    or where there are none, at the root.
+    `Episodes()`, without arguments, uses the flags that rows have: `done`, `terminated` and `truncated` under `next`,
+    or at the root if there are none under `next`.
 
     Args:
-        end_key: field of one bool per row, or several of them (a list; an empty one stands for rows without ends).
-        traj_key: field of one integer per row; with `optional` a list: the first that rows have counts.
+        end_key: field of one bool per row, or a list of such fields. An empty list: no row ends an episode.
+        traj_key: field of one integer per row. With `optional` it may be a list: the first field that rows have is
+            used.
         mask_key: field of one bool per row: rows with False belong to no episode, and are never drawn.
-        ends: bool `[rows]`, instead of an end key, for a storage whose rows stay as they are.
-        trajectories: integers `[rows]`, instead of a trajectory key, likewise.
-        optional: fields that the rows do not have are left out, as long as one of end and trajectory key is there.
+        ends: bool `[rows]`, instead of an end key, for a storage with fixed rows.
+        trajectories: integers `[rows]`, instead of a trajectory key, for a storage with fixed rows.
+        optional: ignore fields that the rows do not have, as long as they have an end field or a trajectory field.
 
     Raises:
         OptionError: if tensors and keys are given together.
@@ -69,26 +70,26 @@ class Episodes:
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what excludes each other."""
+        """Check that tensors and keys are not given together."""
         fixed = [name for name in ("ends", "trajectories") if getattr(self, name) is not None]
         keys = [name for name in ("end_key", "traj_key", "mask_key") if getattr(self, name) is not None]
         if len(fixed) > 1 or (fixed and keys):
-            msg = f"{' and '.join([*fixed, *keys])} exclude each other: give tensors or keys, not both"
+            msg = f"{' and '.join([*fixed, *keys])} are mutually exclusive: give one tensor, or keys"
             raise OptionError(msg)
 
     def __repr__(self) -> str:
-        """What was given."""
+        """The arguments that were given."""
         names = ("end_key", "traj_key", "mask_key")
         given = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
         given += [f"{name}=tensor" for name in ("ends", "trajectories") if getattr(self, name) is not None]
         return f"Episodes({', '.join(given)})"
 
     def __eq__(self, other: object) -> bool:
-        """Compare what is read, tensors by identity."""
+        """Compare the fields that are read, and tensors by identity."""
         return isinstance(other, Episodes) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        """Hash what is read."""
+        """Hash the fields that are read."""
         return hash(self._identity())
 
     def _identity(self) -> tuple[Any, ...]:
@@ -119,25 +120,25 @@ class Episodes:
 
     @property
     def fixed(self) -> bool:
-        """Whether tensors say it all."""
+        """Whether tensors give the episodes, not fields."""
         return self.ends is not None or self.trajectories is not None
 
     @property
     def soft(self) -> bool:
-        """Whether nothing, or nothing binding, was said of where episodes end."""
+        """Whether no field or tensor is required: fields are found by their usual names."""
         by_usual_names = self.end_key is None and (self.traj_key is None or self.optional)
         return by_usual_names and self.mask_key is None and not self.fixed
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All fields that are read."""
+        """The fields that are read."""
         return (*self.end_paths, *(path for path in (self.traj_path, self.mask_path) if path is not None))
 
     def resolve(self, known: set[Path]) -> Episodes:
-        """Return the boundaries for rows that have the fields `known`.
+        """Return the episodes of rows that have the fields `known`, without optional fields that they lack.
 
         Raises:
-            KeyMissingError: naming the fields that rows lack.
+            KeyMissingError: if required fields are missing; the message names them.
         """
         if self.fixed:
             return self
@@ -153,32 +154,35 @@ class Episodes:
         names = ", ".join(show_path(path) for path in missing)
         msg = (
             f"rows have no field {names} to tell where episodes end; they have "
-            f"{', '.join(sorted(show_path(path) for path in known))}: name the field that does (end_key, traj_key, "
+            f"{', '.join(sorted(show_path(path) for path in known))}: name an existing field (end_key, traj_key, "
             "done_key)"
         )
         raise KeyMissingError(msg)
 
 
 def merge_episodes(given: Sequence[Episodes | None]) -> Episodes | None:
-    """Return what a buffer, its unit and its sampler say of episodes, the first binding word; None if nobody asks.
+    """Return the episodes of a buffer from those of the buffer, its unit and its sampler; None if none has any.
+
+    Episodes with required fields take precedence over those with optional ones, and these over the usual names.
 
     Raises:
-        OptionError: if two of them contradict each other.
+        OptionError: if two of them require different fields.
     """
-    said = [episodes for episodes in given if episodes is not None]
-    binding = [episodes for episodes in said if not episodes.soft]
-    for other in binding[1:]:
-        if other != binding[0]:
-            msg = f"a buffer has one kind of episodes, got {binding[0]!r} and {other!r}: give both the same keys"
+    found = [episodes for episodes in given if episodes is not None]
+    required = [episodes for episodes in found if not episodes.soft]
+    for other in required[1:]:
+        if other != required[0]:
+            msg = f"a buffer has one kind of episodes, got {required[0]!r} and {other!r}: give both the same keys"
             raise OptionError(msg)
-    optional = [episodes for episodes in said if episodes.optional]
-    return next(iter(binding or optional or said), None)
+    optional = [episodes for episodes in found if episodes.optional]
+    return next(iter(required or optional or found), None)
 
 
 _FLAGS = ("done", "terminated", "truncated")
 
 
 def _usual_flags(known: set[Path]) -> list[Key]:
+    """Return the flags that end an episode, by their usual names."""
     for level in (("next",), ()):
         found: list[Key] = [(*level, name) for name in _FLAGS if (*level, name) in known]
         if found:
@@ -187,31 +191,27 @@ def _usual_flags(known: set[Path]) -> list[Key]:
 
 
 def _flags(known: set[Path]) -> list[Key]:
-    """Return the flags that end an episode, by their usual names.
-
-    Raises:
-        KeyMissingError: if there are none.
-    """
+    """Return the flags that end an episode, by their usual names; raise `KeyMissingError` if there are none."""
     found = _usual_flags(known)
     if found:
         return found
     msg = (
         f"rows have no field done, terminated or truncated, under 'next' or at the root, to tell where episodes end; "
-        f"they have {', '.join(sorted(show_path(path) for path in known))}: name the field that does, as in "
+        f"they have {', '.join(sorted(show_path(path) for path in known))}: name an existing field, as in "
         "episodes=Episodes(end_key='last')"
     )
     raise KeyMissingError(msg)
 
 
 def as_path(key: Any) -> tuple[str, ...]:
-    """Return a key as a path: a text, or a tuple or list of texts.
+    """Return a key (a string, or a tuple or list of strings) as a path.
 
     Raises:
-        OptionError: for anything else.
+        OptionError: for other keys.
     """
     path = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, (tuple, list)) else ()
     if not path or not all(isinstance(part, str) for part in path):
-        msg = f"a key is a text, or a tuple of texts for a nested field, got {key!r}"
+        msg = f"a key is a string, or a tuple of strings for a nested field, got {key!r}"
         raise OptionError(msg)
     return path
 
@@ -229,7 +229,7 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
     """Return one int64 per row, on the CPU.
 
     Raises:
-        SchemaError: if a row has several values, or they are no integers.
+        SchemaError: if a row has several values, or the values are not integers.
     """
     ids = _one_each(values, path, rows).cpu()
     floats = ids.is_floating_point()

@@ -1,400 +1,332 @@
-"""The episode table in numpy and Python, for processes without the compiled part.
+"""The episode table in NumPy, for processes without the compiled extension.
 
-What lives here: the results of `native/episodes.hpp`, bit for bit. What does not: checks of arguments and what each
-call means; both are in `core/episodes/table.py`.
-
-An episode is a record: its rows are known by arithmetic while they lie `stride` slots apart, then by a list of slots.
+An episode is a *record*: the slots of its rows in the order of writing, and what is known of it besides.
 """
 
 from __future__ import annotations
 
+import ctypes
 from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
-import torch
-
-from ostinato.core.episodes.checks import CUT, ENDED, OPEN
-from ostinato.core.records import check_slots
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import Tensor
 
-    Ints: TypeAlias = npt.NDArray[np.int64]
+    Ints: TypeAlias = npt.NDArray[Any]
     Bools: TypeAlias = npt.NDArray[np.bool_]
 
-__all__ = ["PlainEpisodes"]
+__all__ = ["CUT", "ENDED", "OPEN", "NumpyEpisodes"]
 
-_LANE, _ID = 0, 1  # what the key of an open episode is
+OPEN, ENDED, CUT = 0, 1, 2
+"""Status of an episode: it continues, its last row ended it, or a row of no episode interrupted it."""
+
+_ENVIRONMENT, _ID = 0, 1  # what the key of a stream is
 
 _RECORD = np.dtype(
     [
-        ("first", np.int64),  # slot of the oldest row present
-        ("last", np.int64),
-        ("stride", np.int64),  # slots from row to row; 0 with fewer than two rows
         ("begin", np.int64),  # rows that were overwritten
         ("length", np.int64),  # rows present
         ("serial", np.int64),
         ("key", np.int64),
         ("kind", np.uint8),
         ("status", np.uint8),
-        ("listed", np.bool_),
     ]
 )
 
 
-class _Ranks(NamedTuple):
-    """The rows that can start a window, counted up over the records."""
-
-    weights: Ints
-    ends: Ints  # running sums of the weights
-    eligible: Ints  # records with a weight above zero
-
-    @property
-    def total(self) -> int:
-        return int(self.ends[-1]) if self.ends.size else 0
-
-
-class _List(NamedTuple):
-    """Slots of an episode whose rows do not lie evenly: those of its rows number `before`, `before + 1`, ..."""
-
-    before: int
-    slots: array[int]
-
-
-class _Said(NamedTuple):
-    """What came with the rows of a batch."""
-
-    ends: Bools | None
-    ids: Ints | None
-    mask: Bools | None
-
-    def part(self, begin: int, end: int) -> _Said:
-        return _Said(
-            None if self.ends is None else self.ends[begin:end],
-            None if self.ids is None else self.ids[begin:end],
-            None if self.mask is None else self.mask[begin:end],
-        )
-
-    @property
-    def kind(self) -> int:
-        return _LANE if self.ids is None else _ID
-
-    def streams(self, slots: Ints, lanes: int) -> Ints:
-        return slots % lanes if self.ids is None else self.ids
-
-    def closing(self, rows: int) -> Bools:
-        """Rows after which their stream begins a new episode."""
-        out = np.zeros(rows, dtype=np.bool_)
-        if self.ends is not None:
-            out |= self.ends
-        if self.mask is not None:
-            out |= ~self.mask
-        return out
-
-
 @final
-class PlainEpisodes:
-    """Episode and position of every slot. Arguments are contiguous CPU tensors that were checked before."""
+class NumpyEpisodes:
+    """Episode and position of every slot of a ring.
 
-    def __init__(self, capacity: int, lanes: int) -> None:
+    The interface is that of `ostinato._native.Episodes`, where each call is documented. So are the results, bit for
+    bit: records are numbered, freed and used again in the same order. Addresses are those of contiguous memory that
+    the caller has checked. Reading costs a Python step for each slot, and a row takes 20 bytes.
+    """
+
+    def __init__(self, capacity: int, num_envs: int) -> None:
         self.capacity = capacity
-        self.lanes = lanes
-        self.serial = 0  # episodes that ever began
+        self.num_envs = num_envs
+        self.serial = 0
         self._needs: list[int] = []
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows; serial numbers and registered needs stay."""
-        self.cursor = self.present = self.rows = self.records = 0
-        self._episode = np.full(self.capacity, -1, dtype=np.int32)
-        self._number = np.zeros(self.capacity, dtype=np.int64)  # position in the episode, overwritten rows counted
+        """Remove all rows; serial numbers and registered needs stay."""
+        self.cursor = self.present = self.rows = 0
+        self._record = np.full(self.capacity, -1, dtype=np.int32)  # of each slot
+        self._number = np.zeros(self.capacity, dtype=np.int64)  # of each row in its episode, overwritten rows counted
         self._table = np.zeros(16, dtype=_RECORD)
-        self._free: list[int] = []  # taken from the end
-        self._open: tuple[dict[int, int], dict[int, int]] = ({}, {})  # by lane, and by id
-        self._lists: dict[int, _List] = {}
-        self._ranks: dict[int, _Ranks] = {}
+        self._slots: list[array[int]] = []  # of each record: the last `length` entries are its rows
+        self._free: list[int] = []
+        self._open: dict[tuple[int, int], int] = {}
+        self._weights: dict[int, Ints] = {}
+
+    @property
+    def records(self) -> int:
+        """Records, free ones included."""
+        return len(self._slots)
+
+    @property
+    def free_count(self) -> int:
+        """Records that are not in use."""
+        return len(self._free)
 
     @property
     def count(self) -> int:
         """Episodes with rows present."""
-        return self.records - len(self._free)
+        return self.records - self.free_count
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        lists = sum(x.slots.itemsize * len(x.slots) for x in self._lists.values())
-        return self._episode.nbytes + self._number.nbytes + self._table.nbytes + lists
+        slots = sum(x.itemsize * len(x) for x in self._slots)
+        return self._record.nbytes + self._number.nbytes + self._table.nbytes + slots
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(
-        self, start: int, rows: int, skip: int, ends: Tensor | None, ids: Tensor | None, mask: Tensor | None
-    ) -> None:
-        """First all rows leave that are overwritten, then the new ones come; records left empty are freed last."""
-        said = _Said(*(None if x is None else x.numpy() for x in (ends, ids, mask)))
-        slots = (start + np.arange(rows)) % self.capacity
-        touched = self._leave(slots)
-        if skip:
-            self._pass_over((start - skip + np.arange(skip)) % self.capacity, said.part(0, skip))
-        self._enter(slots, said.part(skip, skip + rows))
+    def record_write(self, start: int, rows: int, skip: int, ends: int, ids: int, mask: int) -> None:
+        """Record a ring write. Overwritten rows leave first; records without rows are freed last."""
+        total = skip + rows
+        slots = (start - skip + np.arange(total)) % self.capacity
+        kind, keys = (_ID, _array(ids, total)) if ids else (_ENVIRONMENT, slots % self.num_envs)
+        inside = _array(mask, total, np.bool_) if mask else np.ones(total, dtype=np.bool_)
+        closing = _array(ends, total, np.bool_) | ~inside if ends else ~inside
+        touched = self._remove(slots[skip:])
+        for chunk in _chunks(keys, closing, inside, skip):
+            stream, last, stored = (kind, int(keys[chunk[0]])), chunk[-1], slots[chunk[chunk >= skip]]
+            if not inside[last]:
+                self._record[stored] = -1
+            elif stored.size:
+                self._append(self._open_record(stream), stored)
+            if closing[last] and stream in self._open:
+                self._table["status"][self._open.pop(stream)] = ENDED if inside[last] else CUT
         for record in touched[self._table["length"][touched] == 0].tolist():
             self._drop(record)
         self.cursor = (start + rows) % self.capacity
         self.present = min(self.capacity, self.present + rows)
-        self._ranks.clear()
+        self._weights.clear()
 
-    def _leave(self, slots: Ints) -> Ints:
-        """Take the rows in these slots, oldest first, from their episodes; return the episodes in that order."""
-        old = self._episode[slots]
+    def _remove(self, slots: Ints) -> Ints:
+        """Remove the rows in these slots, oldest first, from their records; return the records in that order."""
+        old = self._record[slots]
         records, firsts, counts = np.unique(old[old >= 0], return_index=True, return_counts=True)
-        for record, count in zip(records.tolist(), counts.tolist(), strict=True):
-            row = self._table[record]
-            row["begin"] += count
-            row["length"] -= count
-            self.rows -= count
-            if not row["length"]:
-                row["stride"], row["listed"] = 0, False
-                self._lists.pop(record, None)
-            elif row["listed"]:
-                row["first"] = self._trim(record, int(row["begin"]))
-            else:
-                row["first"] = (row["first"] + count * row["stride"]) % self.capacity
-        return np.asarray(records[np.argsort(firsts)], dtype=np.int64)
+        self._table["begin"][records] += counts
+        self._table["length"][records] -= counts
+        self.rows -= int(counts.sum())
+        for record, length in zip(records.tolist(), self._table["length"][records].tolist(), strict=True):
+            listed = self._slots[record]
+            if len(listed) > 2 * length:
+                del listed[: len(listed) - length]
+        return np.asarray(records[np.argsort(firsts)])
 
-    def _trim(self, record: int, begin: int) -> int:
-        """Forget slots that were overwritten once they are the larger part; return the first one left."""
-        before, slots = self._lists[record]
-        gone = begin - before
-        first = slots[gone]
-        if gone > len(slots) // 2:
-            del slots[:gone]
-            self._lists[record] = _List(begin, slots)
-        return first
-
-    def _pass_over(self, slots: Ints, said: _Said) -> None:
-        """Rows that are never stored close episodes all the same."""
-        for key in said.streams(slots, self.lanes)[said.closing(slots.shape[0])].tolist():
-            self._close(key, CUT, said.kind)  # no row of it is left, so nobody will see how it was closed
-
-    def _enter(self, slots: Ints, said: _Said) -> None:
-        """Give rows to the episodes of their streams, chunk by chunk."""
-        streams = said.streams(slots, self.lanes)
-        for chunk in _chunks(streams, said):
-            at, key, last = slots[chunk], int(streams[chunk[0]]), int(chunk[-1])
-            if said.mask is not None and not said.mask[last]:
-                self._episode[at] = -1
-                self._close(key, CUT, said.kind)
-                continue
-            self._append(self._find_open(key, said.kind), at)
-            if said.ends is not None and said.ends[last]:
-                self._close(key, ENDED, said.kind)
-
-    def _find_open(self, key: int, kind: int) -> int:
-        found = self._open[kind].get(key)
-        if found is not None:
-            return found
-        if self._free:
-            record = self._free.pop()
-        else:
-            record = self.records
-            self.records += 1
+    def _open_record(self, stream: tuple[int, int]) -> int:
+        """Return the record of the episode that continues in a stream; a new one if there is none."""
+        if stream in self._open:
+            return self._open[stream]
+        record = self._free.pop() if self._free else self.records
+        if record == self.records:
+            self._slots.append(array("q"))
             if record == self._table.shape[0]:
                 self._table = np.concatenate([self._table, np.zeros_like(self._table)])
         self.serial += 1
-        self._table[record] = (0, 0, 0, 0, 0, self.serial, key, kind, OPEN, False)
-        self._open[kind][key] = record
+        self._table[record] = (0, 0, self.serial, stream[1], stream[0], OPEN)
+        self._open[stream] = record
         return record
-
-    def _close(self, key: int, status: int, kind: int) -> None:
-        record = self._open[kind].pop(key, None)
-        if record is not None:
-            self._table["status"][record] = status
 
     def _append(self, record: int, slots: Ints) -> None:
         row = self._table[record]
-        count, length = slots.shape[0], int(row["length"])
-        if not length:
-            row["first"] = slots[0]
-        if not row["listed"]:
-            steps = np.diff(np.concatenate([[row["last"]], slots]) if length else slots) % self.capacity
-            if length < 2:
-                row["stride"] = steps[0] if steps.size else 0
-            if steps.size and (steps != row["stride"]).any():
-                known = (row["first"] + row["stride"] * np.arange(length)) % self.capacity
-                self._lists[record] = _List(int(row["begin"]), array("q", known.astype(np.int64).tobytes()))
-                row["listed"] = True
-        if row["listed"]:
-            self._lists[record].slots.frombytes(slots.tobytes())
-        self._episode[slots] = record
-        self._number[slots] = int(row["begin"]) + length + np.arange(count)
-        row["last"] = slots[-1]
-        row["length"] += count
-        self.rows += count
+        self._slots[record].frombytes(slots.tobytes())
+        self._record[slots] = record
+        self._number[slots] = row["begin"] + row["length"] + np.arange(slots.size)
+        row["length"] += slots.size
+        self.rows += slots.size
 
     def _drop(self, record: int) -> None:
         row = self._table[record]
         if row["status"] == OPEN:
-            del self._open[int(row["kind"])][int(row["key"])]
+            del self._open[int(row["kind"]), int(row["key"])]
         self._table[record] = np.zeros((), dtype=_RECORD)
         self._free.append(record)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def ahead(self, slots: Tensor) -> Tensor:
-        """Rows that follow each one."""
-        record, at = self._find(slots)
-        return torch.from_numpy(np.where(record >= 0, self._table["length"][record] - 1 - at, -1))
+    def ahead(self, slots: int, n: int, out: int) -> None:
+        """Count the rows after each one."""
+        record, behind = self._find(_array(slots, n))
+        _array(out, n)[:] = np.where(record >= 0, self._table["length"][record] - 1 - behind, -1)
 
-    def behind(self, slots: Tensor) -> Tensor:
-        """Rows present before each one."""
-        record, at = self._find(slots)
-        return torch.from_numpy(np.where(record >= 0, at, -1))
+    def behind(self, slots: int, n: int, out: int) -> None:
+        """Count the rows present before each one."""
+        _array(out, n)[:] = self._find(_array(slots, n))[1]
 
-    def ended(self, slots: Tensor) -> Tensor:
-        """Whether each row was written with an end flag."""
-        record, _ = self._find(slots)
+    def ended(self, slots: int, n: int, out: int) -> None:
+        """Tell which rows end their episode."""
+        record, behind = self._find(_array(slots, n))
         row = self._table[record]
-        return torch.from_numpy((record >= 0) & (row["status"] == ENDED) & (row["last"] == slots.numpy()))
+        last = (record >= 0) & (behind == row["length"] - 1)
+        _array(out, n, np.bool_)[:] = last & (row["status"] == ENDED)
 
-    def shift(self, slots: Tensor, steps: Tensor) -> Tensor:
-        """Slots that lie `steps[i]` on."""
-        return torch.from_numpy(self._move(slots, steps.numpy()[:, None])[0][:, 0].copy())
+    def shift(self, slots: int, steps: int, n: int, out: int) -> None:
+        """Find the slots that lie `steps[i]` rows further."""
+        _array(out, n)[:] = self._move(_array(slots, n), _array(steps, n)[:, None])[0][:, 0]
 
-    def window(self, slots: Tensor, before: int, after: int, dilation: int) -> tuple[Tensor, Tensor]:
-        """Slots around each one, and whether they are in the episode."""
-        out, valid = self._move(slots, (np.arange(-before, after + 1) * dilation)[None])
-        return torch.from_numpy(out), torch.from_numpy(valid)
+    def window(self, slots: int, n: int, before: int, after: int, dilation: int, out: int, valid: int) -> None:
+        """Find the slots around each one, and which of them are in its episode."""
+        steps = np.arange(-before, after + 1)[None] * dilation
+        found, inside = self._move(_array(slots, n), steps)
+        _array(out, found.size)[:] = found.ravel()
+        _array(valid, found.size, np.bool_)[:] = inside.ravel()
 
-    def _find(self, slots: Tensor) -> tuple[npt.NDArray[np.int32], Ints]:
-        """The records of some rows, -1 for none, and their positions among the rows present."""
-        check_slots(slots, self.capacity)
-        at = slots.numpy()
-        record = self._episode[at]
-        return record, self._number[at] - self._table["begin"][record]
+    def _find(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Return the record of each slot and its position among the rows present, -1 for rows of no episode."""
+        if slots.size and not 0 <= slots.min() <= slots.max() < self.capacity:
+            msg = f"a slot is outside [0, {self.capacity})"
+            raise IndexError(msg)
+        record = self._record[slots]
+        return record, np.where(record >= 0, self._number[slots] - self._table["begin"][record], -1)
 
-    def _move(self, slots: Tensor, steps: Ints) -> tuple[Ints, Bools]:
-        """Slots `[n, T]` that lie `steps` (`[n, T]` or `[1, T]`) on, and whether they are in the episode."""
-        record, at = self._find(slots)
-        known = record >= 0
-        length = np.where(known, self._table["length"][record], 1)  # a row of no episode is one by itself
-        wanted = np.where(known, at, 0)[:, None] + steps.clip(-self.capacity, self.capacity)
+    def _move(self, slots: Ints, steps: Ints) -> tuple[Ints, Bools]:
+        """Return the slots `[n, T]` that lie `steps` (`[n, T]` or `[1, T]`) further, and which are in the episode."""
+        record, behind = self._find(slots)
+        inside = record >= 0
+        length = np.where(inside, self._table["length"][record], 1)  # a row of no episode is one by itself
+        wanted = np.where(inside, behind, 0)[:, None] + steps.clip(-self.capacity, self.capacity)
         found = wanted.clip(0, (length - 1)[:, None])
-        return np.where(known[:, None], self._locate(record, found), slots.numpy()[:, None]), wanted == found
+        out = np.repeat(slots[:, None], found.shape[1], 1)
+        out[inside] = self._locate(record[inside], found[inside])
+        return out, wanted == found
 
-    def _locate(self, records: npt.NDArray[Any], positions: Ints) -> Ints:
-        """The slots of the rows at these positions `[n, T]` of the episodes `[n]`, whatever for record -1."""
-        row = self._table[records]
-        out: Ints = (row["first"][:, None] + row["stride"][:, None] * positions) % self.capacity
-        for i in np.flatnonzero(row["listed"] & (records >= 0)).tolist():
-            before, slots = self._lists[int(records[i])]
-            out[i] = np.frombuffer(slots, dtype=np.int64)[row["begin"][i] - before + positions[i]]
+    def _locate(self, records: Ints, positions: Ints) -> Ints:
+        """Return the slots of the rows at these positions `[n, T]` of the records `[n]`."""
+        out = positions - self._table["length"][records][:, None]  # counted from the newest row
+        for row, record in zip(out, records.tolist(), strict=True):
+            row[:] = np.frombuffer(self._slots[record], dtype=np.int64)[row]
         return out
 
-    def spans(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """First slots, rows, whether ended, serials; the episode whose first row is the oldest comes first."""
-        row = self._table[: self.records]
-        row = row[row["length"] > 0]
-        row = row[np.argsort((row["first"] - self.cursor) % self.capacity)]
-        first, rows, serial = (torch.from_numpy(row[name].copy()) for name in ("first", "length", "serial"))
-        return first, rows, torch.from_numpy(row["status"] == ENDED), serial
+    def spans(self, first: int, rows: int, closed: int, serial: int) -> None:
+        """List the episodes; that with the oldest first row comes first."""
+        live = np.flatnonzero(self._table["length"])
+        slots = self._locate(live, np.zeros((live.size, 1), dtype=np.int64))[:, 0]
+        order = np.argsort((slots - self.cursor) % self.capacity)
+        row = self._table[live[order]]
+        _array(first, live.size)[:] = slots[order]
+        _array(rows, live.size)[:] = row["length"]
+        _array(closed, live.size, np.bool_)[:] = row["status"] == ENDED
+        _array(serial, live.size)[:] = row["serial"]
 
     # -- draws --------------------------------------------------------------------------------------------------------
 
-    def register(self, need: int) -> int:
+    def add_need(self, need: int) -> int:
         """Return the number by which the draws for `need` are called."""
         self._needs.append(need)
         return len(self._needs) - 1
 
     def start_rows(self, handle: int) -> int:
-        """Rows that can start a window."""
-        return self._ranks_of(handle).total
+        """Count the rows that can start a window."""
+        return int(self._starts(handle).sum())
 
     def start_episodes(self, handle: int) -> int:
-        """Episodes with such a row."""
-        return int(self._ranks_of(handle).eligible.shape[0])
+        """Count the episodes with such a row."""
+        return int(np.count_nonzero(self._starts(handle)))
 
-    def _ranks_of(self, handle: int) -> _Ranks:
-        found = self._ranks.get(handle)
-        if found is None:
+    def draw(self, handle: int, randoms: int, n: int, out: int) -> None:
+        """Draw such rows by their ranks."""
+        weights = self._starts(handle, n)
+        ends = np.cumsum(weights)
+        rank = _scale(_array(randoms, n), ends[-1:])
+        record = np.searchsorted(ends, rank, side="right")
+        _array(out, n)[:] = self._locate(record, (rank - (ends[record] - weights[record]))[:, None])[:, 0]
+
+    def draw_episodes(self, handle: int, randoms: int, n: int, out: int) -> None:
+        """Draw episodes by their ranks, then rows of them."""
+        weights, numbers = self._starts(handle, n), _array(randoms, 2 * n)
+        eligible = np.flatnonzero(weights)
+        record = eligible[_scale(numbers[:n], eligible.size)]
+        _array(out, n)[:] = self._locate(record, _scale(numbers[n:], weights[record])[:, None])[:, 0]
+
+    def _starts(self, handle: int, draws: int = 0) -> Ints:
+        """Return how many rows of each record can start a window.
+
+        Raises:
+            IndexError: if there is none to draw.
+        """
+        weights = self._weights.get(handle)
+        if weights is None:
             weights = np.maximum(self._table["length"][: self.records] - (self._needs[handle] - 1), 0)
-            found = self._ranks[handle] = _Ranks(weights, np.cumsum(weights), np.flatnonzero(weights))
-        return found
-
-    def draw(self, handle: int, randoms: Tensor) -> Tensor:
-        """Such rows by their ranks."""
-        ranks = self._require_ranks(handle, randoms)
-        rank = _scale(randoms.numpy(), ranks.total)
-        record = np.searchsorted(ranks.ends, rank, side="right")
-        at = rank - (ranks.ends[record] - ranks.weights[record])
-        return torch.from_numpy(self._locate(record, at[:, None])[:, 0].copy())
-
-    def draw_episodes(self, handle: int, randoms: Tensor) -> Tensor:
-        """Episodes by their ranks, then rows of them."""
-        ranks = self._require_ranks(handle, randoms)
-        numbers, n = randoms.numpy(), randoms.shape[0] // 2
-        record = ranks.eligible[_scale(numbers[:n], ranks.eligible.shape[0])]
-        at = _scale(numbers[n:], ranks.weights[record])
-        return torch.from_numpy(self._locate(record, at[:, None])[:, 0].copy())
-
-    def _require_ranks(self, handle: int, randoms: Tensor) -> _Ranks:
-        ranks = self._ranks_of(handle)
-        if randoms.numel() and not ranks.total:
+            self._weights[handle] = weights
+        if draws and not weights.any():
             msg = f"no row has {self._needs[handle] - 1} rows after it"
             raise IndexError(msg)
-        return ranks
-
-    def _take(self, records: npt.NDArray[Any], positions: Ints) -> Tensor:
-        return torch.from_numpy(self._locate(records, positions[:, None])[:, 0].copy())
+        return weights
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def save(self) -> dict[str, Tensor]:
-        """Records of the rows present, oldest first; what is known of each record besides its rows; free records."""
+    def save(self, episode: int, serials: int, keys: int, kinds: int, status: int, free: int) -> None:
+        """Write the record of each row present, oldest first; the fields of each record; the free records."""
         slots = (self.cursor - self.present + np.arange(self.present)) % self.capacity
-        row = self._table[: self.records]
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "episode": self._episode[slots],
-            "serials": row["serial"].copy(),
-            "keys": np.where(row["status"] == OPEN, row["key"], 0),
-            "kinds": np.where(row["status"] == OPEN, row["kind"], 0).astype(np.uint8),
-            "status": row["status"].copy(),
-            "free": np.array(self._free, dtype=np.int64),
-        }
-        return {name: torch.from_numpy(x) for name, x in arrays.items()}
+        row, n = self._table[: self.records], self.records
+        is_open = row["status"] == OPEN
+        _array(episode, self.present, np.int32)[:] = self._record[slots]
+        _array(serials, n)[:] = row["serial"]
+        _array(keys, n)[:] = np.where(is_open, row["key"], 0)
+        _array(kinds, n, np.uint8)[:] = np.where(is_open, row["kind"], 0)
+        _array(status, n, np.uint8)[:] = row["status"]
+        _array(free, self.free_count)[:] = self._free
 
-    def load(self, cursor: int, serial: int, state: dict[str, Tensor]) -> None:
-        """Take a checked state over; registered needs stay."""
+    def load(
+        self,
+        cursor: int,
+        serial: int,
+        present: int,
+        records: int,
+        free_count: int,
+        episode: int,
+        serials: int,
+        keys: int,
+        kinds: int,
+        status: int,
+        free: int,
+    ) -> None:
+        """Replace everything but the registered needs by a checked state."""
         self.clear()
-        episode = state["episode"].numpy()
-        self.cursor, self.serial, self.present = cursor, serial, episode.shape[0]
-        self.records, self._free = state["serials"].shape[0], state["free"].tolist()
-        self._table = np.zeros(max(16, self.records), dtype=_RECORD)
-        row = self._table[: self.records]
-        for field, name in (("serial", "serials"), ("key", "keys"), ("kind", "kinds"), ("status", "status")):
-            row[field] = state[name].numpy()
-        order = np.argsort(episode, kind="stable")
-        order = order[np.searchsorted(episode[order], 0) :]  # rows of no episode come first
-        slots = (cursor - self.present + order) % self.capacity
-        held, firsts = np.unique(episode[order], return_index=True)
-        for record, first, end in zip(held.tolist(), firsts, [*firsts[1:], order.shape[0]], strict=False):
-            self._append(record, slots[first:end])
+        self.cursor, self.serial, self.present = cursor, serial, present
+        self._free = _array(free, free_count).tolist()
+        self._slots = [array("q") for _ in range(records)]
+        self._table = np.zeros(max(16, records), dtype=_RECORD)
+        row = self._table[:records]
+        row["serial"], row["key"] = _array(serials, records), _array(keys, records)
+        row["kind"], row["status"] = _array(kinds, records, np.uint8), _array(status, records, np.uint8)
+        of_rows = _array(episode, present, np.int32)
+        order = np.argsort(of_rows, kind="stable")
+        held, firsts = np.unique(of_rows[order], return_index=True)
+        for record, rows in zip(held.tolist(), np.split(order, firsts[1:]), strict=False):
+            if record < 0:
+                continue
+            self._append(record, (cursor - present + rows) % self.capacity)
             if row["status"][record] == OPEN:
-                self._open[int(row["kind"][record])][int(row["key"][record])] = record
+                self._open[int(row["kind"][record]), int(row["key"][record])] = record
 
 
-def _chunks(streams: Ints, said: _Said) -> list[Ints]:
-    """Rows (numbers) of one stream between two closings, in the order of their first rows."""
-    count = streams.shape[0]
-    order = np.argsort(streams, kind="stable")
-    breaks = (streams[order[1:]] != streams[order[:-1]]) | said.closing(count)[order[:-1]]
-    if said.mask is not None:
-        breaks |= ~said.mask[order[1:]]  # a row of no episode is a chunk by itself
-    return sorted(np.split(order, np.flatnonzero(breaks) + 1), key=lambda chunk: int(chunk[0]))
+def _array(address: int, n: int, dtype: Any = np.int64) -> Ints:
+    """Return the memory at an address as an array `[n]`. A *view*."""
+    dtype = np.dtype(dtype)
+    return np.ndarray((n,), dtype, (ctypes.c_byte * (n * dtype.itemsize)).from_address(address))
+
+
+def _chunks(keys: Ints, closing: Bools, inside: Bools, skip: int) -> list[Ints]:
+    """Split the rows of a batch into those of one stream and one episode; a row of no episode is a chunk by itself.
+
+    Chunks come in the order of their first rows that are stored, those without such a row first.
+    """
+    order = np.argsort(keys, kind="stable")
+    breaks = (keys[order[1:]] != keys[order[:-1]]) | closing[order[:-1]] | ~inside[order[1:]]
+    chunks = np.split(order, np.flatnonzero(breaks) + 1)
+    return sorted(chunks, key=lambda rows: int(rows[min(np.searchsorted(rows, skip), rows.size - 1)]))
 
 
 def _scale(randoms: Ints, totals: int | Ints) -> Ints:
-    """`randoms * totals >> 63` for randoms of 63 bits and totals of 31, in two halves."""
+    """Return `randoms * totals >> 63` for randoms of 63 bits and totals of 31, computed in two halves."""
     high, low = (randoms >> 31) & 0xFFFFFFFF, randoms & 0x7FFFFFFF
     return np.asarray((high * totals + ((low * totals) >> 31)) >> 32, dtype=np.int64)

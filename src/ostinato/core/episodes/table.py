@@ -1,39 +1,41 @@
-"""Episodes: which rows belong together, noted when rows are written and never searched for afterwards.
-
-What lives here: the public table and the checks before it. What does not: the bookkeeping itself, which is in the
-compiled part or in `core/episodes/numpy.py`, and what a window becomes (units).
-"""
+"""The episode table: which rows of a ring form an episode, recorded when rows are written."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import numpy as np
 import torch
 
 from ostinato._backend import backend
-from ostinato.core.episodes.checks import check_episode_state
-from ostinato.core.episodes.native import NativeEpisodes
-from ostinato.core.episodes.numpy import PlainEpisodes
-from ostinato.errors import CapacityError, EmptyBufferError, OptionError
+from ostinato.core.episodes.numpy import CUT, OPEN, NumpyEpisodes
+from ostinato.core.records import check_slots
+from ostinato.errors import CapacityError, CheckpointError, EmptyBufferError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
     from torch import Tensor
 
+    from ostinato._native import Episodes
     from ostinato.core.records import Run
 
 __all__ = ["EpisodeTable", "Spans", "Starts"]
 
-_MOST_CAPACITY = 2**30
-"""Records of episodes have numbers of 32 bits, and while rows are replaced there may be two for each slot."""
+_MAX_CAPACITY = 2**30
+"""Records of episodes have 32-bit numbers, and while rows are replaced there may be two for each slot."""
 
-_MOST_STEPS = 2**31 - 1
+_MAX_STEPS = 2**31 - 1
+_MAX_TEMPLATES = 16
+_MAX_ENTRIES = 16_384  # a larger window takes longer to fill than a template saves
 
 
 class Spans(NamedTuple):
-    """The episodes present, int64 `[count]` each (`closed` is bool), that with the oldest row first.
+    """The episodes present, int64 `[count]` each (`closed` is bool); the episode with the oldest row comes first.
 
-    `first` is the slot of the oldest row present, `rows` how many there are, `closed` whether the last one ends the
-    episode, and `serial` the number of the episode: they count from 1 and never repeat.
+    `first` is the slot of the oldest row present, `rows` the number of rows present, `closed` whether the last row ends
+    the episode, and `serial` the number of the episode. Serial numbers count from 1 and never repeat.
     """
 
     first: Tensor
@@ -44,24 +46,24 @@ class Spans(NamedTuple):
 
 @final
 class EpisodeTable:
-    """Episode and position of every slot of a ring, noted when rows are written.
+    """Episode and position of every slot of a ring, recorded when rows are written.
 
-    Rows of one *stream* follow each other as one episode until a row ends it. A stream is a lane (`slot % lanes`) or,
-    where rows come with trajectory ids, all rows of one id; streams may be interleaved in any way. A row that is
-    written over leaves its episode; as a ring overwrites the oldest rows first, that is always the first row present.
-    What is left of an episode is an episode still; one without rows is forgotten.
+    Rows of one *stream* form one episode until a row ends it. A stream is an environment (`slot % num_envs`) or, where
+    rows come with trajectory ids, all rows of one id. Streams may be interleaved in any way. A row that is overwritten
+    leaves its episode. A ring overwrites the oldest rows first, so this is always the first row present of the episode;
+    the rows that are left still form an episode. An episode without rows is removed.
 
-    Reading never scans: an episode knows its rows by arithmetic while they lie evenly in the ring, and by a list of
-    slots (4 bytes a row) otherwise. With the compiled part each call is one native call. Memory: 4 bytes a slot, and
-    about 100 bytes for each episode present.
+    Reading never scans. An episode computes its slots while they lie evenly in the ring, and keeps a list of them (4
+    bytes a row) otherwise. With the compiled extension each call is one native call. Memory: 4 bytes a slot, and about
+    100 bytes for each episode present.
 
-    The table is in host memory. Tensors may be contiguous or not, and on any device; answers come back to where the
-    question came from, which waits for that device. Not locked: the buffer's lock orders notes and reads; reads alone
-    may run in several threads at once.
+    The table is in host memory. Tensors may be contiguous or not, and on any device; results are on the device of the
+    argument, and computing them waits for that device. There is no lock: the lock of the buffer orders writes and
+    reads. Several threads may read at once.
 
     Args:
         capacity: Slots of the ring, in `[1, 2**30]`.
-        lanes: Streams side by side: `capacity` must be a multiple of it.
+        num_envs: Environments whose rows are interleaved; `capacity` must be a multiple of it.
 
     Raises:
         CapacityError: For other capacities.
@@ -71,7 +73,7 @@ class EpisodeTable:
         >>> from ostinato.core.records import Run
         >>> from ostinato.core.episodes.table import EpisodeTable
         >>> table = EpisodeTable(capacity=8)
-        >>> table.note(Run(0, 5, 8), torch.tensor([False, False, True, False, False]))
+        >>> table.record(Run(0, 5, 8), torch.tensor([False, False, True, False, False]))
         >>> table.ahead(torch.arange(5)).tolist()
         [2, 1, 0, 1, 0]
         >>> slots, valid = table.window(torch.tensor([1, 4]), before=1, after=1)
@@ -79,30 +81,28 @@ class EpisodeTable:
         ([[0, 1, 2], [3, 4, 4]], [[True, True, True], [True, True, False]])
     """
 
-    def __init__(self, capacity: int, lanes: int = 1) -> None:
-        if not 1 <= capacity <= _MOST_CAPACITY:
+    def __init__(self, capacity: int, num_envs: int = 1) -> None:
+        if not 1 <= capacity <= _MAX_CAPACITY:
             msg = f"capacity of an episode table must be in [1, 2**30], got {capacity}"
             raise CapacityError(msg)
-        if lanes < 1 or capacity % lanes:
-            msg = f"lanes must be at least 1 and divide the capacity {capacity}, got {lanes}"
+        if num_envs < 1 or capacity % num_envs:
+            msg = f"num_envs must be at least 1 and divide the capacity {capacity}, got {num_envs}"
             raise CapacityError(msg)
         self.capacity = capacity
-        self.lanes = lanes
+        self.num_envs = num_envs
         self._starts: dict[int, Starts] = {}
-        self._moved: Tensor | None = None  # see `moved_firsts`; None until it is asked for
-        self._rows: NativeEpisodes | PlainEpisodes
+        self._moved: Tensor | None = None  # see `moved_firsts`; None until `track_firsts` is called
+        self._templates: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self._rows: Episodes | NumpyEpisodes
         native = backend.native
-        if native is not None:
-            self._rows = NativeEpisodes(native.Episodes(capacity, lanes))
-        else:
-            self._rows = PlainEpisodes(capacity, lanes)
+        self._rows = NumpyEpisodes(capacity, num_envs) if native is None else native.Episodes(capacity, num_envs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the state, which both kinds of bookkeeping can take over; `Starts` of a copy are its own."""
+        """Return a copy of the state, which a table with or without the extension can load."""
         return {"state": self.state_dict(), "needs": list(self._starts), "tracks": self._moved is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a state over."""
+        """Restore a state; the `Starts` are new ones."""
         saved = state["state"]
         EpisodeTable.__init__(self, saved["capacity"], saved["lanes"])
         self.load_state_dict(saved)
@@ -114,8 +114,8 @@ class EpisodeTable:
     def __repr__(self) -> str:
         """Sizes and counts."""
         return (
-            f"EpisodeTable(capacity={self.capacity}, lanes={self.lanes}, episodes={self.count}, rows={self.rows}, "
-            f"masked={self.masked})"
+            f"EpisodeTable(capacity={self.capacity}, num_envs={self.num_envs}, episodes={self.count}, "
+            f"rows={self.rows}, masked={self.masked})"
         )
 
     @property
@@ -140,41 +140,51 @@ class EpisodeTable:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(
+    def record(
         self,
         run: Run,
         ends: Tensor | None,
         trajectories: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> None:
-        """Note rows that were written in ring order; O(rows), and O(log episodes) for each episode touched.
+        """Record rows that were written in ring order; O(rows), and O(log episodes) for each episode touched.
 
         Args:
-            run: Where the rows went. It goes on where the last one stopped; the first one may begin anywhere.
+            run: Where the rows are. It continues where the last one stopped; the first one may begin anywhere.
             ends: bool `[run.total]`, rows that were not stored included: True on the last row of an episode. None: no
-                row is one.
+                row ends an episode.
             trajectories: int64 `[run.total]`: rows of one id are one stream. After an end the same id begins a new
-                episode. None: the stream of a row is its lane. Lanes and ids are streams apart.
+                episode. None: the stream of a row is its environment. The streams of environments and of ids are
+                different streams.
             mask: bool `[run.total]`: False where a row belongs to no episode. It is never drawn nor part of another
-                row's window, and cuts its stream: what follows there is a new episode. None: all belong to one.
+                row's window, and interrupts its stream: the rows after it form a new episode. None: all rows belong to
+                an episode.
 
         Raises:
-            OptionError: Wrong shapes, dtypes or devices, or a run that does not go on; nothing has been noted then.
+            OptionError: Wrong shapes, dtypes or devices, or a run that does not continue the last one; nothing has
+                been recorded then.
         """
         self._check_run(run)
         total = run.total
-        flags = None if ends is None else _given("ends", ends, torch.bool, total)
-        ids = None if trajectories is None else _given("trajectories", trajectories, torch.int64, total)
-        belongs = None if mask is None else _given("mask", mask, torch.bool, total)
+        flags = None if ends is None else _checked("ends", ends, torch.bool, total)
+        ids = None if trajectories is None else _checked("trajectories", trajectories, torch.int64, total)
+        inside = None if mask is None else _checked("mask", mask, torch.bool, total)
         if not run.rows:
             return
         if self._moved is not None:
             self._moved = self._next_firsts(run)
-        self._rows.note(run.start, run.rows, run.skip, flags, ids, belongs)
+        self._rows.record_write(
+            run.start,
+            run.rows,
+            run.skip,
+            0 if flags is None else flags.data_ptr(),
+            0 if ids is None else ids.data_ptr(),
+            0 if inside is None else inside.data_ptr(),
+        )
 
     def _next_firsts(self, run: Run) -> Tensor:
-        """Find the rows that will be the first ones of their episodes once a run has overwritten those before them."""
-        after = self._rows.shift(slots := run.slots(), torch.ones_like(slots))
+        """Return the rows that become the first ones of their episodes when a run overwrites the rows before them."""
+        after = self.shift(slots := run.slots(), torch.ones_like(slots))
         return after[(after - run.start) % self.capacity >= run.rows]
 
     def _check_run(self, run: Run) -> None:
@@ -188,13 +198,13 @@ class EpisodeTable:
             raise OptionError(msg)
         if self._rows.present and (start - skip - self._rows.cursor) % capacity:
             msg = (
-                f"rows must be noted in ring order: slot {self._rows.cursor} is next, got {run}: call clear() before "
-                "the ring is begun anew"
+                f"rows must be recorded in ring order: slot {self._rows.cursor} is next, got {run}: call clear() "
+                "before writing from another slot"
             )
             raise OptionError(msg)
 
     def clear(self) -> None:
-        """Forget all rows. Serial numbers go on, and `Starts` stay in use."""
+        """Remove all rows. Serial numbers continue, and `Starts` stay in use."""
         self._rows.clear()
         if self._moved is not None:
             self._moved = self._moved[:0]
@@ -202,7 +212,7 @@ class EpisodeTable:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def ahead(self, slots: Tensor) -> Tensor:
-        """Count the rows that follow each row in its episode: 0 for the last one, -1 for rows of no episode.
+        """Count the rows after each row in its episode: 0 for the last one, -1 for rows of no episode.
 
         Args:
             slots: int64 `[n]` in `[0, capacity)`.
@@ -211,30 +221,50 @@ class EpisodeTable:
             int64 `[n]`.
 
         Raises:
-            SlotError: A slot outside the ring. (All reads do.)
-            OptionError: A wrong dtype, shape or device. (All reads do.)
+            SlotError: A slot outside the ring. (All reads raise it.)
+            OptionError: A wrong dtype, shape or device. (All reads raise it.)
         """
-        return _back(self._rows.ahead(_given("slots", slots, torch.int64)), slots)
+        return self._read(self._rows.ahead, slots, torch.int64)
 
     def behind(self, slots: Tensor) -> Tensor:
         """Count the rows present before each row in its episode; -1 for rows of no episode. int64 `[n]`."""
-        return _back(self._rows.behind(_given("slots", slots, torch.int64)), slots)
+        return self._read(self._rows.behind, slots, torch.int64)
+
+    def ended(self, slots: Tensor) -> Tensor:
+        """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""
+        return self._read(self._rows.ended, slots, torch.bool)
+
+    def _read(self, read: Callable[[int, int, int], None], slots: Tensor, dtype: torch.dtype) -> Tensor:
+        at = _checked("slots", slots, torch.int64)
+        out = torch.empty_like(at, dtype=dtype)
+        try:
+            read(at.data_ptr(), at.numel(), out.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        return out if slots.is_cpu else out.to(slots.device)
 
     def shift(self, slots: Tensor, steps: Tensor | int) -> Tensor:
-        """Find the rows that lie some steps on in the same episode.
+        """Find the rows that lie some steps later in the same episode.
 
         Args:
             slots: int64 `[n]` in `[0, capacity)`.
-            steps: int64 `[n]`, or one number for all; below zero for earlier rows. Beyond the rows present the first
-                or last one of the episode is given, and for a row of no episode the row itself.
+            steps: int64 `[n]`, or one number for all; below zero for earlier rows. Beyond the rows present, the result
+                is the first or last row of the episode; for a row of no episode it is the row itself.
 
         Returns:
             Slots, int64 `[n]`.
         """
-        at = _given("slots", slots, torch.int64)
+        at = _checked("slots", slots, torch.int64)
         if not isinstance(steps, torch.Tensor):
             steps = torch.full_like(at, max(-self.capacity, min(steps, self.capacity)))
-        return _back(self._rows.shift(at, _given("steps", steps, torch.int64, at.numel())), slots)
+        by, out = _checked("steps", steps, torch.int64, at.numel()), torch.empty_like(at)
+        try:
+            self._rows.shift(at.data_ptr(), by.data_ptr(), at.numel(), out.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        return out if slots.is_cpu else out.to(slots.device)
 
     def window(self, slots: Tensor, before: int, after: int, dilation: int = 1) -> tuple[Tensor, Tensor]:
         """Find the rows around each row in its episode, T = `before + 1 + after` with itself.
@@ -246,34 +276,54 @@ class EpisodeTable:
             dilation: Steps from one row of a window to the next, in `[1, 2**31)`.
 
         Returns:
-            Slots int64 `[n, T]`: entry k is `(k - before) * dilation` steps on, or the first or last row present of
+            Slots int64 `[n, T]`: entry k is `(k - before) * dilation` steps later, or the first or last row present of
             the episode where that is beyond it. And bool `[n, T]`: True where it was not beyond. A row of no episode
             has only itself.
 
         Raises:
             OptionError: Numbers out of range.
         """
-        if not (0 <= before <= _MOST_STEPS and 0 <= after <= _MOST_STEPS and 1 <= dilation <= _MOST_STEPS):
+        if not (0 <= before <= _MAX_STEPS and 0 <= after <= _MAX_STEPS and 1 <= dilation <= _MAX_STEPS):
             msg = (
                 "before and after must be in [0, 2**31) and dilation in [1, 2**31), got "
                 f"before={before}, after={after}, dilation={dilation}"
             )
             raise OptionError(msg)
-        rows, valid = self._rows.window(_given("slots", slots, torch.int64), before, after, dilation)
-        return (rows, valid) if slots.is_cpu else (_back(rows, slots), _back(valid, slots))
+        at = _checked("slots", slots, torch.int64)
+        n = at.numel()
+        like, like_valid = self._templates.get((n, before, after)) or self._make_templates((n, before, after))
+        out, valid = torch.empty_like(like), torch.empty_like(like_valid)
+        try:
+            self._rows.window(at.data_ptr(), n, before, after, dilation, out.data_ptr(), valid.data_ptr())
+        except IndexError:
+            check_slots(at, self.capacity)
+            raise
+        return (out, valid) if slots.is_cpu else (out.to(slots.device), valid.to(slots.device))
 
-    def ended(self, slots: Tensor) -> Tensor:
-        """Tell which rows end their episode: written with an end flag, not merely the newest so far. bool `[n]`."""
-        return _back(self._rows.ended(_given("slots", slots, torch.int64)), slots)
+    def _make_templates(self, key: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        """Make tensors `[n, T]` for `empty_like`, which is twice as fast as `empty` with shape and dtype."""
+        n, before, after = key
+        slots = torch.empty((n, before + 1 + after), dtype=torch.int64, device="cpu")
+        found = (slots, torch.empty_like(slots, dtype=torch.bool))
+        if slots.numel() <= _MAX_ENTRIES:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[key] = found
+        return found
 
     def episodes(self) -> Spans:
-        """List the episodes present, that with the oldest row first. Copies; O(count log count)."""
-        return Spans(*self._rows.spans())
+        """List the episodes present; that with the oldest row comes first. Copies; O(count log count)."""
+        first = torch.empty(self.count, dtype=torch.int64, device="cpu")
+        rows, serial, closed = (torch.empty_like(first, dtype=x) for x in (torch.int64, torch.int64, torch.bool))
+        spans = Spans(first, rows, closed, serial)
+        self._rows.spans(*(x.data_ptr() for x in spans))
+        return spans
 
     def starts(self, need: int) -> Starts:
-        """Return the handle for rows with at least `need - 1` rows after them in their episode.
+        """Return the rows with at least `need - 1` rows after them in their episode.
 
-        The first call for a `need` costs O(episodes) and makes later notes keep one count more; others are O(1).
+        The first call for a `need` costs O(episodes), and later writes keep one more count up to date; other calls are
+        O(1).
 
         Raises:
             OptionError: `need` below 1.
@@ -283,47 +333,56 @@ class EpisodeTable:
             if need < 1:
                 msg = f"need must be at least 1 (the row itself), got {need}"
                 raise OptionError(msg)
-            found = self._starts[need] = Starts(self, self._rows, need)
+            found = self._starts[need] = Starts(self, need)
         return found
 
     def track_firsts(self) -> None:
-        """Keep, from now on, what `moved_firsts` returns; each note then costs O(rows written) more."""
+        """Compute the result of `moved_firsts` from now on; each write then costs O(rows written) more."""
         if self._moved is None:
             self._moved = torch.empty(0, dtype=torch.int64, device="cpu")
 
-    def moved_firsts(self, like: Tensor) -> Tensor:
-        """Return the rows that the last note made the first ones of their episodes, by overwriting those before them.
+    def moved_firsts(self, device: torch.device) -> Tensor:
+        """Return the rows that the last write made the first ones of their episodes, by overwriting the rows before.
 
         Args:
-            like: a tensor on the device that the slots are wanted on.
+            device: the device of the result.
 
         Returns:
             Slots, int64 `[n]`, one for each such episode; none before `track_firsts` was called.
         """
-        return _back(torch.empty(0, dtype=torch.int64, device="cpu") if self._moved is None else self._moved, like)
+        moved = self._moved
+        return torch.empty(0, dtype=torch.int64, device=device) if moved is None else moved.to(device)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, a copy: integers and tensors, 4 bytes a row and 26 an episode."""
-        return {
-            "capacity": self.capacity,
-            "lanes": self.lanes,
-            "cursor": self._rows.cursor,
-            "serial": self._rows.serial,
-            **self._rows.save(),
+        rows = self._rows
+        serials = torch.empty(rows.records, dtype=torch.int64, device="cpu")
+        tensors = {
+            "episode": torch.empty(rows.present, dtype=torch.int32, device="cpu"),
+            "serials": serials,
+            "keys": torch.empty_like(serials),
+            "kinds": torch.empty_like(serials, dtype=torch.uint8),
+            "status": torch.empty_like(serials, dtype=torch.uint8),
+            "free": torch.empty(rows.free_count, dtype=torch.int64, device="cpu"),
         }
+        rows.save(*(x.data_ptr() for x in tensors.values()))
+        numbers = {"capacity": self.capacity, "lanes": self.num_envs, "cursor": rows.cursor, "serial": rows.serial}
+        return {**numbers, **tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, by copy; every later call gives what it would have given there.
+        """Restore what `state_dict` returned, by copy; every later call returns what it would have returned there.
 
         `Starts` stay in use. Cost: O(capacity).
 
         Raises:
-            CheckpointError: A damaged state, or one of another capacity or number of lanes; nothing has changed then.
+            CheckpointError: A damaged state, or one of another capacity or number of environments; nothing has changed
+                then.
         """
-        tensors = check_episode_state(state, self.capacity, self.lanes)
-        self._rows.load(state["cursor"], state["serial"], tensors)
+        tensors = _check_state(state, self.capacity, self.num_envs)
+        sizes = (tensors[name].numel() for name in ("episode", "serials", "free"))
+        self._rows.load(state["cursor"], state["serial"], *sizes, *(tensors[name].data_ptr() for name in _ARRAYS))
         if self._moved is not None:
             self._moved = self._moved[:0]
 
@@ -332,14 +391,14 @@ class EpisodeTable:
 class Starts:
     """Rows that have at least `need - 1` rows after them in their episode; made by `EpisodeTable.starts`.
 
-    Kept up to date by the table: a draw costs O(log episodes) a row, however many rows there are. What is drawn follows
-    from the table's history and the random numbers alone, compiled or not.
+    The table keeps them up to date. A draw costs O(log episodes) a row, however many rows there are. The rows drawn
+    depend on the history of the table and on the random numbers alone, with and without the extension.
     """
 
-    def __init__(self, table: EpisodeTable, rows: NativeEpisodes | PlainEpisodes, need: int) -> None:
+    def __init__(self, table: EpisodeTable, need: int) -> None:
         self._table = table
-        self._rows = rows
-        self._handle = rows.register(need)
+        self._rows = table._rows  # noqa: SLF001 (one module)
+        self._handle = self._rows.add_need(need)
         self.need = need
 
     def __repr__(self) -> str:
@@ -348,7 +407,7 @@ class Starts:
 
     @property
     def rows(self) -> int:
-        """How many such rows there are."""
+        """Number of such rows."""
         return self._rows.start_rows(self._handle)
 
     @property
@@ -360,7 +419,7 @@ class Starts:
         """Draw rows, each with the same probability.
 
         Args:
-            randoms: int64 `[n]`, uniform in `[0, 2**63)` (higher bits do not count): of R rows, the one of rank
+            randoms: int64 `[n]`, uniform in `[0, 2**63)` (higher bits are ignored): of R rows, the one of rank
                 `randoms * R >> 63` is drawn.
 
         Returns:
@@ -370,10 +429,13 @@ class Starts:
             EmptyBufferError: There is no such row.
             OptionError: A wrong dtype, shape or device.
         """
+        numbers = _checked("randoms", randoms, torch.int64)
+        out = torch.empty_like(numbers)
         try:
-            return _back(self._rows.draw(self._handle, _given("randoms", randoms, torch.int64)), randoms)
+            self._rows.draw(self._handle, numbers.data_ptr(), numbers.numel(), out.data_ptr())
         except IndexError as error:
-            raise EmptyBufferError(self._why_empty()) from error
+            raise self._empty() from error
+        return out if randoms.is_cpu else out.to(randoms.device)
 
     def draw_episodes(self, randoms: Tensor) -> Tensor:
         """Draw episodes of at least `need` rows, each with the same probability, then a row that can start in each.
@@ -388,14 +450,17 @@ class Starts:
             EmptyBufferError: There is no such row.
             OptionError: A wrong dtype, shape or device, or an odd number of randoms.
         """
-        given = _given("randoms", randoms, torch.int64)
-        if given.numel() % 2:
-            msg = f"randoms must hold two numbers for each row to draw, got {given.numel()} in all"
+        numbers = _checked("randoms", randoms, torch.int64)
+        n, odd = divmod(numbers.numel(), 2)
+        if odd:
+            msg = f"randoms must hold two numbers for each row to draw, got {numbers.numel()} in all"
             raise OptionError(msg)
+        out = numbers.new_empty(n)
         try:
-            return _back(self._rows.draw_episodes(self._handle, given), randoms)
+            self._rows.draw_episodes(self._handle, numbers.data_ptr(), n, out.data_ptr())
         except IndexError as error:
-            raise EmptyBufferError(self._why_empty()) from error
+            raise self._empty() from error
+        return out if randoms.is_cpu else out.to(randoms.device)
 
     def allowed(self, slots: Tensor) -> Tensor:
         """Tell which of these slots (int64 `[n]`) are such rows: bool `[n]`.
@@ -406,17 +471,21 @@ class Starts:
         """
         return self._table.ahead(slots) >= self.need - 1
 
-    def _why_empty(self) -> str:
+    def _empty(self) -> EmptyBufferError:
         spans = self._table.episodes()
         longest = int(spans.rows.max()) if spans.rows.numel() else 0
-        return (
-            f"no episode has the {self.need} rows that are asked for: of {self._table.count} episodes present the "
-            f"longest has {longest}: add rows first, or ask for fewer"
+        return EmptyBufferError(
+            f"no episode has the {self.need} rows of a window: of the {self._table.count} episodes present the longest "
+            f"has {longest}: add rows first, or ask for fewer"
         )
 
 
-def _given(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
-    """The tensor, contiguous and on the CPU, if it is one of these."""
+def _checked(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = None) -> Tensor:
+    """Return the tensor, contiguous and on the CPU.
+
+    Raises:
+        OptionError: if it has another dtype, shape or number of rows, or no values to read.
+    """
     right = tensor.dtype is dtype and tensor.dim() == 1 and not tensor.is_meta
     if not right or (rows is not None and tensor.numel() != rows):
         msg = (
@@ -432,6 +501,79 @@ def _given(name: str, tensor: Tensor, dtype: torch.dtype, rows: int | None = Non
     return here
 
 
-def _back(found: Tensor, like: Tensor) -> Tensor:
-    """What was found, on the device that was asked from."""
-    return found if like.is_cpu else found.to(like.device)
+# -- saved states -----------------------------------------------------------------------------------------------------
+
+_NUMBERS = ("capacity", "lanes", "cursor", "serial")
+_ARRAYS = {
+    "episode": torch.int32,
+    "serials": torch.int64,
+    "keys": torch.int64,
+    "kinds": torch.uint8,
+    "status": torch.uint8,
+    "free": torch.int64,
+}
+
+
+def _check_state(state: Any, capacity: int, num_envs: int) -> dict[str, Tensor]:
+    """Return the tensors of a state, contiguous.
+
+    Raises:
+        CheckpointError: if it is damaged, or the state of a table of another size.
+    """
+    _require(isinstance(state, dict) and set(state) == {*_NUMBERS, *_ARRAYS}, "its keys are wrong")
+    _require(all(type(state[name]) is int for name in _NUMBERS), "a count is not an integer")
+    if (state["capacity"], state["lanes"]) != (capacity, num_envs):
+        msg = (
+            f"the checkpoint's episode table has capacity {state['capacity']} and {state['lanes']} environments, this "
+            f"one {capacity} and {num_envs}: load it into a buffer of the same size"
+        )
+        raise CheckpointError(msg)
+    tensors = {}
+    for name, dtype in _ARRAYS.items():
+        x = state[name]
+        right = isinstance(x, torch.Tensor) and x.dtype is dtype and x.dim() == 1 and x.is_cpu
+        _require(right, f"{name} is not {dtype} [n] on the CPU")
+        tensors[name] = x.contiguous()
+    arrays = {name: x.numpy() for name, x in tensors.items()}
+    _check_records(arrays, state)
+    _check_open(arrays, state)
+    return tensors
+
+
+def _check_records(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:
+    episode, serials = arrays["episode"], arrays["serials"]
+    records, capacity = serials.shape[0], state["capacity"]
+    _require(0 <= state["cursor"] < capacity and episode.shape[0] <= capacity, "it has more rows than slots")
+    _require(records <= 2 * capacity, "it has more records than rows could ever need")
+    _require(all(arrays[x].shape[0] == records for x in ("keys", "kinds", "status")), "its lengths differ")
+    inside = bool(((episode >= -1) & (episode < records)).all())
+    _require(inside, "a row is in an episode that does not exist")
+    rows = np.bincount(episode[episode >= 0], minlength=records)
+    _require(np.array_equal(np.sort(arrays["free"]), np.flatnonzero(rows == 0)), "its free records hold rows")
+    live = serials[rows > 0]
+    _require(not serials[rows == 0].any(), "a free record has a serial number")
+    _require(bool(((live >= 1) & (live <= state["serial"])).all()), "a serial number is out of range")
+    _require(np.unique(live).shape == live.shape and state["serial"] >= 0, "a serial number repeats")
+    _require(bool((arrays["status"] <= CUT).all()), "the status of an episode is unknown")
+    _require(bool(((rows > 0) | (arrays["status"] == OPEN)).all()), "a free record has a status")
+
+
+def _check_open(arrays: dict[str, npt.NDArray[Any]], state: dict[str, Any]) -> None:
+    """Check the streams: each has one open episode at most, and only open episodes have one."""
+    episode, keys, kinds = arrays["episode"], arrays["keys"], arrays["kinds"]
+    _require(bool((kinds <= 1).all()), "the stream of an episode is unknown")
+    rows = np.bincount(episode[episode >= 0], minlength=keys.shape[0])
+    is_open = (arrays["status"] == OPEN) & (rows > 0)
+    _require(not keys[~is_open].any() and not kinds[~is_open].any(), "an episode that is closed has a stream")
+    streams = np.stack([kinds[is_open].astype(np.int64), keys[is_open]])
+    _require(np.unique(streams, axis=1).shape == streams.shape, "two episodes continue in one stream")
+    first = state["cursor"] - episode.shape[0]
+    envs = (first + np.arange(episode.shape[0])) % state["capacity"] % state["lanes"]
+    in_env = np.append(is_open & (kinds == 0), [False])[episode]  # the last entry is that of record -1
+    _require(np.array_equal(envs[in_env], keys[episode[in_env]]), "an episode has rows of two environments")
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001
+    if not holds:
+        msg = f"the state of the episode table is damaged: {what}; load another checkpoint"
+        raise CheckpointError(msg)

@@ -1,9 +1,9 @@
-// x ** y for many x: a loop without branches and calls, so that the compiler makes it work on several numbers
-// at once; within two units in the last place. No Python here.
+// x ** y for an array of x: a loop without branches and calls, which compilers vectorize. Accurate to two
+// units in the last place. No Python here.
 //
 // x = m * 2**e with m around 1; log2(m) from the series of the inverse hyperbolic tangent; y * log2(x) = n +
-// r with a whole n; 2**r from the exponential series. What may leave the range of normal numbers goes to the
-// library.
+// r with an integer n; 2**r from the exponential series. Arguments whose result may not be a normal number go
+// through std::pow.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,11 @@ namespace ostinato {
 
 namespace power {
 
-constexpr std::uint64_t kOne = std::uint64_t{0x3ff} << 52;  // the bits of 1.0
-constexpr std::uint64_t kRoot = 0x3fe6a09e667f3bcd;         // the bits of sqrt(1/2), where m begins
-constexpr std::uint64_t kWhole = std::uint64_t{0x433}
-                                 << 52;  // the bits of 2**52: its last ones are whole numbers
+constexpr std::uint64_t kOne = std::uint64_t{0x3ff} << 52;    // the bits of 1.0
+constexpr std::uint64_t kRoot = 0x3fe6a09e667f3bcd;           // the bits of sqrt(1/2), the lower end of m
+constexpr std::uint64_t kWhole = std::uint64_t{0x433} << 52;  // the bits of 2**52, whose last bit is 1
 constexpr std::uint64_t kHigh = ~((std::uint64_t{1} << 27) - 1);
-constexpr double kRound = 0x1.8p52;  // added and taken away again, it rounds to a whole number
+constexpr double kRound = 0x1.8p52;  // adding and subtracting it rounds to an integer
 constexpr double kLog2 = 0.693147180559945309417;
 
 /// 2 / log(2) * atanh(f), for |f| up to 0.1716.
@@ -43,7 +42,7 @@ inline double exp_of(double r) {
     return 1 + (r + r * r * sum);
 }
 
-/// x ** y where the result is a normal number. `high` and `low` are the upper and lower digits of y.
+/// x ** y where the result is a normal number. `high` and `low` are the upper and lower bits of y.
 inline double of_normal(double x, double y, double high, double low) {
     const auto bits = std::bit_cast<std::uint64_t>(x);
     const std::uint64_t exponent = (bits - kRoot + kOne) >> 52;  // e + 1023
@@ -58,13 +57,13 @@ inline double of_normal(double x, double y, double high, double low) {
 
 }  // namespace power
 
-/// `x[i]` becomes `x[i] ** y`; x is at least 0. Each result depends on its own number alone.
-OSTINATO_CLONES inline void raise(double* x, std::int64_t n, double y) {
-    constexpr double kMostPower = 4;  // beyond it, the error of the logarithm would show
-    constexpr double kMost = 0x1p249, kLeast = 0x1p-249;
+/// Replace `x[i]`, at least 0, by `x[i] ** y`. A result does not depend on the other elements.
+OSTINATO_CLONES inline void pow_in_place(double* x, std::int64_t n, double y) {
+    constexpr double kMaxPower = 4;  // for larger ones the error of the logarithm exceeds the bound
+    constexpr double kMax = 0x1p249, kMin = 0x1p-249;
     constexpr std::int64_t kBlock = 64;
     if (y == 1) return;
-    if (!(std::abs(y) <= kMostPower)) {
+    if (!(std::abs(y) <= kMaxPower)) {
         std::transform(x, x + n, x, [y](double number) { return std::pow(number, y); });
         return;
     }
@@ -75,7 +74,7 @@ OSTINATO_CLONES inline void raise(double* x, std::int64_t n, double y) {
         const std::int64_t count = std::min(kBlock, n - first);
         for (std::int64_t i = 0; i < count; ++i) result[i] = power::of_normal(block[i], y, high, y - high);
         for (std::int64_t i = 0; i < count; ++i) {
-            if (!(block[i] >= kLeast && block[i] <= kMost)) result[i] = std::pow(block[i], y);
+            if (!(block[i] >= kMin && block[i] <= kMax)) result[i] = std::pow(block[i], y);
         }
         std::copy_n(result, count, block);
     }

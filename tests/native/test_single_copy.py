@@ -1,4 +1,4 @@
-"""Next observations stored once, in the compiled part alone: against a plain list of rows, and arguments it refuses."""
+"""Next observations that are stored once, against a plain list of rows; arguments that raise."""
 
 from __future__ import annotations
 
@@ -20,82 +20,82 @@ SIZES = (3, 20)
 
 
 class Rows:
-    """Two observed fields in one packed row, and their mirror; `log[slot]` is the pair of rows it stands for."""
+    """Two observed fields in one packed row, stored once; `log[slot]` is the observation and the next one."""
 
-    def __init__(self, native: ModuleType, capacity: int, lanes: int, chunk_rows: int) -> None:
-        self.capacity, self.lanes, self.chunk_rows = capacity, lanes, chunk_rows
+    def __init__(self, native: ModuleType, capacity: int, num_envs: int, chunk_rows: int) -> None:
+        self.capacity, self.num_envs, self.chunk_rows = capacity, num_envs, chunk_rows
         self.memory = noise(capacity, sum(SIZES) + 5, 1)
-        self.apart = np.empty(capacity, np.int32)
-        self.mirror = native.Mirror(capacity, lanes, chunk_rows, address(self.apart))
-        group = self.mirror.add_group(address(self.memory) + 2, sum(SIZES) + 5, sum(SIZES))
+        self.side_rows = np.empty(capacity, np.int32)
+        self.table = native.SingleCopy(capacity, num_envs, chunk_rows, address(self.side_rows))
+        group = self.table.add_group(address(self.memory) + 2, sum(SIZES) + 5, sum(SIZES))
         for offset, size in zip((0, SIZES[0]), SIZES, strict=True):
-            self.mirror.add_leaf(group, offset, size)
-        self.mirror.clear()
+            self.table.add_field(group, offset, size)
+        self.table.clear()
         self.chunks: list[Bytes] = []
         self.log: list[tuple[bytes, bytes] | None] = [None] * capacity
         self.cursor = 0
 
     def reserve(self, rows: int) -> None:
-        while self.mirror.room - self.mirror.used < rows and self.mirror.room < self.capacity:
+        while self.table.allocated - self.table.used < rows and self.table.allocated < self.capacity:
             self.chunks.append(noise(self.chunk_rows, sum(SIZES), 7))
-            self.mirror.add_chunk([address(self.chunks[-1])])
+            self.table.add_chunk([address(self.chunks[-1])])
 
     def write(self, start: int, obs: Bytes, nexts: Bytes) -> None:
         total, skip = len(obs), max(0, len(obs) - self.capacity)
         first, n = (start + skip) % self.capacity, total - skip
         split = [np.ascontiguousarray(part) for rows in (obs, nexts) for part in np.split(rows, [SIZES[0]], axis=1)]
         at = [address(part) for part in split]
-        flags = np.full(total + min(self.lanes, total), 255, np.uint8)
-        need = self.mirror.compare(start, total, at[:2], at[2:], address(flags), address(flags) + total)
+        flags = np.full(total + min(self.num_envs, total), 255, np.uint8)
+        need = self.table.compare(start, total, at[:2], at[2:], address(flags), address(flags) + total)
         assert need >= 0
         self.reserve(need)
-        lacking = self.mirror.detach_run(first, n, need)
-        if lacking:
-            self.reserve(self.mirror.room - self.mirror.used + lacking)
-            assert self.mirror.detach_run(first, n, need) == 0
+        missing = self.table.detach_run(first, n, need)
+        if missing:
+            self.reserve(self.table.allocated - self.table.used + missing)
+            assert self.table.detach_run(first, n, need) == 0
         for i in range(n):
             slot = (first + i) % self.capacity
             self.memory[slot, 2 : 2 + sum(SIZES)] = obs[skip + i]
             self.log[slot] = obs[skip + i].tobytes(), nexts[skip + i].tobytes()
-        relink = 0 if skip else address(flags) + total
-        self.mirror.link_run(first, n, skip, at[2:], address(flags), relink)
+        equal = 0 if skip else address(flags) + total
+        self.table.link_run(first, n, skip, at[2:], address(flags), equal)
         self.cursor = (first + n) % self.capacity
 
     def read(self, slots: list[int], pick: list[bool] | None = None) -> list[bytes]:
         at, outs = slots_of(slots), [np.zeros((len(slots), size), np.uint8) for size in SIZES]
         choice = None if pick is None else np.array(pick, dtype=np.bool_)
         where = 0 if choice is None else address(choice)
-        self.mirror.read([1, 0], address(at), where, len(slots), [address(out) for out in reversed(outs)])
+        self.table.gather([1, 0], address(at), where, len(slots), [address(out) for out in reversed(outs)])
         return [row.tobytes() for row in np.concatenate(outs, axis=1)]
 
 
 @given(data=st.data())
-def test_rows_stand_for_what_was_written(native: ModuleType, data: st.DataObject) -> None:
-    lanes = data.draw(st.integers(1, 3))
-    capacity = lanes * data.draw(st.integers(1, 5))
-    rows = Rows(native, capacity, lanes, data.draw(st.sampled_from([1, 2, 8])))
+def test_next_observations_are_those_that_were_written(native: ModuleType, data: st.DataObject) -> None:
+    num_envs = data.draw(st.integers(1, 3))
+    capacity = num_envs * data.draw(st.integers(1, 5))
+    rows = Rows(native, capacity, num_envs, data.draw(st.sampled_from([1, 2, 8])))
     for _ in range(data.draw(st.integers(1, 6))):
         count = data.draw(st.integers(1, 2 * capacity))
         numbers = data.draw(st.lists(st.integers(0, 3), min_size=2 * count, max_size=2 * count))
         obs, nexts = (np.array(part, np.uint8)[:, None].repeat(sum(SIZES), 1) for part in (numbers[::2], numbers[1::2]))
-        jump = data.draw(st.sampled_from([0, 0, 0, 1]))  # rows that go on elsewhere than after the newest one
+        jump = data.draw(st.sampled_from([0, 0, 0, 1]))  # a write that does not continue after the newest row
         rows.write((rows.cursor + jump) % capacity, obs, nexts)
         present = [slot for slot, row in enumerate(rows.log) if row is not None]
         pick = [data.draw(st.booleans()) for _ in present]
         expected = [row for row in rows.log if row is not None]
         assert rows.read(present) == [nexts for _, nexts in expected]
         assert rows.read(present, pick) == [row[chosen] for row, chosen in zip(expected, pick, strict=True)]
-        assert rows.mirror.used == int((rows.apart >= 0).sum())
+        assert rows.table.used == int((rows.side_rows >= 0).sum())
 
 
-def test_slots_without_rows_are_refused(native: ModuleType) -> None:
+def test_slots_without_rows_raise(native: ModuleType) -> None:
     rows = Rows(native, 6, 1, 2)
     rows.write(0, noise(2, sum(SIZES), 3), noise(2, sum(SIZES), 4))
     for slot in (-1, 2, 5, 6, 2**62):
         with pytest.raises(IndexError):
             rows.read([0, slot])
     assert rows.read([2], [False]) == [rows.memory[2, 2 : 2 + sum(SIZES)].tobytes()]
-    rows.apart[0] = 99  # no number that somebody else wrote leads out of memory
+    rows.side_rows[0] = 99  # a number written by other code does not lead out of memory
     with pytest.raises(IndexError, match="slot 0 holds no row"):
         rows.read([0])
 
@@ -103,60 +103,60 @@ def test_slots_without_rows_are_refused(native: ModuleType) -> None:
 def test_sources_in_guarded_memory_are_not_compared(native: ModuleType) -> None:
     rows = Rows(native, 6, 1, 2)
     source, flags = noise(4, sum(SIZES), 3), np.zeros(5, np.uint8)
-    rows.mirror.guard(address(source), source.nbytes)
+    rows.table.guard(address(source), source.nbytes)
     other = noise(4, sum(SIZES), 3)
     at = [address(other)] * 2
-    assert rows.mirror.compare(0, 4, at, [address(source)] * 2, address(flags), address(flags) + 4) == -1
-    assert rows.mirror.compare(0, 4, at, at, address(flags), address(flags) + 4) == 4
+    assert rows.table.compare(0, 4, at, [address(source)] * 2, address(flags), address(flags) + 4) == -1
+    assert rows.table.compare(0, 4, at, at, address(flags), address(flags) + 4) == 4
 
 
 @pytest.mark.parametrize("arguments", [(0, 1, 1), (-1, 1, 1), (2**31, 1, 1), (4, 0, 1), (4, 5, 1), (4, 1, 0)], ids=str)
-def test_impossible_mirrors_are_refused(native: ModuleType, arguments: tuple[int, int, int]) -> None:
+def test_impossible_sizes_raise(native: ModuleType, arguments: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="capacity must be in"):
-        native.Mirror(*arguments, 4096)
+        native.SingleCopy(*arguments, 4096)
 
 
-def test_impossible_calls_are_refused(native: ModuleType) -> None:
+def test_impossible_calls_raise(native: ModuleType) -> None:
     rows = Rows(native, 4, 1, 2)
-    mirror, at, flags = rows.mirror, [4096, 4096], np.zeros(8, np.uint8)
+    table, at, flags = rows.table, [4096, 4096], np.zeros(8, np.uint8)
     slots = slots_of([0, 4])
     calls: list[tuple[type[Exception], Any]] = [
-        (ValueError, lambda: mirror.add_group(0, 8, 4)),
-        (ValueError, lambda: mirror.add_group(4096, 4, 8)),
-        (ValueError, lambda: mirror.add_leaf(3, 0, 1)),
-        (ValueError, lambda: mirror.add_leaf(0, 20, 8)),
-        (ValueError, lambda: mirror.add_chunk([])),
-        (ValueError, lambda: mirror.add_chunk([0])),
-        (IndexError, lambda: mirror.compare(4, 1, at, at, address(flags), address(flags))),
-        (ValueError, lambda: mirror.compare(0, -1, at, at, address(flags), address(flags))),
-        (ValueError, lambda: mirror.compare(0, 1, at[:1], at, address(flags), address(flags))),
-        (IndexError, lambda: mirror.detach_run(0, 5, 0)),
-        (IndexError, lambda: mirror.detach_run(-1, 1, 0)),
-        (IndexError, lambda: mirror.link_run(0, 5, 0, at, address(flags), 0)),
-        (ValueError, lambda: mirror.link_run(0, 1, 0, [0, 0], address(flags), 0)),
-        (IndexError, lambda: mirror.put_rows(address(slots), 2, at)),
-        (ValueError, lambda: mirror.put_rows(address(slots), 1, at[:1])),
-        (IndexError, lambda: mirror.drop_rows(address(slots), 2)),
-        (ValueError, lambda: mirror.read([2], address(slots), 0, 1, [4096])),
-        (ValueError, lambda: mirror.read([0], address(slots), 0, 1, [])),
+        (ValueError, lambda: table.add_group(0, 8, 4)),
+        (ValueError, lambda: table.add_group(4096, 4, 8)),
+        (ValueError, lambda: table.add_field(3, 0, 1)),
+        (ValueError, lambda: table.add_field(0, 20, 8)),
+        (ValueError, lambda: table.add_chunk([])),
+        (ValueError, lambda: table.add_chunk([0])),
+        (IndexError, lambda: table.compare(4, 1, at, at, address(flags), address(flags))),
+        (ValueError, lambda: table.compare(0, -1, at, at, address(flags), address(flags))),
+        (ValueError, lambda: table.compare(0, 1, at[:1], at, address(flags), address(flags))),
+        (IndexError, lambda: table.detach_run(0, 5, 0)),
+        (IndexError, lambda: table.detach_run(-1, 1, 0)),
+        (IndexError, lambda: table.link_run(0, 5, 0, at, address(flags), 0)),
+        (ValueError, lambda: table.link_run(0, 1, 0, [0, 0], address(flags), 0)),
+        (IndexError, lambda: table.set_rows(address(slots), 2, at)),
+        (ValueError, lambda: table.set_rows(address(slots), 1, at[:1])),
+        (IndexError, lambda: table.link_rows(address(slots), 2)),
+        (ValueError, lambda: table.gather([2], address(slots), 0, 1, [4096])),
+        (ValueError, lambda: table.gather([0], address(slots), 0, 1, [])),
     ]
     for error, call in calls:
         with pytest.raises(error):
             call()
     rows.reserve(4)
     with pytest.raises(ValueError, match="every slot already"):
-        mirror.add_chunk([4096])
+        table.add_chunk([4096])
 
 
-def test_a_write_without_room_is_refused(native: ModuleType) -> None:
+def test_a_write_without_room_raises(native: ModuleType) -> None:
     rows = Rows(native, 4, 1, 2)
     source = noise(1, sum(SIZES), 3)
     with pytest.raises(RuntimeError, match="no side row is left"):
-        rows.mirror.put_rows(address(slots_of([0])), 1, [address(source)] * 2)
+        rows.table.set_rows(address(slots_of([0])), 1, [address(source)] * 2)
 
 
 @pytest.mark.parametrize("slot", [-1, 5, 2**62])
-def test_choices_out_of_range_are_refused(native: ModuleType, slot: int) -> None:
+def test_choices_out_of_range_raise(native: ModuleType, slot: int) -> None:
     slots, pick, out = slots_of([0, slot]), np.array([True, False]), slots_of([7, 7])
     with pytest.raises(IndexError):
         native.choose_slots(address(slots), address(pick), 2, 5, address(out))

@@ -1,4 +1,4 @@
-"""Draws with weights and stamps, and checked updates, against plain Python; powers; the interpreter lock."""
+"""Draws with weights and generations, and checked updates, against plain Python; powers; the interpreter lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Values: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-RING = (0, 0, 0, 1, 1, 0)  # nothing overwritten: slot i has the stamp i + 1
+RING = (0, 0, 0, 1, 1, 0)  # nothing overwritten: slot i has generation i + 1
 
 
 def leaves_of(tree: Any, n: int) -> Values:
@@ -36,42 +36,42 @@ class Table:
         self.priorities = np.zeros(rows)
         self.hidden: npt.NDArray[np.bool_] | None = None
 
-    def learn(
+    def update(
         self,
         slots: Integers,
         values: npt.NDArray[Any],
-        stamps: Integers | None = None,
+        generations: Integers | None = None,
         source: tuple[int, ...] = RING,
         *,
         rows: int | None = None,
-        within: bool = True,
+        want_largest: bool = True,
     ) -> tuple[int, float, float, float]:
-        answer: tuple[int, float, float, float] = self.tree.learn(
+        answer: tuple[int, float, float, float] = self.tree.update(
             address(slots),
             address(values),
             values.dtype == np.float32,
             len(slots),
-            0 if stamps is None else address(stamps),
+            0 if generations is None else address(generations),
             source,
             address(self.priorities),
             0 if self.hidden is None else address(self.hidden),
             self.rows if rows is None else rows,
             self.eps,
             self.alpha,
-            within,
+            want_largest,
         )
         return answer
 
     def sample(self, uniforms: Values, beta: float, source: tuple[int, ...], dtype: Any) -> tuple[Any, Any, Any]:
         n = len(uniforms)
-        slots, weights, stamps = np.full(n, -1), np.zeros(n, dtype), np.full(n, -1)
-        at = address(slots), address(weights), dtype is np.float32, address(stamps)
+        slots, weights, generations = np.full(n, -1), np.zeros(n, dtype), np.full(n, -1)
+        at = address(slots), address(weights), dtype is np.float32, address(generations)
         self.tree.sample(address(uniforms), n, beta, source, *at)
-        return slots, weights, stamps
+        return slots, weights, generations
 
 
 def sources(capacity: int, written: int) -> tuple[tuple[int, ...], Integers, Integers]:
-    """Where stamps come from in ring order, the same as an array, and that array."""
+    """The generations in ring order, the same as an array, and that array."""
     cursor, newest = written % capacity, written - written % capacity + 1
     ring = (0, 0, cursor, newest, newest - capacity, 0)
     last = [max((s for s in range(1, written + 1) if (s - 1) % capacity == i), default=0) for i in range(capacity)]
@@ -86,7 +86,7 @@ def sources(capacity: int, written: int) -> tuple[tuple[int, ...], Integers, Int
     beta=st.sampled_from([0.0, 0.4, 1.0, 2.5]),
     single=st.booleans(),
 )
-def test_a_sample_is_a_draw_with_weights_and_stamps(
+def test_a_sample_is_a_draw_with_weights_and_generations(
     native: ModuleType, capacity: int, laps: float, seed: int, beta: float, single: bool
 ) -> None:
     random, written = np.random.default_rng(seed), max(1, int(capacity * laps))
@@ -100,9 +100,9 @@ def test_a_sample_is_a_draw_with_weights_and_stamps(
     drawn, values = np.zeros(len(uniforms), np.int64), np.zeros(len(uniforms))
     table.tree.draw(address(uniforms), len(uniforms), address(drawn), address(values))
     for source in (ring, tuple(array_numbers.tolist())):
-        slots, weights, stamps = table.sample(uniforms, beta, source, np.float32 if single else np.float64)
+        slots, weights, generations = table.sample(uniforms, beta, source, np.float32 if single else np.float64)
         np.testing.assert_array_equal(slots, drawn)
-        np.testing.assert_array_equal(stamps, array[drawn])
+        np.testing.assert_array_equal(generations, array[drawn])
         exact = (values / values[values > 0].min().clip(max=leaves[leaves > 0].min())) ** -beta
         np.testing.assert_allclose(weights, exact, rtol=1e-6 if single else 1e-15)
         assert weights.max() <= 1.0
@@ -143,16 +143,16 @@ def test_an_update_leaves_what_plain_python_leaves(
         slots = random.integers(low, high, n)
         given_values = (random.random(n) * random.integers(0, 2, n)).astype(np.float32 if single else np.float64)
         known = array[np.clip(slots, 0, capacity - 1)]
-        stamps = np.where(random.random(n) < 0.7, known, random.integers(-2, written + 2, n))
+        generations = np.where(random.random(n) < 0.7, known, random.integers(-2, written + 2, n))
         there = (slots >= 0) & (slots < rows)
-        fresh = there & (stamps == known) & (stamps > 0) if checked else slots >= 0
+        fresh = there & (generations == known) & (generations > 0) if checked else slots >= 0
         before = max((model[s] for s in slots[fresh]), default=0.0)
         for slot, value in zip(slots[fresh].tolist(), given_values[fresh].tolist(), strict=True):
             model[slot] = value
             shown = table.hidden is None or not table.hidden[slot]
             leaves[slot] = (value + eps) ** alpha if shown and value + eps > 0 else 0.0
         source = ring if in_ring else tuple(array_numbers.tolist())
-        stale, most, gone, left = table.learn(slots, given_values, stamps if checked else None, source, rows=rows)
+        stale, most, gone, left = table.update(slots, given_values, generations if checked else None, source, rows=rows)
         assert stale == (int((~fresh).sum()) if checked else 0)
         assert most == max(given_values[fresh].tolist(), default=0.0)
         assert gone == before
@@ -167,15 +167,15 @@ def test_a_bad_priority_changes_nothing(native: ModuleType, bad: float, alpha: f
     if alpha == 0.0 and bad > 1e200 and bad < math.inf:
         bad = math.nan  # a large number is no harm where all values are 1
     table = Table(native, 20, alpha=alpha)
-    table.learn(np.arange(20), np.full(20, 0.5))
+    table.update(np.arange(20), np.full(20, 0.5))
     before = leaves_of(table.tree, 20)
     slots = slots_of([3, 4, 5])
     with pytest.raises(ValueError, match="priorities must be finite, at least 0 and small enough"):
-        table.learn(slots, np.array([1.0, bad, 2.0]))
+        table.update(slots, np.array([1.0, bad, 2.0]))
     assert (table.priorities == 0.5).all()
     np.testing.assert_array_equal(leaves_of(table.tree, 20), before)
-    stamps = slots_of([4, 99, 6])
-    assert table.learn(slots, np.array([1.0, bad, 2.0]), stamps)[0] == 1, "of a row that is gone it does not matter"
+    generations = slots_of([4, 99, 6])
+    assert table.update(slots, np.array([1.0, bad, 2.0]), generations)[0] == 1, "an overwritten row is not checked"
 
 
 @pytest.mark.parametrize("bad", [-2, 7, 8, 10**12, -(2**63), 2**63 - 1])
@@ -183,20 +183,20 @@ def test_a_slot_without_a_row_is_refused_or_stale(native: ModuleType, bad: int) 
     table = Table(native, 8)
     slots, values = slots_of([1, bad]), np.ones(2)
     with pytest.raises(IndexError, match=f"^index {bad} is out of range for 7 rows$"):
-        table.learn(slots, values, rows=7)
+        table.update(slots, values, rows=7)
     assert not table.priorities.any()
-    for stamp in (bad + 1 if bad < 2**63 - 1 else 0, 0, 8):
+    for generation in (bad + 1 if bad < 2**63 - 1 else 0, 0, 8):
         table.priorities[:] = 0
-        assert table.learn(slots, values, slots_of([2, stamp]), rows=7)[0] == 1
+        assert table.update(slots, values, slots_of([2, generation]), rows=7)[0] == 1
         assert table.priorities.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_impossible_sizes_are_refused(native: ModuleType) -> None:
     table = Table(native, 8)
     with pytest.raises(ValueError, match="rows must be in"):
-        table.learn(np.arange(2), np.ones(2), rows=9)
-    with pytest.raises(ValueError, match="stamps must be six numbers"):
-        table.learn(np.arange(2), np.ones(2), source=(0, 0, 0))
+        table.update(np.arange(2), np.ones(2), rows=9)
+    with pytest.raises(ValueError, match="generations must be six numbers"):
+        table.update(np.arange(2), np.ones(2), source=(0, 0, 0))
     with pytest.raises(ValueError, match="n must be at least 0"):
         table.tree.sample(0, -1, 1.0, RING, 0, 0, True, 0)
     with pytest.raises(ValueError, match="there is nothing to draw"):
@@ -217,7 +217,7 @@ def test_powers_are_right_to_the_last_digits(native: ModuleType, alpha: float) -
     numbers = np.concatenate([numbers, [1.0, 0.0, 5e-324, 1e-310, 2.0, 0.5, math.sqrt(0.5), math.nextafter(1, 0)]])
     numbers = numbers[alpha * np.log2(np.maximum(numbers, 1.0)) < 960]
     table = Table(native, len(numbers), alpha=alpha)
-    table.learn(np.arange(len(numbers)), numbers)
+    table.update(np.arange(len(numbers)), numbers)
     exact = np.array([x**alpha for x in numbers.tolist()])
     np.testing.assert_allclose(leaves_of(table.tree, len(numbers)), exact, rtol=1e-15, atol=0)
     assert (leaves_of(table.tree, len(numbers))[numbers == 1] == 1).all()
@@ -226,9 +226,9 @@ def test_powers_are_right_to_the_last_digits(native: ModuleType, alpha: float) -
 def test_equal_priorities_get_equal_values_wherever_they_stand(native: ModuleType) -> None:
     numbers = np.random.default_rng(0).random(300) + 1e-3
     together, alone = Table(native, 300, alpha=0.7), Table(native, 300, alpha=0.7)
-    together.learn(np.arange(300), numbers)
+    together.update(np.arange(300), numbers)
     for i in range(300):
-        alone.learn(slots_of([i]), numbers[i : i + 1])
+        alone.update(slots_of([i]), numbers[i : i + 1])
     np.testing.assert_array_equal(leaves_of(together.tree, 300), leaves_of(alone.tree, 300))
 
 
@@ -237,6 +237,6 @@ def test_large_samples_and_updates_let_other_threads_run(native: ModuleType) -> 
     rows = 1_000_000
     table, random = Table(native, rows, alpha=0.6), np.random.default_rng(0)
     slots, values = random.integers(0, rows, 1_500_000), random.random(1_500_000)
-    assert moments_beside(lambda: table.learn(slots, values, within=False)) > 10
+    assert moments_beside(lambda: table.update(slots, values, want_largest=False)) > 10
     uniforms = random.random(1_500_000)
     assert moments_beside(lambda: table.sample(uniforms, 0.5, RING, np.float32)) > 10

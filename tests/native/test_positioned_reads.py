@@ -19,7 +19,7 @@ def read(native: ModuleType, fds: Any, offsets: Any, widths: Any, gap: int = 64)
     columns = [np.array(column, dtype=np.int64) for column in (fds, offsets, widths)]
     out = [np.full(int(width) + 8, 255, dtype=np.uint8) for width in widths]
     targets = np.array([part.ctypes.data for part in out], dtype=np.int64)
-    reached = native.read_pieces(*(column.ctypes.data for column in (*columns, targets)), len(columns[0]), gap)
+    reached = native.read_ranges(*(column.ctypes.data for column in (*columns, targets)), len(columns[0]), gap)
     assert all((part[int(width) :] == 255).all() for part, width in zip(out, widths, strict=True))
     return reached, [bytes(part[: int(width)]) for part, width in zip(out, widths, strict=True)]
 
@@ -57,5 +57,5 @@ def test_errors_and_bad_numbers(native: ModuleType) -> None:
     reached, _ = read(native, [10_000], [0], [4])
     assert reached == (0, 9)  # EBADF
     with pytest.raises(ValueError, match="at least 0"):
-        native.read_pieces(0, 0, 0, 0, -1, 0)
-    assert native.read_pieces(0, 0, 0, 0, 0, 0) == (0, 0)
+        native.read_ranges(0, 0, 0, 0, -1, 0)
+    assert native.read_ranges(0, 0, 0, 0, 0, 0) == (0, 0)

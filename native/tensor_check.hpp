@@ -1,5 +1,6 @@
-// The quick check of a batch about to be written: leaves as most loops give them, found out by a handful of
-// attributes. Knows the interpreter, but no torch: it asks the tensor type for what it needs, by name.
+// The fast check of tensors that are about to be written: a few attributes tell whether a tensor is plain
+// memory of the expected dtype and shape. It looks attributes up by name on the tensor type, and so needs no
+// torch headers.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,11 +12,11 @@ namespace ostinato {
 
 namespace nb = nanobind;
 
-/// How to read tensors of one type: descriptors, looked up once. (Looking them up each time, by interned
-/// names, made the check a tenth slower.)
-class LeafReader {
+/// The attributes of one tensor type, looked up once. (Looking them up by interned names in each call made
+/// the check a tenth slower.)
+class TensorAttributes {
 public:
-    explicit LeafReader(nb::handle type)
+    explicit TensorAttributes(nb::handle type)
         : type_(nb::borrow(type)),
           is_cpu_(type, "is_cpu"),
           requires_grad_(type, "requires_grad"),
@@ -25,14 +26,15 @@ public:
           is_contiguous_(type.attr("is_contiguous")),
           data_ptr_(type.attr("data_ptr")) {}
 
-    bool reads(nb::handle type) const { return type.is(type_); }
+    bool belong_to(nb::handle type) const { return type.is(type_); }
 
-    /// The address of a leaf if it is plain and has this form, else null. Raises what torch raises.
-    nb::object address(nb::handle leaf, nb::handle dtype, nb::handle shape) const {
-        const bool plain = is_cpu_.get(leaf).is(Py_True) && requires_grad_.get(leaf).is(Py_False) &&
-                           call(is_neg_, leaf).is(Py_False) && dtype_.get(leaf).is(dtype) &&
-                           equal(shape_.get(leaf), shape) && call(is_contiguous_, leaf).is(Py_True);
-        return plain ? call(data_ptr_, leaf) : nb::object();
+    /// The address of a tensor that is plain memory of this dtype and shape, else an invalid object. Raises
+    /// what the tensor raises.
+    nb::object address(nb::handle tensor, nb::handle dtype, nb::handle shape) const {
+        const bool plain = is_cpu_.get(tensor).is(Py_True) && requires_grad_.get(tensor).is(Py_False) &&
+                           call(is_neg_, tensor).is(Py_False) && dtype_.get(tensor).is(dtype) &&
+                           equal(shape_.get(tensor), shape) && call(is_contiguous_, tensor).is(Py_True);
+        return plain ? call(data_ptr_, tensor) : nb::object();
     }
 
 private:
@@ -63,7 +65,7 @@ private:
 
     static nb::object call(const nb::object& method, nb::handle self) {
         std::array<PyObject*, 2> arguments{nullptr,
-                                           self.ptr()};  // a free place before the first one saves a copy
+                                           self.ptr()};  // a free entry before the first one saves a copy
         return owned(PyObject_Vectorcall(method.ptr(), arguments.data() + 1,
                                          1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
     }
