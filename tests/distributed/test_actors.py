@@ -1,4 +1,4 @@
-"""The object behind a handle, without a cluster: writes are those of the buffer."""
+"""The classes that run in actors, without a cluster: a write does what it does in the buffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def host(storage: Any = None, **options: Any) -> BufferActor:
 
 
 def call(actor: BufferActor, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method as a handle does; what Ray sends is pickled on both ways."""
+    """Call a method as a handle does, with pickled arguments and results."""
     request = pickle.loads(pickle.dumps(encode((name, args, kwargs))))
     return decode(pickle.loads(pickle.dumps(actor.call_polling(0.0, request))))
 
@@ -67,7 +67,7 @@ def test_no_rows_count_as_none() -> None:
         assert count_rows(none) == 0
 
 
-def test_ragged_rows_travel_as_lazy_stacks_and_are_not_joined() -> None:
+def test_ragged_rows_are_sent_as_lazy_stacks_and_are_not_joined() -> None:
     rows = [TensorDict({"x": torch.arange(n + 1)}) for n in range(3)]
     actor = BufferActor(BufferSpec(TensorDictReplayBuffer, (), {"storage": ListStorage(8), "batch_size": 4}, None))
     call(actor, "extend", rows)

@@ -1,4 +1,4 @@
-"""A stream gives its batches in the order of the calls, whatever share each asks for, and where it ends or fails."""
+"""Streams of an actor: batches come in the order of the requests, and what happens at the end and after errors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def counting(script: list[str]) -> Callable[[float | None], object]:
     script=st.lists(st.sampled_from(["batch", "batch", "batch", "wait", "error"]), max_size=12),
     counts=st.lists(st.integers(1, 5)),
 )
-def test_calls_give_what_was_made_in_order(script: list[str], counts: list[int]) -> None:
-    """A call that has to wait is made once more; an error comes after what was made before it, and ends the stream."""
+def test_requests_get_batches_in_order(script: list[str], counts: list[int]) -> None:
+    """A request that has to wait is made again; an error follows the batches made before it, and ends the stream."""
     stream, got, number = ServedStream(counting(script)), list[object](), 0
     for count in [*counts, *[3] * (2 * len(script) + 1)]:
         try:
@@ -57,7 +57,7 @@ def test_calls_give_what_was_made_in_order(script: list[str], counts: list[int])
     assert stream.take(number, 2) == []
 
 
-def test_a_call_waits_for_those_before_it() -> None:
+def test_a_request_waits_for_those_before_it() -> None:
     stream, found = ServedStream(counting(["batch"] * 6)), dict[int, object]()
     threads = [threading.Thread(target=lambda n=n: found.__setitem__(n, stream.take(n, 2))) for n in (2, 1, 0)]
     for thread in threads:
@@ -84,7 +84,7 @@ def test_nothing_is_made_after_an_error_or_the_close() -> None:
     assert asked == [0.0]
 
 
-def test_a_call_that_has_a_batch_does_not_wait_for_more() -> None:
+def test_a_request_that_has_a_batch_does_not_wait_for_more() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=QueueSampler(), batch_size=4)
     rb.extend(list(range(10)))
     stream = ServedStream(batch_maker(rb, epoch=False))
@@ -101,15 +101,15 @@ def test_a_call_that_has_a_batch_does_not_wait_for_more() -> None:
     assert rb.sample(2).tolist() == [12, 13]
 
 
-def test_a_call_waits_one_turn_for_those_that_nobody_makes() -> None:
+def test_a_request_waits_one_poll_for_those_that_are_never_made() -> None:
     stalled = ServedStream(lambda _: 0)
     assert stalled.take(1, 1) is RETRY
     assert stalled.take(0, 1) == stalled.take(1, 1) == [0]
 
 
 @pytest.mark.parametrize(("number", "waited_s"), [(0, -2.0), (3, 1.5)])
-def test_a_call_whose_turn_never_comes_ends_the_line(number: int, waited_s: float) -> None:
-    """One that was answered before, and one whose reader waits for it though those before it were never made."""
+def test_a_request_whose_turn_never_comes_ends_the_stream(number: int, waited_s: float) -> None:
+    """One that was answered before, and one whose reader waits for it although earlier ones were never made."""
     stream = ServedStream(lambda _: 0)
     assert stream.take(0, 1) == stream.take(1, 1) == [0]
     with pytest.raises(UsageError, match=rf"request {number} for batches does not follow the 2 that were answered"):
@@ -119,7 +119,7 @@ def test_a_call_whose_turn_never_comes_ends_the_line(number: int, waited_s: floa
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.3])
 @pytest.mark.parametrize("epoch", [False, True])
-def test_a_batch_that_nobody_waits_for_is_never_late(limit_s: float, *, epoch: bool) -> None:
+def test_a_batch_requested_ahead_never_times_out(limit_s: float, *, epoch: bool) -> None:
     sampler = SamplerWithoutReplacement() if epoch else QueueSampler()
     limiter = RateLimiter(min_size_to_sample=4, timeout_s=limit_s)
     rb = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=4, rate_limiter=limiter)
@@ -134,7 +134,7 @@ def test_a_batch_that_nobody_waits_for_is_never_late(limit_s: float, *, epoch: b
     assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2, 3]]
 
 
-def test_a_pass_is_one_epoch_though_it_waits_in_turns() -> None:
+def test_an_epoch_is_complete_although_it_waits_in_polls() -> None:
     limiter = RateLimiter(samples_per_insert=1, error_buffer=4, min_size_to_sample=4, timeout_s=50.0)
     rb = ReplayBuffer(
         storage=LazyTensorStorage(8), sampler=SamplerWithoutReplacement(), batch_size=4, rate_limiter=limiter
@@ -154,7 +154,7 @@ def test_a_pass_is_one_epoch_though_it_waits_in_turns() -> None:
 # -- the streams of all readers ---------------------------------------------------------------------------------------
 
 
-def test_idle_lines_are_closed_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_streams_are_closed_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("ostinato.distributed.actors.time.monotonic", lambda: now[0])
     streams = ServedStreams()

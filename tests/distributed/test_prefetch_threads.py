@@ -1,4 +1,4 @@
-"""Threads that share batches made ahead, under many schedules: each gets a batch, or hears in its own time why not."""
+"""Threads that share prefetched batches, under many schedules: each gets a batch, or an error after its timeout."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def readers_that_wait(schedule: Schedule) -> None:
 
 
 def a_patient_and_an_impatient_reader(schedule: Schedule) -> None:
-    """The time of one does not become that of the other, and the batch of the one that gives up is not lost."""
+    """Each has its own timeout, and the batch of the one that gives up is not lost."""
     rb, batches = make()
     rows: list[int] = []
 
@@ -99,7 +99,7 @@ def a_patient_and_an_impatient_reader(schedule: Schedule) -> None:
 
 
 def one_waits_for_ever(schedule: Schedule) -> None:
-    """Behind a reader without a timeout another one still hears in its time."""
+    """Behind a reader without a timeout, another one still times out."""
     rb, batches = make()
     waited: list[float] = []
 
@@ -119,7 +119,7 @@ def one_waits_for_ever(schedule: Schedule) -> None:
 
 
 def dropped(schedule: Schedule) -> None:
-    """Whoever waits when batches are dropped gets one, or hears of it."""
+    """A reader that waits when batches are dropped gets a batch or an error."""
     rb, batches = make()
     rows: list[int] = []
     left = [2]
@@ -145,11 +145,11 @@ SCENARIOS = [readers_that_wait, a_patient_and_an_impatient_reader, one_waits_for
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_reader_goes_on(scenario: Callable[[Schedule], None]) -> None:
+def test_every_reader_returns(scenario: Callable[[Schedule], None]) -> None:
     explore(range(50), MODULES, scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_reader_goes_on_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
+def test_every_reader_returns_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
     explore(range(1000, 3000), MODULES, scenario)

@@ -56,7 +56,7 @@ SUPPLY = st.lists(
 
 
 @given(SUPPLY.filter(lambda supply: any(draws for _, draws in supply)), st.data())
-def test_no_shard_deals_more_than_its_rows_are_good_for(supply: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_no_shard_exceeds_the_draws_of_its_rows(supply: list[tuple[int, int]], data: st.DataObject) -> None:
     rows, draws = [n for n, _ in supply], [m for _, m in supply]
     size = data.draw(st.integers(1, sum(draws)))
     uniforms = data.draw(
@@ -68,8 +68,8 @@ def test_no_shard_deals_more_than_its_rows_are_good_for(supply: list[tuple[int, 
     assert all(count <= most for count, most in zip(counts, draws, strict=True))
 
 
-def test_rows_good_for_one_draw_are_dealt_without_replacement() -> None:
-    """Of 2 + 3 rows 3 are drawn: how many are the first shard's has the hypergeometric law."""
+def test_rows_of_one_draw_each_are_chosen_without_replacement() -> None:
+    """Of 2 + 3 rows 3 are drawn: the number of the first shard's is hypergeometric."""
     generator = torch.Generator().manual_seed(8)
     uniforms = torch.rand((20_000, 3), dtype=torch.float64, generator=generator)
     firsts = [3 - int(allot_consuming([2, 3], [2, 3], row).sum()) for row in uniforms]
@@ -77,7 +77,7 @@ def test_rows_good_for_one_draw_are_dealt_without_replacement() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_places_are_a_partition(chosen: list[int]) -> None:
+def test_positions_are_a_partition(chosen: list[int]) -> None:
     found = positions_by_shard(torch.tensor(chosen))
     assert sorted(int(at) for part in found.values() for at in part) == list(range(len(chosen)))
     assert all(chosen[int(at)] == shard for shard, part in found.items() for at in part)
@@ -99,12 +99,12 @@ def test_weights_of_shards_become_those_of_one_buffer(found: dict[int, tuple[flo
     assert max(factors.values()) == 1.0
 
 
-def test_a_shard_without_mass_has_no_part_in_the_smallest_value() -> None:
+def test_a_shard_without_mass_does_not_change_the_smallest_value() -> None:
     factors = weight_factors({0: ShardWeight(3, 2.0, 0.5, 1.0), 1: ShardWeight(0, 0.0, 1e-9, 1.0)})
     assert factors == {0: 1.0}
 
 
-def test_writers_go_round_or_stay() -> None:
+def test_writers_are_round_robin_or_sticky() -> None:
     around, home = WriteOrder(3, 4, sticky=False), WriteOrder(3, 4, sticky=True)
     assert [around.next(())[0] for _ in range(5)] == [1, 2, 0, 1, 2]
     assert [home.next(())[0] for _ in range(3)] == [1, 1, 1]
@@ -113,6 +113,6 @@ def test_writers_go_round_or_stay() -> None:
 
 
 @pytest.mark.parametrize("shards", [0, -1, MAX_SHARDS + 1])
-def test_a_wrong_number_of_shards_is_refused(shards: int) -> None:
+def test_a_wrong_number_of_shards_raises(shards: int) -> None:
     with pytest.raises(OptionError, match=r"num_shards must be in \[1, 1048576\], got"):
         WriteOrder(shards, 0, sticky=True)

@@ -1,4 +1,4 @@
-"""Batches that are put together, and priorities that are taken apart, without Ray."""
+"""Joining batches of shards and routing priorities to shards, without Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def part(first: int, rows: int, each: int = 1) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("each", [1, 4])
-def test_parts_come_to_their_places(each: int) -> None:
+def test_parts_get_their_positions(each: int) -> None:
     positions = {1: torch.tensor([0, 3, 4]), 6: torch.tensor([1, 2])}
     batch, info = join_parts(
         [Part(1, *part(0, 3, each), positions[1]), Part(6, *part(100, 2, each), positions[6], 0.5)]
@@ -41,7 +41,7 @@ def test_parts_come_to_their_places(each: int) -> None:
     assert torch.equal(info["priority_weight"], torch.where(owner == 6, 0.25, 0.5))
 
 
-def test_tensordicts_carry_the_names_of_the_whole() -> None:
+def test_tensordicts_hold_indices_of_the_whole_buffer() -> None:
     def made(first: int) -> tuple[Any, dict[str, Any]]:
         data, info = part(first, 2)
         return TensorDict({**data, **info}, [2]), info
@@ -54,7 +54,7 @@ def test_tensordicts_carry_the_names_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dict", "tensordict"])
-def test_a_batch_is_split_and_its_parts_are_one_again(kind: str) -> None:
+def test_a_batch_is_split_and_joined_again(kind: str) -> None:
     data, info = part(0, 5)
     data = TensorDict({**data, **info}, [5]) if kind == "tensordict" else data
     halves = split_batch(data, info, [2, 3])
@@ -65,7 +65,7 @@ def test_a_batch_is_split_and_its_parts_are_one_again(kind: str) -> None:
     assert all(torch.equal(said[key], info[key]) for key in info)
 
 
-def test_parts_of_other_forms_are_refused() -> None:
+def test_parts_of_different_schemas_raise() -> None:
     positions = torch.tensor([[0], [1]])
     other = ({"z": torch.zeros(1)}, {"index": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(SchemaError, match=r"shards 0 and 1 hold rows of different schemas.*missing"):
@@ -87,7 +87,7 @@ def test_priorities_go_to_their_shards() -> None:
     assert stamps.tolist() == [10, 11]
 
 
-def test_one_priority_is_for_all_and_more_dimensions_are_left_to_the_shard() -> None:
+def test_one_priority_is_for_all_and_further_dimensions_are_reduced_in_the_shard() -> None:
     one = PriorityUpdate.parse(SHARDS, INDEX, 0.5, None)
     wide = PriorityUpdate.parse(SHARDS, {"index": INDEX, "index_generation": INDEX}, torch.rand(4, 6), None)
     assert one is not None
@@ -97,7 +97,7 @@ def test_one_priority_is_for_all_and_more_dimensions_are_left_to_the_shard() -> 
     assert wide.by_shard(3, 100)[2][2] is not None
 
 
-def test_a_batch_brings_its_priorities() -> None:
+def test_a_batch_holds_its_priorities() -> None:
     batch = TensorDict({"index": INDEX, "td_error": torch.arange(4.0)}, [4])
     change = PriorityUpdate.parse_batch(SHARDS, batch)
     assert change is not None
@@ -107,12 +107,12 @@ def test_a_batch_brings_its_priorities() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_bad_priorities_are_named_before_anything_is_sent(bad: float) -> None:
+def test_invalid_priorities_raise_before_anything_is_sent(bad: float) -> None:
     with pytest.raises(PriorityError, match=r"at the positions \[2\] of 4"):
         PriorityUpdate.parse(SHARDS, INDEX, torch.tensor([1.0, 1.0, bad, 1.0]), None)
 
 
-def test_what_cannot_be_routed_is_refused() -> None:
+def test_indices_and_priorities_that_cannot_be_routed_raise() -> None:
     with pytest.raises(SlotError, match="of no shard"):
         PriorityUpdate.parse(SHARDS, INDEX, 1.0, None).by_shard(2, 100)  # type: ignore[union-attr]
     with pytest.raises(SlotError, match="of no shard"):

@@ -1,4 +1,4 @@
-"""Shards that are used by threads, die unseen, cannot return, or are given options that are none."""
+"""Shards that are used by threads, die unnoticed, or cannot return; invalid options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(first: int, n: int) -> dict[str, torch.Tensor]:
 
 
 def kill(rb: ShardedReplayBuffer, cluster: Any, shard: int) -> None:
-    """Kill a shard's process, and wait until Ray has started it again; no handle of ours sees it."""
+    """Kill a shard's process and wait until Ray has restarted it, without a call of a handle."""
     pid = cluster.get(rb.actors[shard].apply.remote(_pid))
     os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 90
@@ -53,7 +53,7 @@ def _pid(_: Any) -> int:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int) -> None:
+def test_threads_share_a_handle_and_get_each_row_once(cluster: Any, depth: int) -> None:
     with closing(make(sampler=QueueSampler)) as made:
         rb = made._handle(prefetch=depth)
         for shard in range(2):
@@ -63,7 +63,7 @@ def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int
         def read() -> None:
             try:
                 while True:
-                    found.extend(rb.sample(timeout_s=0.5)["x"].tolist())  # extending a list is one step
+                    found.extend(rb.sample(timeout_s=0.5)["x"].tolist())  # extending a list is atomic
             except WaitTimeoutError:
                 pass
 
@@ -76,8 +76,8 @@ def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int
         assert len(found) == 3200
 
 
-def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluster: Any, tmp_path: Path) -> None:
-    """The offers of the shard that died are void, though others have made some since."""
+def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(cluster: Any, tmp_path: Path) -> None:
+    """Offers of the dead shard are invalid, even if newer offers exist."""
     with closing(make(checkpoint_dir=tmp_path, generator=torch.Generator().manual_seed(2))) as made:
         rb = made._handle(prefetch=1)
         rb.pinned(1).extend(rows(1000, 4))
@@ -87,20 +87,20 @@ def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluste
         for _ in range(4):
             rb.sample()
         for coming in rb._batches._jobs:
-            coming.future.exception(60)  # a batch that is under way would see the shard die
+            coming.future.exception(60)  # a batch in progress would notice the dead shard
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             kill(rb, cluster, 1)
             other = made._handle(prefetch=0)
             for _ in range(6):
-                other.sample()  # names of offers are not used twice
+                other.sample()  # numbers of offers are not reused
         with pytest.warns(RuntimeWarning, match=r"shard 1 of 2 was restarted: it has 4 rows \(about 500 rows"):
             drawn = [rb.sample(return_info=True)[1]["index"] for _ in range(10)]
         shards, _ = split_index(torch.cat(drawn[3:]))
         assert int((shards == 1).sum()) < 20, "of 112 rows one is expected"
 
 
-def test_a_shard_that_cannot_come_back_is_left_out_and_the_reason_is_told(cluster: Any, tmp_path: Path) -> None:
+def test_a_shard_that_cannot_return_is_left_out_with_a_warning(cluster: Any, tmp_path: Path) -> None:
     with closing(make(checkpoint_dir=tmp_path, shard_timeout_s=20.0)) as rb:
         for shard in range(2):
             rb.pinned(shard).extend(rows(100 * shard, 50))
@@ -124,7 +124,7 @@ def test_a_shard_that_cannot_come_back_is_left_out_and_the_reason_is_told(cluste
 
 
 def test_rows_that_replace_others_after_emptying_are_saved(cluster: Any, tmp_path: Path) -> None:
-    """As many rows as were saved, but other ones."""
+    """As many rows as were saved, but different ones."""
     with closing(make(checkpoint_dir=tmp_path, checkpoint_every_s=0.3)) as rb:
         writer = rb.pinned(0)
         for value in (0, 1):
@@ -144,7 +144,7 @@ def wait_for_save(rb: ShardedReplayBuffer, written: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_directory_of_other_shards_is_refused(cluster: Any, tmp_path: Path) -> None:
+def test_a_directory_of_other_shards_raises(cluster: Any, tmp_path: Path) -> None:
     with closing(make(checkpoint_dir=tmp_path)) as rb:
         rb.extend(rows(0, 10))
         rb.checkpoint()
@@ -158,7 +158,7 @@ def test_a_directory_of_other_shards_is_refused(cluster: Any, tmp_path: Path) ->
         ShardedReplayBuffer(1, storage=storage, checkpoint_dir=tmp_path / "nowhere", resume=True).close()
 
 
-def test_any_handle_ends_the_shards_and_waits_for_nobody(cluster: Any) -> None:
+def test_any_handle_closes_the_shards_without_waiting(cluster: Any) -> None:
     limiter = RateLimiter(min_size_to_sample=100, timeout_s=600.0)
     rb = make(rate_limiter=limiter, prefetch=2, placement="PACK", remote_config={"num_cpus": 0.1})
     raised: list[Exception] = []
@@ -180,7 +180,7 @@ def test_any_handle_ends_the_shards_and_waits_for_nobody(cluster: Any) -> None:
     assert len(raised) == 1
 
 
-def test_options_and_indices_that_are_none(cluster: Any) -> None:
+def test_invalid_options_and_indices(cluster: Any) -> None:
     for name, value in [("shard_timeout_s", -1.0), ("shard_timeout_s", float("nan")), ("shard_timeout_s", "x")]:
         with pytest.raises(OptionError, match=name):
             make(**{name: value})

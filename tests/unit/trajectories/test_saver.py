@@ -1,4 +1,4 @@
-"""The saver's thread and those that wait for it, under many schedules; what ends the thread loses nothing."""
+"""The saver's thread and the threads that wait for it, under many schedules; ending the thread loses nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entries(*ids: int) -> Any:
 
 
 class Store:
-    """Saves in memory; every third entry fails once."""
+    """Saves to a list; every third entry fails once."""
 
     def __init__(self, limit: int = 2) -> None:
         self.saved: list[int] = []
@@ -44,7 +44,7 @@ class Store:
 
 
 def together(schedule: Schedule, store: Store, *work: Callable[[], Any]) -> None:
-    """Run all, and after them, while the saver's thread is there still, stop twice: failures are tried again."""
+    """Run all functions, then stop the saver twice: failures are retried."""
     left = [len(work)]
 
     def counted(one: Callable[[], Any]) -> Callable[[], None]:
@@ -93,18 +93,18 @@ def cancels(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_no_call_waits_for_ever(scenario: Callable[[Schedule], None]) -> None:
+def test_every_call_returns(scenario: Callable[[Schedule], None]) -> None:
     explore(range(100), MODULES, scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_no_call_waits_for_ever_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
+def test_every_call_returns_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
     explore(range(1000, 4000), MODULES, scenario)
 
 
-def test_a_callback_that_ends_its_thread_ends_no_saving() -> None:
-    """`sys.exit()` in a callback of a future ends no more than the callback."""
+def test_a_callback_that_exits_does_not_end_the_saver() -> None:
+    """`sys.exit()` in a callback of a future ends only the callback."""
     store = Store(limit=8)
     future = SaveFuture([1])
     future.future.add_done_callback(lambda _: sys.exit(1))
