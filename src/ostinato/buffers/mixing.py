@@ -23,6 +23,7 @@ from ostinato.buffers.checkpoint.state import (
     read_generator,
     read_ticket,
     readable,
+    remember_load,
     revive,
     saved_rows,
     show_ticket,
@@ -30,9 +31,9 @@ from ostinato.buffers.checkpoint.state import (
     unit_name,
     with_state,
 )
-from ostinato.buffers.engine import Engine
+from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler
-from ostinato.buffers.pipeline import Prefetcher, Steps, expand
+from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
     apply_change,
     as_sampler,
@@ -41,8 +42,7 @@ from ostinato.buffers.priority_updates import (
     priorities_of_batch,
     rank_fields,
 )
-from ostinato.buffers.rate_limit import Waiters, give_back
-from ostinato.buffers.records import Mix
+from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.replay import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.errors import (
@@ -96,12 +96,12 @@ class Member:
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
         # one room: an ensemble draws from its buffers' engines and hears of their loads
         engine = buffer._engine  # noqa: SLF001
-        if not isinstance(engine, Engine):
+        if not isinstance(engine, LocalEngine):
             msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
             raise OptionError(msg)
         self.engine = engine
-        self._feed = buffer._feed  # noqa: SLF001
-        self._dress = buffer._dress  # noqa: SLF001
+        self._pipeline = buffer._pipeline  # noqa: SLF001
+        self._finish = buffer._finish  # noqa: SLF001
         self._slots = buffer._index  # noqa: SLF001
         self.show = buffer._state  # noqa: SLF001
         self.buffer = buffer
@@ -131,7 +131,7 @@ class Member:
             if ranked and draw.weights is None:
                 weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
                 draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-            return expand(engine, tickets[-1]._replace(draw=draw), source)
+            return engine.expand(tickets[-1]._replace(draw=draw), source)
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -155,11 +155,13 @@ class Member:
                 "part would cut its slices; use SliceSampler"
             )
             raise OptionError(msg)
-        engine.sampler.check_draw(engine.drawable_view(), rows)
+        view = engine.view()
+        engine.check_drawable(view)
+        engine.sampler.check_draw(view, rows)
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""
-        return self._feed.make(ticket, self._dress, self.collate)
+        return self._pipeline.make(ticket, self._finish, self.collate)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
@@ -181,7 +183,7 @@ class Member:
 
     def loaded(self) -> None:
         """Take note that a state was loaded: batches made ahead are of rows that are gone."""
-        self._feed.forget()
+        self._pipeline.forget()
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -372,6 +374,17 @@ class Made(NamedTuple):
     names: dict[Any, Tensor]
 
 
+class Mix(NamedTuple):
+    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
+
+    members: list[int]
+    tickets: list[Ticket]
+    rng: Tensor | None = None
+    """As in `Ticket`."""
+    last: bool = False
+    """Ensembles have no epochs."""
+
+
 @final
 class Mixer:
     """Owner of the mixing law, the generator and the queue of an ensemble.
@@ -461,7 +474,7 @@ class Mixer:
                     tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))  # noqa: PERF401
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
                 for i, ticket in zip(chosen, tickets, strict=False):
-                    give_back(self.members[i].engine, ticket)
+                    self.members[i].engine.give_back(ticket)
                 if rng is not None and self.generator is not None:
                     self.generator.set_state(rng)
                 raise
@@ -659,7 +672,10 @@ def load_ensemble(
     """Read a directory and hand its state to `restore`, with all members locked."""
     with quiet_ensemble(mixer):
         engines = [member.engine for member in mixer.members]
-        load_buffer(path, restore, engines, Reading(FORMAT, verify=verify, mmap=mmap))
+        storages = [engine.storage for engine in engines]
+        save = load_buffer(path, restore, storages, Reading(FORMAT, verify=verify, mmap=mmap))
+        for engine in engines:
+            remember_load(engine, save)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ostinato.samplers.base import check_rows
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from ostinato.buffers.records import AnyEngine, Ticket
+    from ostinato.buffers.records import Engine, Ticket
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
 
@@ -62,7 +62,7 @@ def as_sampler(sampler: Sampler) -> PrioritySampler:
     return sampler  # type: ignore[return-value]
 
 
-def priorities_of_rows(engine: AnyEngine, data: Any, rows: int) -> Tensor | None:
+def priorities_of_rows(engine: Engine, data: Any, rows: int) -> Tensor | None:
     """Return the priorities that rows about to be written bring along, float64 `[rows]`, checked; None if they do not.
 
     Raises:
@@ -96,7 +96,7 @@ def _find(data: Any, path: tuple[Hashable, ...], rows: int, sampler: PrioritySam
     return sampler.reduce(values.reshape(rows, -1)).contiguous()
 
 
-def rank_fields(engine: AnyEngine, ticket: Ticket) -> dict[str, Tensor]:
+def rank_fields(engine: Engine, ticket: Ticket) -> dict[str, Tensor]:
     """Return what samples of prioritized buffers carry beside their index, `[R]` each; nothing for others.
 
     `priority_weight` is that of the row drawn, `index_generation` the stamp of each record; of windows around anchors
@@ -123,13 +123,13 @@ class Change(NamedTuple):
     stamps: Tensor | None
 
 
-def update_priorities(engine: AnyEngine, index: Any, priority: Any, given: Any) -> None:
+def update_priorities(engine: Engine, index: Any, priority: Any, given: Any) -> None:
     """Give rows new priorities; see `ReplayBuffer.update_priority`."""
     with engine.lock:
         apply_change(engine, prepare_change(engine, index, priority, given))
 
 
-def prepare_change(engine: AnyEngine, index: Any, priority: Any, given: Any) -> Change:
+def prepare_change(engine: Engine, index: Any, priority: Any, given: Any) -> Change:
     """Bring indices, priorities and stamps to the form that samplers take; the caller holds the lock.
 
     Raises:
@@ -147,7 +147,7 @@ def prepare_change(engine: AnyEngine, index: Any, priority: Any, given: Any) -> 
     return Change(index, priority, given)
 
 
-def check_change(engine: AnyEngine, change: Change) -> None:
+def check_change(engine: Engine, change: Change) -> None:
     """Refuse a change that could not be made, on the CPU: for several buffers that change together.
 
     Raises:
@@ -162,7 +162,7 @@ def check_change(engine: AnyEngine, change: Change) -> None:
         check_rows(slots, len(engine.storage))
 
 
-def apply_change(engine: AnyEngine, change: Change) -> None:
+def apply_change(engine: Engine, change: Change) -> None:
     """Write what `prepare` read, but for rows replaced meanwhile; bad numbers are refused before anything changes."""
     if change.slots.shape[0]:
         engine.learn(*change)

@@ -379,10 +379,16 @@ def require_eager(what: str) -> None:
 def find_field(data: Any, path: Sequence[Hashable]) -> Any:
     """Return the field of nested data at a path, None if there is none."""
     for key in path:
-        if isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data):
+        if isinstance(data, dict):
+            if key not in data:
+                return None
             data = data[key]
-        elif is_mapping(data) and key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
-            data = data[key] if isinstance(data, dict) else data.get(key)
+        elif isinstance(data, (list, tuple)):
+            if not isinstance(key, int) or key >= len(data):
+                return None
+            data = data[key]
+        elif is_tensor_collection(data) and key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
+            data = data.get(key)
         else:
             return None
     return data

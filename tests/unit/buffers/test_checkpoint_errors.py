@@ -32,6 +32,7 @@ from ostinato import (
 )
 from ostinato.buffers import mixing as mixing_state
 from ostinato.buffers.checkpoint import state as checkpoint
+from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader
 from ostinato.durable.blocks import BlockReader
@@ -240,11 +241,11 @@ def used(storage: str = "packed", parts: str = "uniform", *, first: int = 0, cou
 
 def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseException]) -> None:
     """Let a load fail, and compare everything before and after it."""
-    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._feed.tickets]
+    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._pipeline.tickets]
     with pytest.raises(error):
         load()
     same_state(snapshot(rb), before)
-    now = [ticket.draw.slots for ticket in rb._feed.tickets]
+    now = [ticket.draw.slots for ticket in rb._pipeline.tickets]
     assert all(torch.equal(one, other) for one, other in zip(now, held, strict=True))
 
 
@@ -252,7 +253,7 @@ STEPS = {
     "transforms": (Compose, "load_state_dict"),
     "parts": (checkpoint, "_load_parts"),
     "end": (checkpoint, "end_load"),
-    "queued draws": (checkpoint, "retake"),
+    "queued draws": (LocalEngine, "retake"),
     "counts": (checkpoint, "_end_load"),
 }
 

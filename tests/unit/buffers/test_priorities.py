@@ -29,6 +29,8 @@ from ostinato.errors import CheckpointError, KeyMissingError, KindError, Priorit
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
 

@@ -19,6 +19,8 @@ from ostinato.samplers.cuda_shuffle import DevicePasses, scale, swap
 from ostinato.samplers.uniform import _shuffle_draw
 from ostinato.testing import SamplerContract, make_view
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CPU = torch.device("cpu")
 
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import View
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 ALPHA, EPS = 0.6, 1e-3
 

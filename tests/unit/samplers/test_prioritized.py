@@ -14,6 +14,8 @@ from ostinato.errors import CapacityError, CheckpointError, KindError, OptionErr
 from ostinato.samplers.priorities import Ledger
 from ostinato.testing.views import make_view
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def filled(rows: int = 5, capacity: int = 8, **options: Any) -> ReplayBuffer:
     """A buffer of `rows` rows under a prioritized sampler."""

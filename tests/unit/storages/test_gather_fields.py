@@ -17,6 +17,8 @@ from ostinato.errors import OptionError, UsageError
 
 from ...effort import examples
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 DTYPES = [
     torch.bool,
     torch.uint8,

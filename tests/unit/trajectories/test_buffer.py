@@ -142,6 +142,7 @@ def test_rows_that_differ_in_shape_or_dtype_raise() -> None:
         buffer.sample(1, missing="drop")
 
 
+@pytest.mark.usefixtures("backend")  # positioned reads
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
 @pytest.mark.parametrize("auto_save", [False, True])
 def test_rows_are_the_same_in_every_format_and_directory(tmp_path: Path, form: str, auto_save: bool) -> None:
