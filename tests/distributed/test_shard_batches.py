@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from ostinato.distributed.routing import join_index
 from ostinato.distributed.sampling import Part, join_parts, split_batch
-from ostinato.distributed.writing import PriorityUpdate, ShardInfo, one_shard
+from ostinato.distributed.writing import ShardInfo, one_shard, parse_batch_update, parse_shard_update, split_update
 from ostinato.errors import KeyMissingError, KindError, PriorityError, SchemaError, SlotError, UsageError
 
 SHARDS = ShardInfo(None, True, "td_error", "max", capacity=100, counting=False, waits=False)
@@ -76,9 +76,9 @@ def test_parts_of_different_schemas_raise() -> None:
 
 
 def test_priorities_go_to_their_shards() -> None:
-    change = PriorityUpdate.parse(SHARDS, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
+    change = parse_shard_update(SHARDS, INDEX, [1.0, 2.0, 3.0, 4.0], [10, 11, 12, 13])
     assert change is not None
-    parts = change.by_shard(3, 100)
+    parts = split_update(change, 3, 100)
     assert sorted(parts) == [0, 2]
     slots, values, stamps = parts[2]
     assert slots.tolist() == [5, 7]
@@ -87,48 +87,49 @@ def test_priorities_go_to_their_shards() -> None:
     assert stamps.tolist() == [10, 11]
 
 
-def test_one_priority_is_for_all_and_further_dimensions_are_reduced_in_the_shard() -> None:
-    one = PriorityUpdate.parse(SHARDS, INDEX, 0.5, None)
-    wide = PriorityUpdate.parse(SHARDS, {"index": INDEX, "index_generation": INDEX}, torch.rand(4, 6), None)
+def test_one_priority_is_for_all_and_further_dimensions_are_reduced() -> None:
+    values = torch.rand(4, 6)
+    one = parse_shard_update(SHARDS, INDEX, 0.5, None)
+    wide = parse_shard_update(SHARDS, {"index": INDEX, "index_generation": INDEX}, values, None)
     assert one is not None
     assert wide is not None
-    assert float(one.by_shard(3, 100)[2][1]) == 0.5
-    assert wide.by_shard(3, 100)[2][1].shape == (2, 6)
-    assert wide.by_shard(3, 100)[2][2] is not None
+    assert split_update(one, 3, 100)[2][1].tolist() == [0.5, 0.5]
+    assert torch.equal(split_update(wide, 3, 100)[2][1], values.double().amax(1)[:2])
+    assert split_update(wide, 3, 100)[2][2] is not None
 
 
 def test_a_batch_holds_its_priorities() -> None:
     batch = TensorDict({"index": INDEX, "td_error": torch.arange(4.0)}, [4])
-    change = PriorityUpdate.parse_batch(SHARDS, batch)
+    change = parse_batch_update(SHARDS, batch)
     assert change is not None
-    assert change.by_shard(3, 100)[0][1].tolist() == [2.0]
+    assert split_update(change, 3, 100)[0][1].tolist() == [2.0]
     with pytest.raises(KeyMissingError, match="td_error"):
-        PriorityUpdate.parse_batch(SHARDS, batch.exclude("td_error"))
+        parse_batch_update(SHARDS, batch.exclude("td_error"))
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_invalid_priorities_raise_before_anything_is_sent(bad: float) -> None:
     with pytest.raises(PriorityError, match=r"at the positions \[2\] of 4"):
-        PriorityUpdate.parse(SHARDS, INDEX, torch.tensor([1.0, 1.0, bad, 1.0]), None)
+        parse_shard_update(SHARDS, INDEX, torch.tensor([1.0, 1.0, bad, 1.0]), None)
 
 
 def test_indices_and_priorities_that_cannot_be_routed_raise() -> None:
     with pytest.raises(SlotError, match="of no shard"):
-        PriorityUpdate.parse(SHARDS, INDEX, 1.0, None).by_shard(2, 100)  # type: ignore[union-attr]
+        split_update(parse_shard_update(SHARDS, INDEX, 1.0, None), 2, 100)  # type: ignore[arg-type]
     with pytest.raises(SlotError, match="of no shard"):
         one_shard(-7, 2)
     with pytest.raises(SlotError, match="one shard"):
         one_shard(INDEX[:3], 3)
     with pytest.raises(UsageError, match="needs the new priorities"):
-        PriorityUpdate.parse(SHARDS, INDEX, None, None)
+        parse_shard_update(SHARDS, INDEX, None, None)
     with pytest.raises(SchemaError, match="priorities must be one number"):
-        PriorityUpdate.parse(SHARDS, INDEX, torch.rand(3), None)
+        parse_shard_update(SHARDS, INDEX, torch.rand(3), None)
     with pytest.raises(SchemaError, match="one integer for each"):
-        PriorityUpdate.parse(SHARDS, INDEX, 1.0, [1, 2])
+        parse_shard_update(SHARDS, INDEX, 1.0, [1, 2])
     with pytest.raises(KindError, match="index must hold integers"):
-        PriorityUpdate.parse(SHARDS, torch.rand(3), 1.0, None)
+        parse_shard_update(SHARDS, torch.rand(3), 1.0, None)
     with pytest.warns(UserWarning, match="has no priorities"):
-        assert PriorityUpdate.parse(SHARDS._replace(prioritized=False), INDEX, 1.0, None) is None
+        assert parse_shard_update(SHARDS._replace(prioritized=False), INDEX, 1.0, None) is None
 
 
 def test_an_index_reads_one_shard() -> None:

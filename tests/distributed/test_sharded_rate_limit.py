@@ -260,7 +260,7 @@ def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(
             seen[shard] += in_turn(shard, info["index"], batch["x"])
     assert cluster.get(running) == [320, 320]
     assert sorted(seen) == [list(range(320)), list(range(1000, 1320))]
-    with pytest.raises(WaitTimeoutError, match=r"good for 0 draw\(s\)"):
+    with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw\(s\)"):
         rb.sample(timeout_s=0.05)
     with pytest.raises(WaitTimeoutError, match="there is room for"):
         repeat(lambda: rb.pinned(0).extend(rows(0, 8), timeout_s=0.05))

@@ -29,7 +29,14 @@ from ostinato.distributed.routing import MAX_SHARDS, join_index
 from ostinato.distributed.sampling import RowConsumer, ShardSampler
 from ostinato.distributed.serialization import Serialized
 from ostinato.distributed.shard_client import ShardClient
-from ostinato.distributed.writing import PriorityUpdate, ShardInfo, ShardWriter, one_shard
+from ostinato.distributed.writing import (
+    ShardInfo,
+    ShardWriter,
+    one_shard,
+    parse_batch_update,
+    parse_shard_update,
+    split_update,
+)
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.options import AnyBufferOptions
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
 
 __all__ = ["Placement", "ShardedReplayBuffer", "reserve_placement"]
@@ -398,7 +406,7 @@ class ShardedReplayBuffer:
             PriorityError: Priorities are negative, NaN or infinite; the message names them, and nothing is changed.
             SlotError: An index names no shard; nothing is changed.
         """
-        self._write_priorities(PriorityUpdate.parse(self._connection.info, index, priority, generation))
+        self._write_priorities(parse_shard_update(self._connection.info, index, priority, generation))
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Set the priorities of the rows of a sample to its values under the shards' `priority_key`.
@@ -407,12 +415,12 @@ class ShardedReplayBuffer:
             KeyMissingError: The index or the priorities are missing.
             PriorityError: Priorities are negative, NaN or infinite; nothing is changed.
         """
-        self._write_priorities(PriorityUpdate.parse_batch(self._connection.info, data))
+        self._write_priorities(parse_batch_update(self._connection.info, data))
 
     def _write_priorities(self, update: PriorityUpdate | None) -> None:
         if update is None:
             return
-        parts = update.by_shard(self.num_shards, self._connection.info.capacity)
+        parts = split_update(update, self.num_shards, self._connection.info.capacity)
         present = self._shards.present()
         arguments = {i: ("update_priority", *map(Serialized, part)) for i, part in parts.items() if i in present}
         self._shards.call("call", arguments, "update")

@@ -10,23 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import priorities_of_batch, unpack_update
+from ostinato.buffers.priority_updates import PriorityUpdate, parse_update, priorities_of_batch, read_integers
 from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.core import kinds
 from ostinato.distributed.rate_limit_actor import GRACE_S
 from ostinato.distributed.ray_client import RETRY, ray
 from ostinato.distributed.routing import WriteOrder, split_index
 from ostinato.distributed.serialization import Serialized
-from ostinato.errors import KindError, SchemaError, SlotError, UsageError
-from ostinato.samplers.priority_tree import REDUCTIONS, refuse_bad
+from ostinato.errors import KindError, SlotError
+from ostinato.samplers.priorities import raise_invalid, reduce_items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ostinato.distributed.rate_limit_actor import RateLimitClient
     from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["PriorityUpdate", "ShardInfo", "ShardWriter", "count_rows", "one_shard"]
+__all__ = [
+    "ShardInfo",
+    "ShardWriter",
+    "count_rows",
+    "one_shard",
+    "parse_batch_update",
+    "parse_shard_update",
+    "split_update",
+]
 
 
 class ShardInfo(NamedTuple):
@@ -43,83 +49,40 @@ class ShardInfo(NamedTuple):
     waits: bool
     """Whether writes may wait for room in the shard, as with a queue."""
 
-    @property
-    def reduce(self) -> Callable[[Tensor], Tensor]:
-        """The function that reduces the priorities of an item's steps to one."""
-        return REDUCTIONS[self.reduction]
+    def reduce(self, items: Tensor) -> Tensor:
+        """Reduce several priorities of each item, `[n, *shape]`, to one, float64 `[n]`."""
+        return reduce_items(items, self.reduction)
 
 
 # -- priorities -------------------------------------------------------------------------------------------------------
 
 
-class PriorityUpdate(NamedTuple):
-    """New priorities, checked."""
+class _Indexing(NamedTuple):
+    """How an index names rows of shards: one number for shard and slot."""
 
-    rows: Tensor
-    """Indices of the whole buffer, int64 `[n]`."""
-    values: Tensor
-    """`[n, *shape]`, or `[]`: one for all."""
-    generations: Tensor | None
-    """int64 `[n]`."""
+    ndim: int = 1
+    num_envs: int = 1
+    device: torch.device = torch.device("cpu")
 
-    @classmethod
-    def parse(cls, shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-        """Check the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
 
-        Raises:
-            UsageError: There are no priorities.
-            PriorityError: Priorities are negative or not finite.
-        """
-        if not _has_priorities(shards):
-            return None
-        if priority is None:
-            msg = "update_priority() needs the new priorities: update_priority(index, priority)"
-            raise UsageError(msg)
-        return cls._checked(*unpack_update(index, priority, generation))
+def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
+    """Parse the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
 
-    @classmethod
-    def parse_batch(cls, shards: ShardInfo, data: Any) -> PriorityUpdate | None:
-        """Check the argument of `update_tensordict_priority`; see `parse`."""
-        if not _has_priorities(shards):
-            return None
-        return cls._checked(*priorities_of_batch(data, shards.priority_key, shards.reduce, 1))
+    Raises:
+        UsageError: There are no priorities.
+        PriorityError: Priorities are negative or not finite.
+    """
+    if not _has_priorities(shards):
+        return None
+    return _checked(parse_update(index, priority, generation, _Indexing(), shards.reduce))
 
-    @classmethod
-    def _checked(cls, index: Any, priority: Any, generations: Any) -> PriorityUpdate:
-        where = _integers("index", index)
-        values = _numbers(priority, where)
-        plain = values.reshape(-1).to(torch.float64)
-        if not bool(((plain >= 0) & (plain < torch.inf)).all()):
-            refuse_bad(plain)
-        if generations is not None:
-            generations = _integers("generation", generations).reshape(-1)
-            if generations.shape[0] != where.numel():
-                msg = (
-                    f"generation must hold one integer for each of the {where.numel()} rows, got {generations.shape[0]}"
-                )
-                raise SchemaError(msg)
-        return cls(where.reshape(-1), values, generations)
 
-    def by_shard(self, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
-        """Return slots, priorities and generations for each shard; rows that were not kept (-1) are left out.
-
-        Raises:
-            SlotError: An index names no shard, or no slot of its shard.
-        """
-        owners, slots = split_index(self.rows)
-        _check_owners(owners, self.rows, shards)
-        bad = slots >= capacity
-        if bool(bad.any()):
-            first = int(self.rows[bad][0])
-            msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
-            raise SlotError(msg)
-        parts = {}
-        for shard in sorted(set(owners.tolist())):
-            at = (owners == shard).nonzero().flatten()
-            if shard >= 0:
-                values = self.values if self.values.ndim == 0 else self.values[at]
-                parts[shard] = slots[at], values, None if self.generations is None else self.generations[at]
-        return parts
+def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
+    """Parse the argument of `update_tensordict_priority`; see `parse_shard_update`."""
+    if not _has_priorities(shards):
+        return None
+    found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
+    return _checked(parse_update(*found, _Indexing(), shards.reduce))
 
 
 def _has_priorities(shards: ShardInfo) -> bool:
@@ -129,41 +92,34 @@ def _has_priorities(shards: ShardInfo) -> bool:
     return shards.prioritized
 
 
-def _numbers(priority: Any, index: Tensor) -> Tensor:
-    """Return priorities as `[n, *shape]` for an index of `n` rows, or as `[]` for one number."""
-    try:
-        values = (
-            priority
-            if isinstance(priority, Tensor)
-            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
-        )
-    except (TypeError, ValueError) as error:
-        msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
-        raise KindError(msg) from None
-    values = values.detach().cpu()
-    if values.is_complex() or values.dtype is torch.bool:
-        msg = f"priorities must be real numbers, got {values.dtype}"
-        raise KindError(msg)
-    lead = index.shape
-    if values.shape[: len(lead)] == lead and lead:
-        return values.reshape(-1, *values.shape[len(lead) :])
-    if values.numel() == index.numel():
-        return values.reshape(-1)
-    if values.numel() == 1:
-        return values.reshape(())
-    msg = (
-        f"priorities must be one number, or have the shape {list(lead)} of the index (further dimensions are "
-        f"reduced per row), got shape {list(values.shape)}"
-    )
-    raise SchemaError(msg)
+def _checked(update: PriorityUpdate) -> PriorityUpdate:
+    """Check priorities before they are divided among shards, so that an error names the positions given."""
+    priorities = update.priorities
+    if not bool(((priorities >= 0) & (priorities < torch.inf)).all()):
+        raise_invalid(priorities)
+    return update
 
 
-def _integers(name: str, value: Any) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    if found.numel() and (found.dtype is torch.bool or found.is_floating_point() or found.is_complex()):
-        msg = f"{name} must hold integers, got {found.dtype}: pass what extend() or sample() gave"
-        raise KindError(msg)
-    return found.detach().to("cpu", torch.int64)
+def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+    """Return slots, priorities and generations for each shard; rows that were not kept (-1) are left out.
+
+    Raises:
+        SlotError: An index names no shard, or no slot of its shard.
+    """
+    index, priorities, generations = update
+    owners, slots = split_index(index)
+    _check_owners(owners, index, shards)
+    bad = slots >= capacity
+    if bool(bad.any()):
+        first = int(index[bad][0])
+        msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
+        raise SlotError(msg)
+    parts = {}
+    for shard in sorted(set(owners.tolist())):
+        at = (owners == shard).nonzero().flatten()
+        if shard >= 0:
+            parts[shard] = slots[at], priorities[at], None if generations is None else generations[at]
+    return parts
 
 
 def one_shard(index: Any, shards: int) -> tuple[int, Any]:
@@ -175,7 +131,7 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
     if not isinstance(index, (int, Tensor, np.ndarray, np.integer, list)):
         msg = f"rows of shards are read by what extend() or sample() gave, got {type(index).__name__}: {index!r}"
         raise KindError(msg)
-    where = _integers("index", index)
+    where = read_integers("index", index).to("cpu", torch.int64)
     owners, slots = split_index(where)
     _check_owners(owners, where, shards)
     found = sorted(set(owners.reshape(-1).tolist()))
