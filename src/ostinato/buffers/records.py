@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.checkpoint.state import Saves
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
@@ -154,8 +155,8 @@ class Engine(Protocol):
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
         """Replace stored fields of rows at a user's index."""
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows new priorities."""
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
 
     def clear(self) -> None:
         """Remove all rows and queued draws."""

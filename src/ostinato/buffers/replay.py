@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -33,11 +33,9 @@ from ostinato.buffers.pipeline import Batch, Pipeline
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import (
     as_sampler,
-    in_storage_order,
+    parse_update,
     priorities_of_batch,
-    rank_fields,
-    unpack_update,
-    update_priorities,
+    priority_fields,
 )
 from ostinato.buffers.rate_limit import Ask, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
@@ -48,7 +46,7 @@ from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, KindError, UsageError
-from ostinato.samplers import RandomSampler, Sampler
+from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -57,9 +55,11 @@ from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
@@ -328,7 +328,7 @@ class ReplayBuffer:
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        storage = self._engine.storage
+        storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
@@ -349,6 +349,59 @@ class ReplayBuffer:
             self._pipeline.drop()
             self._engine.clear()
 
+    def close(self) -> None:
+        """End the prefetch thread and drop batches made ahead. Idempotent; the rows stay.
+
+        A buffer without `prefetch` owns no thread. Sampling goes on afterwards, with a new thread if need be.
+        """
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the buffer; see `close`."""
+        self.close()
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -417,16 +470,15 @@ class ReplayBuffer:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
             SlotError: if an index is beyond the rows present; nothing is changed.
         """
-        if not self.sampler.prioritized:
-            warn_of_sampler(self.sampler)
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
             return
-        if priority is None:
-            msg = "update_priority() needs the new priorities: update_priority(index, priority)"
-            raise UsageError(msg)
-        index, priority, generation = unpack_update(index, priority, generation)
-        if self.storage.ndim > 1 and self._dim_extend == 1:
-            priority = in_storage_order(priority, index)
-        update_priorities(self._engine, index, priority, generation)
+        env_first = storage.ndim > 1 and self._dim_extend == 1
+        engine.update_priorities(
+            parse_update(index, priority, generation, storage, sampler.reduce, env_first=env_first)
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -462,7 +514,7 @@ class ReplayBuffer:
         ticket = batch.ticket
         info = {
             "index": self._index(ticket.records),
-            **rank_fields(self._engine, ticket),
+            **priority_fields(ticket, self._engine.era),
             **(ticket.draw.info or {}),
             **batch.notes,
         }
@@ -562,7 +614,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             if self.sampler.prioritized:
-                as_sampler(self.sampler).settle()
+                as_sampler(self.sampler).raise_deferred()
 
     def read_episodes(self) -> None:
         """Read where episodes end off the stored rows once more: after edits through views. Cost: O(rows), later.
@@ -717,7 +769,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ['index', 'obs']
     """
 
-    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Any) -> None:
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
 
@@ -747,6 +799,46 @@ class TensorDictReplayBuffer(ReplayBuffer):
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -762,7 +854,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **rank_fields(self._engine, ticket)})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
@@ -783,12 +875,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
             KeyMissingError: if one of the keys is missing.
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
         """
-        if not self.sampler.prioritized:
-            warn_of_sampler(self.sampler)
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
             return
-        reduce = as_sampler(self.sampler).reduce
-        index, priority, stamps = priorities_of_batch(data, self._priority_key, reduce, self.storage.ndim)
-        update_priorities(self._engine, index, priority, stamps)
+        found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
+        engine.update_priorities(parse_update(*found, storage, sampler.reduce))
 
     def _flat_index(self, slots: Tensor) -> Tensor:
         import torch

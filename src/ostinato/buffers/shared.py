@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.shared_ring import SharedRing
@@ -213,7 +214,7 @@ class SharedEngine:
                 return Run(0, 0, storage.capacity)
             if fresh:
                 self.begin_sharing()
-        given = priorities_of_rows(self, data, rows) if sampler.prioritized and ranked else None
+        given = self._first_priorities(data, rows) if sampler.prioritized and ranked else None
         ring = self._ring
         serial, run = ring.reserve(rows)
         try:
@@ -221,7 +222,7 @@ class SharedEngine:
             if sampler.prioritized:
                 with ring.lock:
                     if ring.holds(serial):
-                        as_sampler(sampler).receive(run, given, self.view())
+                        as_sampler(sampler).record_rows(run, given, self.view())
                     ring.commit(serial)
             else:
                 ring.commit(serial)
@@ -230,23 +231,22 @@ class SharedEngine:
             raise
         return run
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows the priorities learned for them, but those replaced or unfinished; see `Engine.learn`."""
-        ring, sampler = self._ring, as_sampler(self.sampler)
+    def _first_priorities(self, data: Any, rows: int) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self._storage.device)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced or incomplete, which are counted."""
+        ring, sampler, (slots, priorities, generations) = self._ring, as_sampler(self.sampler), update
         with ring.lock:
             view = self.view()
-            if stamps is None:
-                slots, values, stamps = self._present(slots, values, view.rows)
-            stale = int(sampler.learn(slots, values, stamps, view)) if slots.numel() else 0
+            if generations is None:  # those of the rows there are now: a slot without a row gets no priority
+                check_rows(slots, view.rows)
+                kept = slots >= 0
+                slots, priorities = slots[kept], priorities[kept]
+                generations = ring.generations(slots)
+            stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
         ring.note_stale(stale)
-
-    def _present(self, slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Bring an update without stamps to those of the rows there are now: a slot without a row takes none."""
-        check_rows(slots, rows)
-        kept = slots >= 0
-        slots, values = slots[kept], values[kept]
-        stamps = self._ring.generations(slots)
-        return slots, values, stamps
 
     def clear(self) -> None:
         """Forget all rows, for all processes, and the draws queued in this one."""
@@ -553,7 +553,7 @@ def _replace_rows(
             serial, run = ring.reserve(rows)
             storage.set(run, payload)
             if ranks is not None:
-                as_sampler(engine.sampler).receive(run, ranks, engine.view())
+                as_sampler(engine.sampler).record_rows(run, ranks, engine.view())
                 ring.largest = float(state["sampler"]["state"]["largest"])
             ring.commit(serial)
             ring.set_counts(*counts)

@@ -73,7 +73,7 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:
-            as_sampler(engine.sampler).settle()
+            as_sampler(engine.sampler).raise_deferred()
         storage, stamps = engine.storage, engine.ring
         rows = len(storage)
         known = stamps.generations(torch.arange(engine.view().rows, device=storage.device))
