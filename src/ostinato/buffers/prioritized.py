@@ -1,4 +1,4 @@
-"""The prioritized buffers in TorchRL's words: a `PrioritizedSampler` of the storage's size, and nothing else."""
+"""Prioritized replay buffers: buffers with a `PrioritizedSampler` of the storage's size."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer"]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler` for the law.
+    """A `ReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler` for the distribution.
 
-    `sample(return_info=True)` gives index, importance weights and stamps in the info, which goes back, with the new
-    priorities, to `update_priority`. New rows get the default priority: the largest one given so far.
+    `sample(return_info=True)` returns index, importance weights and generations in the info. Pass the info, with the
+    new priorities, to `update_priority`. New rows get the default priority: the largest one given so far.
 
     Args:
         alpha: how much priorities matter.
         beta: how much the importance weights correct for it.
         eps: added to every priority.
         dtype: floating dtype of the weights.
-        storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
-        sampler: another sampler in place of `PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)`.
+        storage: stores the rows, or a callable that returns it; None is `ListStorage(1000)`.
+        sampler: another sampler instead of `PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)`.
         writer: see `ReplayBuffer`, also for the arguments not listed here.
-        sync: no effect: there is no other copy of the data to keep in step.
+        sync: no effect: there is no other copy of the data.
 
     Example:
         >>> import torch
@@ -100,16 +100,16 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler`.
 
     Samples carry `index`, `priority_weight` and `index_generation`; write the new priorities under `priority_key` and
-    hand the batch to `update_tensordict_priority`.
+    pass the batch to `update_tensordict_priority`.
 
     Args:
         alpha: how much priorities matter.
         beta: how much the importance weights correct for it.
         priority_key: field that holds priorities.
         eps: added to every priority.
-        storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
+        storage: stores the rows, or a callable that returns it; None is `ListStorage(1000)`.
         writer: see `ReplayBuffer`, also for the arguments not listed here.
-        sync: no effect: there is no other copy of the data to keep in step.
+        sync: no effect: there is no other copy of the data.
         reduction: how the priorities of an item's steps become one: "max", "min", "mean" or "median".
 
     Example:

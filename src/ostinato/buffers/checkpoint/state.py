@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from ostinato.buffers.records import Ticket
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
-from ostinato.core.records import Draw, Run, read_plan, show_plan, turn_plan
+from ostinato.core.records import Draw, Plan, Run
 from ostinato.core.ring import Ring
 from ostinato.core.rows import Schema, column_name, describe
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
@@ -822,7 +822,7 @@ def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
     if not seam:
         return ticket
-    plan = {"plan": turn_plan(ticket["plan"], seam, rows)} if "plan" in ticket else {}
+    plan = {"plan": Plan.turn_state(ticket["plan"], seam, rows)} if "plan" in ticket else {}
     return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 
@@ -905,7 +905,7 @@ def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if plan is not None and not engine.replaced(ticket):
-        held["plan"] = show_plan(plan)
+        held["plan"] = plan.state_dict()
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
@@ -943,5 +943,5 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     draw = Draw(slots, weights, None, stamps, lengths, pad, length)
     plan = None
     if "plan" in state:
-        plan = read_plan(state["plan"], Schema.from_json(schema), slots, rows)
+        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
     return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
