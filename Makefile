@@ -10,10 +10,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*)
 COMPILED := $(VENV)/lib/python3*/site-packages/ostinato/_native*
-PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup
-# What reads the native extension or its torch replacement; the rest of the suite is the same with either and runs once.
-TORCH_ONLY := tests/contracts tests/crash tests/stateful tests/stats tests/packaging $(addprefix tests/unit/,\
-	buffers compat core samplers storages trajectories units writers)
+# Profile of Hypothesis: quick, or thorough, which tries ten times as many examples.
+PROFILE ?= quick
+PYTEST := $(BIN)/python -m pytest -p xdist -n 2 --dist loadgroup --hypothesis-profile=$(PROFILE) --durations=20 \
+	$(if $(filter thorough,$(PROFILE)),--timeout 1800)
+# Where the extension is installed, one that does not load is an error, not a reason to skip tests.
+NATIVE = $$(ls $(COMPILED) >/dev/null 2>&1 && echo 1 || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -69,21 +71,10 @@ define run
 		if [ $$code -eq 5 ] && $(if $(PYTEST_ARGS),true,false); then code=0; fi; \
 		[ $$status -ne 0 ] || status=$$code; }; }
 endef
-QUICK := not slow and not ray and not parity
 
 .PHONY: test
-test: $(VENV)/.installed ## The tests, then those that differ without the native extension (PYTEST_ARGS=...)
-	@status=0; \
-	if ls $(COMPILED) >/dev/null 2>&1; then \
-		echo "== tests with OSTINATO_NATIVE=1"; \
-		$(call run,OSTINATO_NATIVE=1 $(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)); \
-		echo "== tests with OSTINATO_NATIVE=0"; \
-		$(call run,OSTINATO_NATIVE=0 $(PYTEST) -m "$(QUICK)" $(or $(PYTEST_ARGS),$(TORCH_ONLY))); \
-	else \
-		echo '== tests with OSTINATO_NATIVE=0: there is no native extension here'; \
-		$(call run,OSTINATO_NATIVE=0 $(PYTEST) -m "$(QUICK)" $(PYTEST_ARGS)); \
-	fi; \
-	exit $$status
+test: $(VENV)/.installed ## The tests, those that depend on the native extension with and without it (PYTEST_ARGS=...)
+	OSTINATO_NATIVE=$(NATIVE) $(PYTEST) -m "not slow and not ray and not parity" $(PYTEST_ARGS)
 
 # Ray starts a cluster, which needs both cores for itself.
 .PHONY: test-peers
@@ -100,8 +91,8 @@ test-slow: $(VENV)/.all ## Whole training runs, kills at every step and other te
 	$(PYTEST) --timeout 1800 -m slow $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: ## All tests: test, test-peers and test-slow, whatever the first ones say
-	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target || status=$$?; done; exit $$status
+test-all: ## All tests, with the thorough profile of Hypothesis: test, test-peers and test-slow, whatever the first ones say
+	@status=0; for target in test test-peers test-slow; do $(MAKE) $$target PROFILE=thorough || status=$$?; done; exit $$status
 
 .PHONY: check
 check: $(VENV)/.installed ## Style and types: ruff, mypy, clang-format, the house test

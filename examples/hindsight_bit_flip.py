@@ -5,7 +5,7 @@ The state is `n` bits, an action flips one of them, and the reward is -1 until a
 `Hindsight` replaces the goal of most drawn rows by one that was achieved later in the same episode, so every
 episode has rewards to learn from.
 
-Several environments run in parallel; `VectorSteps` writes what they return: each entry of their dict observations
+Several environments run in parallel; `VectorEnvRecorder` writes what they return: each entry of their dict observations
 is a field of its own, `achieved_goal` and `next_achieved_goal`, `desired_goal` and `next_desired_goal`, as
 `Hindsight` expects them.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ostinato import Hindsight, LazyTensorStorage, ReplayBuffer, VectorSteps
+from ostinato import Hindsight, LazyTensorStorage, ReplayBuffer, VectorEnvRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,9 @@ def make_buffer(settings: Settings, *, hindsight: bool) -> ReplayBuffer:
     )
 
 
-def play(settings: Settings, env: BitFlip, learner: Learner, steps: VectorSteps, generator: torch.Generator) -> None:
+def play(
+    settings: Settings, env: BitFlip, learner: Learner, steps: VectorEnvRecorder, generator: torch.Generator
+) -> None:
     """Take `n` steps in every environment and store them."""
     for _ in range(settings.bits):
         random = torch.randint(0, settings.bits, (settings.envs,), generator=generator)
@@ -162,7 +164,7 @@ def train(settings: Settings, *, hindsight: bool, show: Callable[[str], None] = 
     torch.manual_seed(settings.seed)  # the networks' first weights
     env, learner = BitFlip(settings), Learner(settings)
     rb, generator = make_buffer(settings, hindsight=hindsight), torch.Generator().manual_seed(settings.seed)
-    steps, start = VectorSteps(rb, settings.envs, "DISABLED"), time.perf_counter()
+    steps, start = VectorEnvRecorder(rb, settings.envs, "DISABLED"), time.perf_counter()
     steps.reset(env.see())
     name = "with Hindsight" if hindsight else "without it"
     for cycle in range(1, settings.cycles + 1):

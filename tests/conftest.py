@@ -1,12 +1,14 @@
-"""What all tests share: the backends that a test runs with, and the profiles of Hypothesis.
+"""What all tests share: the backends that a test runs with, the profiles of Hypothesis, and a budget of time.
 
 Profiles: `quick` by default; `pytest --hypothesis-profile=thorough` (`make test-all`) tries many more examples.
+`pytest --budget=600` skips the tests that would begin later than 600 s after the first one.
 Nothing heavy is imported here: the native tests run where torch is missing.
 """
 
 from __future__ import annotations
 
 import importlib
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +26,19 @@ settings.register_profile(
     "thorough", deadline=None, max_examples=400, stateful_step_count=50, suppress_health_check=_UNTIMED
 )
 settings.load_profile("quick")
+
+_BEGUN = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--budget", type=float, metavar="SECONDS", help="skip tests that would begin later than this")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget: float | None = item.config.getoption("budget", None)
+    if budget is not None and time.monotonic() > item.config.stash.setdefault(_BEGUN, time.monotonic()) + budget:
+        pytest.skip(f"the budget of {budget:g} s is used up")
 
 
 @pytest.fixture(params=["native", "torch"])

@@ -64,7 +64,7 @@ def test_commands_exist(page: Path) -> None:
             if words[:1] == ["make"]:
                 subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
             elif words[:1] == ["ostinato"]:
-                from ostinato.cli.app import app
+                from ostinato.cli.commands import app
 
                 assert words[1] in command_names(app), f"{page.name}: no command {words[1]}"
             else:

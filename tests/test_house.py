@@ -37,7 +37,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 TORCH_PRIVATE = {
     "core/kinds.py": "TensorDict._new_unsafe, _set_str: the public ways check again what was checked (9 us)",
     "buffers/checkpoint/state.py": "torch.utils._pytree: torch's own tree walker has no public name",
-    "compat/torchrl/rows.py": "no private name: 'is_pytree' is a key in the files that TorchRL writes",
+    "compat/torchrl/checkpoint.py": "no private name: 'is_pytree' is a key in the files that TorchRL writes",
     "transforms/transforms.py": "torch.utils._pytree: torch's own tree walker has no public name",
 }
 """Files that use a private name of a library, and why."""
@@ -290,3 +290,10 @@ def test_architecture_page_lists_every_module() -> None:
         listed |= {part + name for name in re.findall(r"^\| `(\S+)` \|", section, flags=re.MULTILINE)}
     there = {str(path.relative_to(SOURCE)) for path in modules() if path.name != "__init__.py"}
     assert listed == there | {"__init__.py", "_native.*"}, "one line for each module in docs/architecture.md"
+
+
+def test_architecture_page_names_files_that_exist() -> None:
+    prose = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Modules\n")[0]
+    named = re.findall(r"`([a-z_]+(?:/\w+)+\.(?:py|cpp|hpp))`", prose)
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists() and not (SOURCE / name).exists()]

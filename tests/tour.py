@@ -50,7 +50,7 @@ from ostinato import (
     ToDevice,
     Trajectory,
     TrajectoryReplayBuffer,
-    VectorSteps,
+    VectorEnvRecorder,
 )
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.compat.torchrl import load_checkpoint
@@ -520,7 +520,7 @@ def environments(mode: str, ndim: int) -> Callable[[Path], Steps]:
             batch_size=6,
             generator=seeded(),
         )
-        steps = VectorSteps(rb, envs, mode)
+        steps = VectorEnvRecorder(rb, envs, mode)
         obs = rng.normal(size=(envs, 2)).astype(np.float32)
         steps.reset(obs)
         ended = np.zeros(envs, bool)
@@ -535,7 +535,7 @@ def environments(mode: str, ndim: int) -> Callable[[Path], Steps]:
                 steps.reset(after, over)
         yield "batch", rb.sample()
         yield "rows", rb[:]
-        again = VectorSteps(rb, envs, mode)
+        again = VectorEnvRecorder(rb, envs, mode)
         again.reset(obs)
         yield "again", again.add_step(np.arange(envs), obs, np.ones(envs), np.zeros(envs, bool), np.zeros(envs, bool))
         del directory

@@ -9,7 +9,7 @@ from ostinato.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from ostinato.collect import VectorSteps
+from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
@@ -97,7 +97,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryReplayBuffer",
     "Transition",
-    "VectorSteps",
+    "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
 ]

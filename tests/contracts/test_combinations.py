@@ -10,6 +10,8 @@ import torch
 from ostinato.errors import OstinatoError
 from tests.combinations import CELLS, LENGTH, STORAGES, WRITERS, Cell, build, page
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 _TEACHES = {
     "order": "order in which they came|picks slots",
     "fields": "no fields|cannot read single fields",

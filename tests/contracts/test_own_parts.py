@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from ostinato.protocols import Placement, Ring, View
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class NumpyStorage(Storage):
     """Rows of one dict of arrays."""

@@ -14,6 +14,8 @@ from ostinato.testing import SamplerContract
 if TYPE_CHECKING:
     from ostinato.protocols import View
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class TestRandom(SamplerContract):
     def make(self) -> Sampler:
@@ -34,7 +36,7 @@ class TestDropLast(SamplerContract):
     def make(self) -> Sampler:
         return SamplerWithoutReplacement(drop_last=True)
 
-    def test_batches_have_the_size_asked_for(self) -> None:
+    def test_batches_have_the_requested_size(self) -> None:
         sampler = self.make()
         view = self.rows(sampler, 7, 9)
         assert all(sampler.draw(view, 3, None).slots.shape == (3,) for _ in range(9))
@@ -74,7 +76,7 @@ class _Global(RandomSampler):
     ("sampler", "law"),
     [
         (_NeverLast, "test_every_row_is_reachable"),
-        (_Strided, "test_slots_hold_rows"),
+        (_Strided, "test_slots_are_in_range"),
         (_Global, "test_one_seed_one_sequence"),
     ],
 )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class TestPacked(StorageContract):
     def make(self, capacity: int) -> Storage:
@@ -119,7 +121,7 @@ class TestTuples(StorageContract):
 
 
 class TestList(StorageContract):
-    checks_form = False
+    checks_schema = False
 
     def make(self, capacity: int) -> Storage:
         return ListStorage(capacity)
@@ -131,7 +133,7 @@ class TestList(StorageContract):
     def row(self, number: int) -> Any:
         return self.rows(torch.tensor([number]))[0]
 
-    test_the_source_may_be_reused = None  # type: ignore[assignment]  # see test_list.py: tested for each kind of row
+    test_inputs_are_copied = None  # type: ignore[assignment]  # see test_list.py: tested for each kind of row
 
 
 class TestTensors(StorageContract):
@@ -142,7 +144,7 @@ class TestTensors(StorageContract):
         storage.clear()
         return storage
 
-    test_state_of_an_empty_storage_empties = None  # type: ignore[assignment]  # its memory is laid out from the start
+    test_the_state_of_an_empty_storage_removes_the_rows = None  # type: ignore[assignment]  # its memory is laid out from the start
 
 
 class TestLanes(StorageContract):
@@ -177,7 +179,7 @@ class TestCuda(StorageContract):
     def make(self, capacity: int) -> Storage:
         return LazyTensorStorage(capacity, device="cuda")
 
-    test_slots_out_of_range_are_refused = None  # type: ignore[assignment]  # the host does not see values on the device
+    test_slots_out_of_range_raise = None  # type: ignore[assignment]  # the host does not see values on the device
 
 
 class _Leaky(LazyTensorStorage):
@@ -197,8 +199,8 @@ def test_the_contract_finds_a_storage_that_keeps_the_callers_tensors() -> None:
         def make(self, capacity: int) -> Storage:
             return _Leaky(capacity)
 
-    with pytest.raises(AssertionError, match=r"not that of the rows|=="):
-        Suite().test_the_source_may_be_reused()
+    with pytest.raises(AssertionError, match=r"does not match the rows|=="):
+        Suite().test_inputs_are_copied()
 
 
 def test_the_contract_finds_a_storage_that_shows_unwritten_slots() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ostinato import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.testing import UnitContract
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 class TestTransition(UnitContract):

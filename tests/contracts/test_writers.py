@@ -33,7 +33,7 @@ class TestTensorDictRoundRobin(WriterContract):
 
 
 class TestImmutable(WriterContract):
-    refuses = True
+    read_only = True
 
     def make(self) -> Writer:
         return ImmutableDatasetWriter()

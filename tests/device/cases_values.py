@@ -459,7 +459,7 @@ def test_steps_of_environments_on_a_device(mode: str, ndim: int) -> None:
         torch.manual_seed(0)
         env, actions = envs.make(3, mode), envs.actions_for(20, 3)
         rb = ReplayBuffer(storage=LazyTensorStorage(30, device=device, ndim=ndim), batch_size=8)
-        steps = ostinato.VectorSteps(rb, 3, mode)
+        steps = ostinato.VectorEnvRecorder(rb, 3, mode)
         steps.reset(torch.from_numpy(env.reset()[0]).to(device))
         index = []
         for action in actions:

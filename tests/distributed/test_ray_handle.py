@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, RandomSampler, RateLimiter, RayReplayBuffer, ReplayBuffer
-from ostinato.buffers.rate_limit import make_gate
 from ostinato.distributed import actors, ray_client
 from ostinato.distributed.ray_client import TURN_S
 from ostinato.errors import LostBufferError, OptionError, WaitTimeoutError
@@ -70,7 +69,7 @@ def _waiting(buffer: Any) -> int:
 
 def _set_timeout(buffer: Any, timeout_s: float) -> None:
     with buffer._engine.lock:
-        buffer._engine.gate = make_gate(RateLimiter(timeout_s=timeout_s), buffer._engine)
+        buffer._engine.begin_limiter(RateLimiter(timeout_s=timeout_s))
 
 
 def rows(first: int, last: int) -> dict[str, torch.Tensor]:

@@ -28,7 +28,6 @@ from ostinato import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers.rate_limit import make_gate
 from ostinato.distributed.ray_client import AGAIN, GROUPS, TURN_S, take_turn
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
@@ -126,7 +125,7 @@ def handle_of(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
 
 def _set_limiter(buffer: Any, limiter: RateLimiter | None) -> None:
     with buffer._engine.lock:
-        buffer._engine.gate = make_gate(limiter, buffer._engine)
+        buffer._engine.begin_limiter(limiter)
         buffer._engine.waiters.wake()
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ostinato import NStep, PrioritizedSampler
-from ostinato.demo import DqnConfig, Progress, Report, picture, save_and_reopen, train
+from ostinato.demo import DqnConfig, Progress, Report, save_and_reopen, train, training_figure
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
 from ostinato.viz import Bars, Curves, Points
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_goes_on_differently_is_an_error(report: Report, tmp_p
 
 
 def test_the_picture_shows_the_run_and_every_row(report: Report) -> None:
-    scene = picture(report)
+    scene = training_figure(report)
     assert f"{report.mean_return:.1f}" in scene.title
     (learning,), (states, ages, actions) = scene.rows
     assert isinstance(learning, Curves)
@@ -154,7 +154,7 @@ def test_a_prioritized_checkpoint_reopens_and_shows_its_priorities(prioritized: 
 
 
 def test_the_picture_of_a_prioritized_run_shows_every_priority(prioritized: Report) -> None:
-    panel = picture(prioritized).rows[1][2]
+    panel = training_figure(prioritized).rows[1][2]
     assert isinstance(panel, Bars)
     assert panel.title.startswith("Priorities")
     assert sum(sum(stack.counts) for stack in panel.stacks) == 250
@@ -191,7 +191,7 @@ def test_returns_over_three_steps_come_from_single_rows(several: Report) -> None
 def test_a_run_with_three_steps_reopens_and_is_drawn(several: Report, tmp_path: Path) -> None:
     reopened = save_and_reopen(several, tmp_path / "checkpoint")
     assert (reopened.rows, reopened.batches) == (250, 5)
-    scene = picture(several)
+    scene = training_figure(several)
     assert "updates of 128 3-step returns" in scene.subtitle
     states, ages, last = scene.rows[1]
     assert isinstance(states, Points)

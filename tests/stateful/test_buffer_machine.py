@@ -28,6 +28,8 @@ from ostinato.errors import EmptyBufferError, KeyMissingError, SchemaError, Slot
 
 from ..tags import STORAGES, at, buffer, poison, read_ids, rows
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 COUNTS = st.integers(1, 17)
 
 

@@ -12,6 +12,8 @@ import torch
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
 from ostinato._backend import backend
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 SHAPES = ["uniform", "skewed", "zeros"]
 
 

@@ -16,6 +16,8 @@ from ostinato.testing import make_view
 from ..tags import STORAGES, buffer, fill, read_ids
 from .chi_square import p_value
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 LOW, HIGH = 1e-4, 1 - 1e-4
 
 

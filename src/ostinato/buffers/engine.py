@@ -1,14 +1,23 @@
-"""The engine: draws under the lock, gathers outside it, and redoes what a writer changed meanwhile."""
+"""The engine of a buffer: storage, sampler, writer and ring under one lock."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.state import Saves
+from ostinato.buffers.checkpoint.load import Reading, load_buffer
+from ostinato.buffers.checkpoint.save import Saving, save_buffer
+from ostinato.buffers.checkpoint.state import (
+    FORMAT,
+    Saves,
+    checker,
+    engine_state,
+    load_engine_state,
+    remember_load,
+)
 from ostinato.buffers.checks import (
     check_order,
     check_pair,
@@ -19,42 +28,61 @@ from ostinato.buffers.checks import (
     refuse_picks,
 )
 from ostinato.buffers.episode_tracker import EpisodeTracker
-from ostinato.buffers.pipeline import copy, expand, expand_again
-from ostinato.buffers.policy_versions import Versions, check_versions, draw_recent
+from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
-from ostinato.buffers.rate_limit import Ask, Gate, Waiters, as_counting, check_counting, give_back
+from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
+from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Run, View
+from ostinato.core.records import Plan, Run, View, episodes_of, fold, slices
 from ostinato.core.ring import Ring
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
+    from ostinato.buffers.priority_updates import PriorityUpdate
+    from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Placement
-    from ostinato.samplers import Sampler
+    from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
+    from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["Engine"]
+__all__ = ["LocalEngine"]
 
 _PLAIN = Ask()
 
 
 @final
-class Engine:
-    """Owner of the parts, the one lock, the generator and the stamps.
+class LocalEngine:
+    """The engine of a buffer in one process: it owns the parts, the lock, the generator and the ring.
 
-    Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. A row
-    that is replaced while it is copied is noticed by its stamp, and the batch is copied once more under the lock, so
-    that no batch holds a torn row. Writers announce (stamp) before they copy; the native calls fence both sides.
+    Thread-safe. Sampling threads hold the lock only for the draw (microseconds); the copy runs outside it. The ring
+    records a write before its rows are copied. After a copy, generations tell whether a row was replaced meanwhile; the
+    batch is then copied again under the lock, so that no batch holds a torn row. Native calls fence both sides.
+
+    Args:
+        source: the storage and its collate function.
+        sampler: which rows come next.
+        writer: where new rows go.
+        generator: source of all draws; None is torch's global generator.
+        unit: what a drawn row becomes; None leaves it a row.
+        episodes: where episodes end; None takes what unit and sampler say.
+        limiter: when readers and writers wait for each other.
+        version_key: field that holds the version of the policy.
+
+    Raises:
+        OptionError: if parts do not go together.
     """
+
+    pickles_queue = True
 
     def __init__(
         self,
@@ -64,40 +92,43 @@ class Engine:
         generator: torch.Generator | None,
         unit: SampleUnit | None = None,
         episodes: Episodes | None = None,
+        limiter: RateLimiter | None = None,
+        version_key: str | tuple[str, ...] | None = None,
     ) -> None:
+        storage = source.storage
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         self.saves = Saves()
-        storage = source.storage
         self.source = source
         self.sampler = sampler
         self.writer = writer
         self.generator = generator
-        self.pin = False
-        self.pending: deque[Ticket] = deque()
-        self.rows_written = 0
-        self.rows_since_empty = 0
-        self.rows_drawn = 0
-        self.rows_stale = 0
-        self.redone = 0
-        self.stale_updates: int | Tensor = 0
-        self.priority_path: tuple[str, ...] | None = None
-        self.era = 0
-        self.restores = 0
-        """Loads that failed after they had changed rows, which were brought back."""
         self.unit = unit
         self.episodes = episodes
-        self.gate: Gate | None = None
-        self.versions: Versions | None = None
-        self.tracker = self._make_tracker(sampler)
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
+        """Whether capacity and device are those of rows that are laid out."""
+        self.pin = False
+        self.pending: deque[Ticket] = deque()
+        self.priority_path: tuple[str, ...] | None = None
+        self.era = 0
+        self.rows_written = self.rows_since_empty = self.rows_drawn = self.rows_stale = 0
+        self.stale_updates: int | Tensor = 0
+        self.redone = 0
+        """Batches copied again because a writer replaced some of their rows."""
+        self.restores = 0
+        """Loads that failed after they had changed rows, which were brought back."""
+        self.tracker = self._make_tracker(sampler)
         check_pair(storage, writer)
         check_sampler(storage, sampler)
         if len(storage):
             self.ring.take_over(len(storage), storage.cursor)
             writer.begin(len(storage))
             self.begin_sampler()
+        self._limiter = limiter
+        self.gate: Gate | None = None
+        self.begin_limiter(limiter)
+        self.versions = begin_versions(version_key, writer, len(storage))
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
@@ -124,8 +155,30 @@ class Engine:
         episodes, starts = self.tracker.view(self.source.storage)
         return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts)
 
+    def stock(self) -> Stock:
+        """Return what there is for readers and writers now; the caller holds the lock."""
+        if not self.sampler.counting:
+            return Stock(self.ring.rows)
+        sampler = as_counting(self.sampler)
+        return Stock(sampler.rows_left, sampler.draws_left, sampler.room(self.view()))
+
+    def begin_limiter(self, limiter: RateLimiter | None) -> None:
+        """Follow a rate limiter, or that of a queue; counts that go on are kept.
+
+        Raises:
+            KindError: if it is no `RateLimiter`.
+            OptionError: if sampling could never begin.
+        """
+        sampler = self.sampler
+        if limiter is None and not (sampler.counting and as_counting(sampler).bounded):
+            self.gate = None
+        elif limiter is not None or self.gate is None:
+            gate = Gate(limiter, self.storage.max_size, self.waiters)
+            gate.begin(self.ring)
+            self.gate = gate
+
     def _make_tracker(self, sampler: Sampler) -> EpisodeTracker | None:
-        """Begin to keep account of episodes if anyone asks for them."""
+        """Track episodes if unit, sampler or the user ask for them."""
         unit = self.unit
         check_single(unit, sampler)
         wanted = merge_episodes([self.episodes, None if unit is None else unit.episodes, sampler.episodes])
@@ -138,29 +191,32 @@ class Engine:
         tracker.check_span(self.storage)
         return tracker
 
-    # -- writing ----------------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Placement:
-        """Check rows, give them slots, stamp these, copy, tell the sampler. All or nothing. No rows change nothing.
+        """Check rows, choose their slots, record and copy them. If a check fails, nothing has changed.
 
-        `data` is one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); without `ranked` they get the default
-        priority, whatever they bring along. `timeout_s` is the longest wait for readers, where there is a gate; None
-        is the limiter's.
+        Args:
+            data: one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); no rows change nothing.
+            lead: batch dimensions of the data.
+            ranked: whether priorities that the rows bring along count; else they get the default priority.
+            timeout_s: longest wait for readers, where there is a rate limiter; None is the limiter's.
         """
         require_eager("writing rows")
         with self.lock:
-            storage, sampler = self.storage, self.sampler
-            prioritized = sampler.prioritized
-            laid_out = storage.laid_out
+            storage, sampler = self.source.storage, self.sampler
+            laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
             if rows == 0:
                 return self._no_rows()
-            given, marks, tracker, versions = None, Marks(), self.tracker, self.versions
+            given, marks, tracker, versions = None, None, self.tracker, self.versions
             try:
-                left_s = None if self.gate is None else self.hold_write(rows, timeout_s)
-                if left_s is not None:  # anything may have changed meanwhile: check the rows anew
-                    return self.write(data, lead, ranked=ranked, timeout_s=left_s)
-                given = priorities_of_rows(self, data, rows) if prioritized and ranked else None
+                if self.gate is not None:
+                    left_s = self.hold_write(rows, timeout_s)
+                    if left_s is not None:  # anything may have changed meanwhile: check the rows again
+                        return self.write(data, lead, ranked=ranked, timeout_s=left_s)
+                if sampler.prioritized and ranked:
+                    given = self._first_priorities(data, rows)
                 if tracker is not None:
                     marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
@@ -172,23 +228,45 @@ class Engine:
                 raise
             self._store(placement, payload)
             if tracker is not None:
-                tracker.record(storage, placement, marks)
+                tracker.record(storage, placement, marks or Marks())
             if versions is not None and found is not None:
                 versions.note(placement, found)
-            self.rows_written += rows
-            self.rows_since_empty += rows
-            if prioritized:
-                as_sampler(sampler).receive(placement, given, self.view())
-            else:
-                sampler.hear(placement)
-            if self.gate is not None:
-                self.gate.wrote(rows)
+            self._count_written(rows, placement, given)
             return placement
+
+    def _no_rows(self) -> Run:
+        """Return the placement of no rows: nothing changes, no call waits; a writer that takes no rows raises."""
+        if not self.writer.mutable:
+            self.writer.place(0, self.ring, None)
+        return Run(0, 0, self.storage.capacity)
+
+    def _place(self, payload: Any, rows: int) -> Placement:
+        """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
+        storage, writer = self.source.storage, self.writer
+        if not self.settled:
+            self._settle()
+        scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
+        placement = writer.place(rows, self.ring, scores)
+        if isinstance(placement, Run):
+            return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
+        if storage.ring_only:
+            refuse_picks(writer)
+        return checked_picks(placement, self.ring.rows, storage.capacity, rows)
+
+    def _settle(self) -> None:
+        """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
+        storage, ring, generator = self.source.storage, self.ring, self.generator
+        if generator is not None and generator.device.type != storage.device.type:
+            msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
+            raise OptionError(msg)
+        if (ring.capacity, ring.device) != (storage.capacity, storage.device):
+            self.ring = Ring(storage.capacity, storage.device, after=ring.written)
+        self.settled = True
 
     def _store(self, placement: Placement, payload: Any) -> None:
         """Record a placement, then copy its rows: a reader that meets half of them sees other generations."""
         ring, storage = self.ring, self.source.storage
-        if self.saves.cut is not None:
+        if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
         rows, cursor = ring.rows, ring.cursor
         ring.record(placement)
@@ -199,38 +277,19 @@ class Engine:
                 ring.take_back(placement, rows, cursor)
             raise
 
-    def _no_rows(self) -> Run:
-        """Return the placement of no rows: nothing changes, no one waits; a writer that takes no rows raises."""
-        if not self.writer.mutable:
-            self.writer.place(0, self.ring, None)
-        return Run(0, 0, self.storage.capacity)
-
-    def _place(self, payload: Any, rows: int) -> Placement:
-        """Let the writer choose slots; nothing is written if it, or a check, refuses."""
-        storage, writer = self.storage, self.writer
-        if not self.settled:
-            self._settle()
-        scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
-        placement = writer.place(rows, self.ring, scores)
-        if isinstance(placement, Run):
-            return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
-        if storage.ring_only:
-            refuse_picks(writer)
-        return checked_picks(placement, len(storage), storage.capacity, rows)
-
-    def _settle(self) -> None:
-        """Follow a storage whose capacity (lanes) or device became known with its first rows."""
-        storage = self.storage
-        generator = self.generator
-        if generator is not None and generator.device.type != storage.device.type:
-            msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
-            raise OptionError(msg)
-        if (self.ring.capacity, self.ring.device) != (storage.capacity, storage.device):
-            self.ring = Ring(storage.capacity, storage.device, after=self.ring.written)
-        self.settled = True
+    def _count_written(self, rows: int, placement: Placement, given: Tensor | None) -> None:
+        """Count rows, and tell sampler and rate limiter of them."""
+        self.rows_written += rows
+        self.rows_since_empty += rows
+        if self.sampler.prioritized:
+            as_sampler(self.sampler).record_rows(placement, given, self.view())
+        else:
+            self.sampler.record(placement)
+        if self.gate is not None:
+            self.gate.wrote(rows)
 
     def begin_sampler(self) -> None:
-        """Let a sampler that keeps account of rows take in those that are there."""
+        """Initialize the sampler's bookkeeping from the rows already stored."""
         if self.sampler.prioritized:
             as_sampler(self.sampler).begin(self.view())
         elif self.sampler.counting:
@@ -239,25 +298,34 @@ class Engine:
             self.sampler.recheck()
 
     def _begin_counts(self) -> None:
-        """Let counts and versions begin anew with the rows that are there."""
+        """Start the counts of limiter and versions from the rows present."""
         if self.gate is not None:
-            self.gate.begin(self)
+            self.gate.begin(self.ring)
         if self.versions is not None:
-            self.versions.begin(len(self.storage))
+            self.versions.begin(self.ring.rows)
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows the priorities learned for them, but those replaced since; the caller holds the lock."""
-        self.stale_updates = self.stale_updates + as_sampler(self.sampler).learn(slots, values, stamps, self.view())
+    def _first_priorities(self, data: Any, rows: int) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self.storage.device)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+        with self.lock:
+            if not update.slots.shape[0]:
+                return
+            slots, priorities, generations = update.of_era(self.era) if self.era else update
+            sampler = cast("PrioritySampler", self.sampler)
+            self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
     def clear(self) -> None:
-        """Forget all rows and queued draws."""
+        """Remove all rows and queued draws."""
         with self.lock:
             if not self.writer.mutable:
                 msg = f"this dataset does not allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
             self.writer.clear()
             self.rows_since_empty = 0
-            self.saves.before_clear(self.ring, len(self.storage))
+            self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
             if self.tracker is not None:
@@ -267,18 +335,81 @@ class Engine:
             self._begin_counts()
             self.waiters.wake()
 
-    # -- waiting ----------------------------------------------------------------------------------------------
+    def move_cursor(self, slot: int) -> None:
+        """Write the next rows to `slot`.
+
+        Raises:
+            SlotError: if a slot between rows would stay empty.
+        """
+        with self.lock:
+            ring = self.ring
+            most = min(ring.rows, ring.capacity - 1)
+            if not 0 <= slot <= most:
+                msg = f"the cursor must be in [0, {most}], so that no slot between rows stays empty, got {slot}"
+                raise SlotError(msg)
+            ring.move(slot)
+
+    # -- editing ------------------------------------------------------------------------------------------------------
+
+    def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
+        """Replace rows at a user's index. Checks come first: if one fails, nothing has changed."""
+        with self.lock:
+            slots, batch = self._chosen(index, swap=swap)
+            change = self.storage.prepare_edit(slots, data, batch)
+            prioritized = self.sampler.prioritized
+            given = self._first_priorities(data, slots.shape[0]) if prioritized and slots.numel() else None
+            self._edit(slots, [change])
+            if self.versions is not None:
+                self.versions.touch(None)
+            if prioritized:
+                as_sampler(self.sampler).set_priorities(slots, given, self.view())
+
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+        """Replace stored fields of rows at a user's index; all are checked before the first is written.
+
+        Priorities stay: the rows are the same.
+        """
+        with self.lock:
+            slots, batch = self._chosen(index, swap=swap)
+            self._edit(slots, [self.storage.prepare_field(path, slots, value, batch) for path, value in values.items()])
+            if self.versions is not None:
+                for path in values:
+                    self.versions.touch(path)
+
+    def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
+        """Make edits that were checked. After an edit of an episode's end the episodes are read again."""
+        tracker, storage, path = self.tracker, self.storage, self.writer.rank_path
+        before = None if tracker is None else tracker.marks_at(storage, slots)
+        if self.saves.snapshot is not None:
+            self.saves.before(self.ring, slots)
+        self.ring.record_edit(slots)
+        for change in changes:
+            change()
+        if path is not None and slots.numel():
+            self.writer.rerank(slots, storage.scores_at(slots, path))
+        if tracker is not None and before is not None and tracker.compare(before, tracker.marks_at(storage, slots)):
+            self.begin_sampler()  # other rows may be drawn now
+
+    def _chosen(self, index: Any, *, swap: bool) -> tuple[Tensor, tuple[int, ...]]:
+        require_eager("writing rows")
+        storage = self.storage
+        picked = select(index, storage.shape, storage.device, swap=swap)
+        if picked.span is None:
+            return picked.slots, picked.batch
+        return torch.arange(len(storage), device=storage.device)[picked.span].contiguous(), picked.batch
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
 
     def may_draw(self, rows: int) -> bool:
-        """Whether a draw of so many rows need not wait: it may be made, or a checkpoint has brought one along."""
-        return self.gate is None or bool(self.pending) or self.gate.may_draw(self, rows)
+        """Whether a draw of so many rows need not wait: it is permitted, or a draw is left from a checkpoint."""
+        return self.gate is None or bool(self.pending) or self.gate.flow.may_draw(rows, self.stock())
 
     def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
 
         Raises:
             OptionError: if it could never be made.
-            WaitTimeoutError: naming who waits for what.
+            WaitTimeoutError: naming what the call waits for.
         """
         gate = self.gate
         if gate is None or queued() or self.may_draw(rows):
@@ -287,14 +418,16 @@ class Engine:
         waited_s, until = begun.timeout_s or 0.0, begun.until or 0.0
 
         def held_by() -> Gate | None:
-            gate = self.gate  # another sampler may have brought another one
+            gate = self.gate  # a new sampler may have brought another one
             if gate is None or queued() or self.may_draw(rows):
                 return None
-            gate.check_draw(self, rows)
+            sampler = self.sampler
+            most = as_counting(sampler).draws_of(self.storage.capacity) if sampler.counting else None
+            gate.flow.check_draw(rows, most)
             return gate
 
         self.waiters.hold(
-            self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(self, rows, waited_s)
+            self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
         )
 
     def hold_write(self, rows: int, timeout_s: float | None) -> float | None:
@@ -302,15 +435,16 @@ class Engine:
 
         Raises:
             OptionError: if they could never be written.
-            WaitTimeoutError: naming who waits for what.
+            WaitTimeoutError: naming what the call waits for.
         """
 
         def held_by() -> Gate | None:
             gate = self.gate
             if gate is None:
                 return None
-            gate.check_write(self, rows)
-            return None if gate.may_write(self, rows) else gate
+            bounded = self.sampler.counting and as_counting(self.sampler).bounded
+            gate.flow.check_write(rows, self.storage.capacity if bounded else None)
+            return None if gate.flow.may_write(rows, self.stock()) else gate
 
         gate = held_by()
         if gate is None:
@@ -318,62 +452,67 @@ class Engine:
         waited_s = gate.patience_s(timeout_s)
         until = time.monotonic() + waited_s
         self.waiters.hold(
-            self.waiters.writers, rows, until, held_by, lambda gate: gate.why_no_write(self, rows, waited_s)
+            self.waiters.writers, rows, until, held_by, lambda gate: gate.why_no_write(rows, self.stock(), waited_s)
         )
         return max(0.0, until - time.monotonic())
 
-    # -- reading ----------------------------------------------------------------------------------------------
+    # -- drawing ------------------------------------------------------------------------------------------------------
 
     def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:
-        """Draw slots under the lock; draws that a checkpoint brought along come first.
+        """Draw slots; draws that a checkpoint left come first.
 
         Args:
             batch_size: rows.
-            ahead: the draw is queued and may be dropped: remember where the generator was.
-            ask: how long to wait, where there is a gate, and how old rows may be.
+            ahead: the draw is queued and may be dropped: remember the state of the generator.
+            ask: how long to wait, where there is a limiter, and how old rows may be.
 
         Raises:
             EmptyBufferError: if there are no rows.
-            WaitTimeoutError: if the gate did not open in time.
+            WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
             if self.gate is not None:
                 self.hold_draw(batch_size, ask)
             if self.pending:
                 return self.pending.popleft()
-            rng = self.generator.get_state() if ahead and self.generator is not None else None
-            ticket = self.fresh(batch_size, self.generator, ask.max_age)
+            generator = self.generator
+            rng = generator.get_state() if ahead and generator is not None else None
+            ticket = self.fresh(batch_size, generator, ask.max_age)
+            if self.unit is not None or ticket.draw.length or ticket.draw.lengths is not None:
+                ticket = self.expand(ticket, generator)
             if rng is not None:
                 ticket = ticket._replace(rng=rng)
-            ticket = expand(self, ticket, self.generator)
             if self.gate is not None:
                 self.gate.drew(ticket)
             return ticket
 
     def fresh(self, batch_size: int, generator: torch.Generator | None, max_age: int | None = None) -> Ticket:
-        """Draw slots with the randomness given, whatever draws a checkpoint brought along; not yet expanded.
+        """Draw slots with this generator, whatever draws a checkpoint left; not yet expanded.
 
         Raises:
             EmptyBufferError: if there are no rows.
         """
         with self.lock:
-            view = self.drawable_view()
+            view, sampler, ring = self.view(), self.sampler, self.ring
+            if view.rows == 0 or view.starts is not None:
+                self.check_drawable(view)
             if max_age is None:
-                draw = self.sampler.draw(view, batch_size, generator)
+                draw = sampler.draw(view, batch_size, generator)
+            elif self.versions is not None:
+                draw = self.versions.draw(self.storage, view, batch_size, generator, max_age)
             else:
-                draw = draw_recent(self, view, batch_size, generator, max_age)
-            slots = checked_slots(draw.slots, view.device, self.sampler)
-            if slots is not draw.slots:
-                draw = draw._replace(slots=slots)
-            return Ticket(draw, self.ring.written, self.sampler.ran_out, self.ring, self.sampler)
+                raise OptionError(no_versions(max_age))
+            slots = draw.slots
+            if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
+                draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
+            return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
 
-    def drawable_view(self) -> View:
-        """Return what samplers may see, now, of a buffer that has rows to draw.
+    def check_drawable(self, view: View) -> None:
+        """Raise if there is no row to draw.
 
         Raises:
-            EmptyBufferError: if there are none.
+            EmptyBufferError: if there are no rows, or no row can start a window.
         """
-        view = self.view()
         if view.rows == 0:
             msg = "Cannot sample from an empty storage: add rows first"
             raise EmptyBufferError(msg)
@@ -381,70 +520,170 @@ class Engine:
             need = view.starts.need
             msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
             raise EmptyBufferError(msg)
-        return view
+
+    def expand(self, ticket: Ticket, generator: torch.Generator | None) -> Ticket:
+        """Plan what slices and units make of the rows drawn; the caller holds the lock.
+
+        Raises:
+            OptionError: if the storage has no fields.
+        """
+        unit, draw, dice = self.unit, ticket.draw, ticket.dice
+        each = draw.rows_each
+        if (unit is None or unit.plain) and each is None:
+            return ticket
+        schema, view = self.storage.schema, self.view()
+        if schema is None:
+            msg = f"{type(self.storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
+            raise OptionError(msg)
+        if each is None:
+            plan = Plan(schema, draw.slots, draw.slots)
+        else:
+            plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
+        if unit is not None:
+            dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
+            plan = unit.expand(plan, view, dice)
+            records = checked_slots(plan.records, view.device, unit)
+            plan = plan if records is plan.records else plan._replace(records=records)
+        if draw.generations is not None and plan.records is not draw.slots:
+            plan = plan._replace(generations=view.ring.generations_of_rows(plan.records))
+        return ticket._replace(plan=plan, dice=dice)
+
+    def expand_again(self, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
+        """Expand a draw as the buffer is now; None if a window no longer fits in its episode, or a row is masked now.
+
+        The random numbers are those of the first time; `generator` is for draws that have not been expanded yet.
+        """
+        draw, each = ticket.draw, ticket.draw.rows_each
+        if self.unit is None and each is None:
+            return ticket if self.tracker is None else self._unmasked(ticket)
+        if ticket.sampler is not self.sampler:
+            return None  # the sampler was exchanged
+        view = self.view()
+        ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
+        need = 1 if view.starts is None else view.starts.need
+        if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
+            return None
+        return self.expand(ticket, generator)
+
+    def _unmasked(self, ticket: Ticket) -> Ticket | None:
+        """Return a draw of single rows without those that are masked now; None if it is to be made again.
+
+        A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
+        """
+        draw, view = ticket.draw, self.view()
+        keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
+        if keep is None or bool(keep.all()):
+            return ticket
+        if not ticket.sampler.epochal or not bool(keep.any()):
+            return None
+        return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
 
     def undraw(self, queued: list[Ticket]) -> None:
-        """Forget draws that were made ahead, the oldest first, and those of a checkpoint: as if never made."""
+        """Drop draws that were made ahead, the oldest first, and those of a checkpoint, as if they were never made."""
         with self.lock:
             dropped = [*queued, *self.pending]
-            for ticket in dropped if self.gate is not None or self.sampler.counting else ():
-                give_back(self, ticket)
+            for ticket in dropped:
+                self.give_back(ticket)
             self.pending.clear()
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
+    def give_back(self, ticket: Ticket) -> None:
+        """Undo the counts of a draw whose batch was not delivered."""
+        if self.gate is None and not self.sampler.counting:
+            return
+        with self.lock:
+            mine = ticket.ring is self.ring and ticket.sampler is self.sampler  # else its rows are gone
+            if mine and self.sampler.counting:
+                as_counting(self.sampler).undo(ticket.draw, self.view())
+            if self.gate is not None:
+                self.gate.undrew(ticket, self.ring)
+
+    def retake(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Return the draws of a checkpoint that are still to be delivered; the counts of void ones are undone."""
+        if not self.sampler.counting:
+            return list(tickets)
+        sampler, view, kept = as_counting(self.sampler), self.view(), []
+        for ticket in tickets:
+            generations = ticket.draw.generations
+            if generations is not None and bool(self.ring.matches(ticket.draw.slots, generations).all()):
+                kept.append(ticket)
+            else:
+                sampler.undo(ticket.draw, view)
+        sampler.resume([ticket.draw for ticket in kept], view)
+        return kept
+
+    # -- gathering ----------------------------------------------------------------------------------------------------
+
     def gather(self, ticket: Ticket) -> Rows | None:
-        """Copy the rows of a ticket; None if the buffer was emptied since, so that there is nothing to copy."""
+        """Copy the rows of a draw; None if the buffer was emptied since, so that there is nothing to copy."""
         source, restores = self.source, self.restores
         payload: Any = None
         try:
-            payload = copy(source.storage, ticket, pin=self.pin)
+            if ticket.plan is None:
+                payload = source.storage.get(ticket.draw.slots, pin=self.pin)
+            else:
+                payload = self._copy_plan(source.storage, ticket.plan)
         except (IndexError, KeyMissingError):
             if self._untouched(ticket) and self.restores == restores:
-                raise  # else a writer was in the middle of its work: look again under the lock
-        if self.restores != restores:
-            payload = None
-        elif self._untouched(ticket):
-            return Rows(source, payload, ticket.serial, ticket.ring, ticket)
+                raise  # else a writer is at work: look again under the lock
+        ring = self.ring
+        if self.restores == restores and ring is ticket.ring and ring.written == ticket.serial:
+            return Rows(source, payload, ticket.serial, ring, ticket)
+        return self._gather_again(ticket, source, None if self.restores != restores else payload)
+
+    def _copy_plan(self, storage: Storage, plan: Plan) -> Any:
+        """Read the rows of a plan, and do what arithmetic is left."""
+        if not plan.changed:
+            return storage.get(plan.records, pin=self.pin)
+        leaves = fold(plan, storage.fetch(plan.requests(), pin=self.pin))
+        return storage.assemble(leaves, plan.records, plan.elsewhere)
+
+    def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
+        """Copy the rows again, under the lock, if one of them was replaced during the first copy."""
         slots = ticket.slots_read
         with self.lock:
-            if payload is None or bool(self._newer(slots, ticket.serial, ticket.ring).any()):
+            if payload is None or bool(self._changed(slots, ticket.serial, ticket.ring).any()):
                 if int(slots.max()) >= len(self.storage):
                     return None  # emptied, or given another storage, since the draw
                 if self.sampler.counting:
                     return None  # the rows drawn were counted, not those that have replaced them
-                again = expand_again(self, ticket)
+                again = self.expand_again(ticket)
                 if again is None:
-                    return None  # a window would not be whole any more
-                source, ticket = self.source, again
-                payload = copy(source.storage, ticket, pin=self.pin)
+                    return None
+                source, ticket, plan = self.source, again, again.plan
+                storage = source.storage
+                payload = (
+                    storage.get(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
+                )
                 self.redone += 1
             if ticket.draw.generations is not None:
-                ticket = ticket._replace(
-                    draw=ticket.draw._replace(generations=self.ring.generations(ticket.draw.slots))
-                )
+                generations = self.ring.generations(ticket.draw.slots)
+                ticket = ticket._replace(draw=ticket.draw._replace(generations=generations))
             return Rows(source, payload, self.ring.written, self.ring, ticket)
 
     def _untouched(self, ticket: Ticket) -> bool:
         """Whether nothing at all was written since a draw."""
-        stamps = self.ring
-        return stamps is ticket.ring and stamps.written == ticket.serial
+        ring = self.ring
+        return ring is ticket.ring and ring.written == ticket.serial
 
     def replaced(self, ticket: Ticket) -> bool:
         """Whether a row that a draw reads was replaced since."""
-        return not self._untouched(ticket) and bool(self._newer(ticket.slots_read, ticket.serial, ticket.ring).any())
+        return not self._untouched(ticket) and bool(self._changed(ticket.slots_read, ticket.serial, ticket.ring).any())
 
-    def _newer(self, slots: Tensor, serial: int, stamps: object) -> Tensor:
-        if stamps is not self.ring:
+    def _changed(self, slots: Tensor, serial: int, ring: object) -> Tensor:
+        if ring is not self.ring:
             return torch.ones_like(slots, dtype=torch.bool)
         return self.ring.changed(slots, serial)
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
         with self.lock:
-            self.rows_drawn += ticket.records.shape[0]
+            self.rows_drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
             if self.gate is not None:
-                self.gate.delivered(self, ticket)
+                if self.gate.delivered(ticket, self.ring) and self.sampler.counting and ticket.sampler is self.sampler:
+                    as_counting(self.sampler).deliver(ticket.draw)
+                self.waiters.wake()
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
@@ -452,29 +691,23 @@ class Engine:
         with self.lock:
             if self.ring is rows.ring and self.ring.written == rows.serial:
                 return torch.zeros_like(slots, dtype=torch.bool)
-            stale = self._newer(slots, rows.serial, rows.ring)
+            stale = self._changed(slots, rows.serial, rows.ring)
             self.rows_stale += int(stale.sum())
             return stale
 
-    def move_cursor(self, slot: int) -> None:
-        """Let the next rows go to `slot`."""
-        with self.lock:
-            ring = self.ring
-            if not 0 <= slot <= min(ring.rows, ring.capacity - 1):
-                most = min(ring.rows, ring.capacity - 1)
-                msg = f"the cursor must be in [0, {most}], so that no slot between rows stays empty, got {slot}"
-                raise SlotError(msg)
-            ring.move(slot)
+    # -- exchanging parts ---------------------------------------------------------------------------------------------
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Exchange the sampler; queued draws of the old one go."""
+        """Exchange the sampler; queued draws of the old one are dropped."""
         check_sampler(self.storage, sampler)
         with self.lock:
             self.tracker = self._make_tracker(sampler)
-            sampler.clear()  # whatever it remembers is of another buffer
+            sampler.clear()  # what it keeps is of another buffer
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
             self.begin_sampler()
+            if self._limiter is None:  # a queue makes its writers wait, other samplers do not
+                self.begin_limiter(None)
             self.waiters.wake()
             return old
 
@@ -493,7 +726,7 @@ class Engine:
             return old
 
     def set_source(self, source: Source) -> Storage:
-        """Exchange the storage and return the old one; writer, sampler and stamps follow what the new one holds."""
+        """Exchange the storage and return the old one; ring, writer and sampler follow what the new one holds."""
         storage = source.storage
         check_pair(storage, self.writer)
         check_sampler(storage, self.sampler)
@@ -506,7 +739,7 @@ class Engine:
                 self.writer.clear()
             self.sampler.clear()
             self.pending.clear()
-            # stamps first: a gather in flight that meets the new storage then sees that all is new
+            # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
             if self.tracker is not None:
@@ -518,3 +751,27 @@ class Engine:
             self._begin_counts()
             self.waiters.wake()
             return old
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
+        """Return the whole state, with draws that are queued; nothing is copied. The caller holds the lock."""
+        return engine_state(self, queued, transform, batch_size)
+
+    def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+        """Restore a state, by copy. If it does not fit, nothing has changed.
+
+        Raises:
+            CheckpointError: naming the part that differs.
+        """
+        load_engine_state(self, state, transform, batch_size)
+
+    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+        """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
+        parts = Saving([self], state, lambda: self.lock, lambda: checker(self), FORMAT)
+        save_buffer(path, parts, incremental=incremental)
+
+    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
+        """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
+        save = load_buffer(path, restore, [self.storage], Reading(FORMAT, verify=verify, mmap=mmap))
+        remember_load(self, save)

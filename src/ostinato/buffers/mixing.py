@@ -6,7 +6,6 @@ from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -23,6 +22,7 @@ from ostinato.buffers.checkpoint.state import (
     read_generator,
     read_ticket,
     readable,
+    remember_load,
     revive,
     saved_rows,
     show_ticket,
@@ -30,19 +30,18 @@ from ostinato.buffers.checkpoint.state import (
     unit_name,
     with_state,
 )
-from ostinato.buffers.engine import Engine
+from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler
-from ostinato.buffers.pipeline import Prefetcher, Steps, expand
+from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
-    apply_change,
     as_sampler,
-    check_change,
-    prepare_change,
+    parse_update,
     priorities_of_batch,
-    rank_fields,
+    priority_fields,
+    read_integers,
+    read_priorities,
 )
-from ostinato.buffers.rate_limit import Waiters, give_back
-from ostinato.buffers.records import Mix
+from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.replay import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.errors import (
@@ -96,12 +95,12 @@ class Member:
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
         # one room: an ensemble draws from its buffers' engines and hears of their loads
         engine = buffer._engine  # noqa: SLF001
-        if not isinstance(engine, Engine):
+        if not isinstance(engine, LocalEngine):
             msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
             raise OptionError(msg)
         self.engine = engine
-        self._feed = buffer._feed  # noqa: SLF001
-        self._dress = buffer._dress  # noqa: SLF001
+        self._pipeline = buffer._pipeline  # noqa: SLF001
+        self._finish = buffer._finish  # noqa: SLF001
         self._slots = buffer._index  # noqa: SLF001
         self.show = buffer._state  # noqa: SLF001
         self.buffer = buffer
@@ -131,7 +130,7 @@ class Member:
             if ranked and draw.weights is None:
                 weights = torch.ones(draw.slots.shape[0], dtype=torch.float32, device=device)
                 draw = draw._replace(weights=weights, generations=engine.ring.generations_of_rows(draw.slots))
-            return expand(engine, tickets[-1]._replace(draw=draw), source)
+            return engine.expand(tickets[-1]._replace(draw=draw), source)
 
     def check_draw(self, rows: int, generator: torch.Generator | None) -> None:
         """Raise what `draw` would raise, before any member of a batch has drawn; the caller holds the engine's lock.
@@ -155,11 +154,13 @@ class Member:
                 "part would cut its slices; use SliceSampler"
             )
             raise OptionError(msg)
-        engine.sampler.check_draw(engine.drawable_view(), rows)
+        view = engine.view()
+        engine.check_drawable(view)
+        engine.sampler.check_draw(view, rows)
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""
-        return self._feed.make(ticket, self._dress, self.collate)
+        return self._pipeline.make(ticket, self._finish, self.collate)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
@@ -172,7 +173,7 @@ class Member:
 
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
         """Return weights and stamps of a ranked draw's rows as samples carry them, `[R]` each."""
-        return rank_fields(self.engine, ticket)
+        return priority_fields(ticket, self.engine.era)
 
     @property
     def target(self) -> Target:
@@ -181,7 +182,7 @@ class Member:
 
     def loaded(self) -> None:
         """Take note that a state was loaded: batches made ahead are of rows that are gone."""
-        self._feed.forget()
+        self._pipeline.forget()
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
@@ -224,8 +225,8 @@ def update_members(members: Sequence[Member], index: Any, priority: Any, generat
     lead = index.shape[: index.ndim - lanes]
     ids = _as_members(ids, lead, len(members))
     index = index.reshape(-1, *index.shape[len(lead) :])
-    values = _as_rows(priority, lead)
-    stamps = None if stamps is None else _as_tensor(stamps).reshape(-1)
+    values = read_priorities(priority, lead)
+    stamps = None if stamps is None else read_integers("generation", stamps).reshape(-1)
     if stamps is not None and stamps.shape != ids.shape:
         msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {stamps.shape[0]}"
         raise SchemaError(msg)
@@ -279,13 +280,17 @@ def _ranked(members: Sequence[Member]) -> list[int]:
 
 
 def _write(members: Sequence[Member], changes: dict[int, tuple[Any, Any, Any]]) -> None:
-    """Check the changes of all members, then make them."""
+    """Check the updates of all members, then make them."""
     with locked([members[i] for i in changes]):
-        ready = [(members[i].engine, prepare_change(members[i].engine, *change)) for i, change in changes.items()]
-        for engine, change in ready:
-            check_change(engine, change)
-        for engine, change in ready:
-            apply_change(engine, change)
+        updates = []
+        for i, change in changes.items():
+            engine = members[i].engine
+            sampler = as_sampler(engine.sampler)
+            update = parse_update(*change, engine.storage, sampler.reduce)
+            update.check(sampler, engine.ring.rows)
+            updates.append((engine, update))
+        for engine, update in updates:
+            engine.update_priorities(update)
 
 
 def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
@@ -298,7 +303,7 @@ def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
         keys = f" with the keys {sorted(map(str, sample.keys()))}" if _is_tree(sample) else ""
         msg = f"{_NAMES}; got {type(sample).__name__}{keys}"
         raise KindError(msg)
-    return _as_tensor(found["index"]), _as_tensor(found["buffer_ids"]), given
+    return read_integers("index", found["index"]), read_integers("buffer_ids", found["buffer_ids"]), given
 
 
 def _is_tree(data: Any) -> bool:
@@ -307,14 +312,6 @@ def _is_tree(data: Any) -> bool:
 
 def _has(data: Any, key: str) -> bool:
     return _is_tree(data) and key in data.keys()  # noqa: SIM118 (a TensorDict iterates over rows)
-
-
-def _as_tensor(value: Any) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
-        msg = f"index, buffer_ids and generation hold integers, got {found.dtype}: pass what sample() gave"
-        raise KindError(msg)
-    return found.detach()
 
 
 def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
@@ -327,28 +324,6 @@ def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
         msg = f"buffer_ids must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}"
         raise SlotError(msg)
     return ids
-
-
-def _as_rows(priority: Any, lead: torch.Size) -> Tensor:
-    """Return a priority for each row, `[rows, *shape]`, or the one for all of them, `[]`."""
-    try:
-        values = (
-            priority
-            if isinstance(priority, Tensor)
-            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
-        )
-    except (TypeError, ValueError) as error:
-        msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
-        raise KindError(msg) from None
-    values = values.detach()
-    if values.shape[: len(lead)] == lead:
-        return values.reshape(-1, *values.shape[len(lead) :])
-    if values.numel() == 1:
-        return values.reshape(())
-    if values.numel() == lead.numel():
-        return values.reshape(-1)
-    msg = f"priorities must be one number, or begin with the shape {list(lead)} of the index, got {list(values.shape)}"
-    raise SchemaError(msg)
 
 
 def _flat(values: Tensor, lead: int) -> Tensor:
@@ -370,6 +345,17 @@ class Made(NamedTuple):
     tickets: list[Ticket]
     rows: list[Rows]
     names: dict[Any, Tensor]
+
+
+class Mix(NamedTuple):
+    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
+
+    members: list[int]
+    tickets: list[Ticket]
+    rng: Tensor | None = None
+    """As in `Ticket`."""
+    last: bool = False
+    """Ensembles have no epochs."""
 
 
 @final
@@ -461,7 +447,7 @@ class Mixer:
                     tickets.append(self.members[i].draw(rows, self.generator, ranked=self.ranked))  # noqa: PERF401
             except Exception:  # a member has too few rows: what the others gave, and the generator, go back
                 for i, ticket in zip(chosen, tickets, strict=False):
-                    give_back(self.members[i].engine, ticket)
+                    self.members[i].engine.give_back(ticket)
                 if rng is not None and self.generator is not None:
                     self.generator.set_state(rng)
                 raise
@@ -579,6 +565,12 @@ class Mixer:
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
+    def close(self) -> None:
+        """Drop queued batches and end the prefetch thread."""
+        self.drop()
+        if self.prefetch is not None:
+            self.prefetch.close()
+
     def redo(self) -> None:
         """Forget batches made ahead but keep their draws, to be made again (after the transforms have changed)."""
         with self.lock:
@@ -659,7 +651,10 @@ def load_ensemble(
     """Read a directory and hand its state to `restore`, with all members locked."""
     with quiet_ensemble(mixer):
         engines = [member.engine for member in mixer.members]
-        load_buffer(path, restore, engines, Reading(FORMAT, verify=verify, mmap=mmap))
+        storages = [engine.storage for engine in engines]
+        save = load_buffer(path, restore, storages, Reading(FORMAT, verify=verify, mmap=mmap))
+        for engine in engines:
+            remember_load(engine, save)
 
 
 @contextmanager

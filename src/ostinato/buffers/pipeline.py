@@ -1,4 +1,4 @@
-"""One pass over a buffer, batch by batch, for those who cannot wait in the middle of an iteration."""
+"""The batch pipeline: draws become batches, at once or ahead in a prefetch thread; passes over a buffer."""
 
 from __future__ import annotations
 
@@ -10,42 +10,25 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias,
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.checks import checked_slots
-from ostinato.buffers.rate_limit import Ask, give_back
+from ostinato.buffers.rate_limit import Ask
 from ostinato.core import kinds
 from ostinato.core.kinds import is_tensor_collection, require_eager
-from ostinato.core.records import Plan, episodes_of, fold, slices
 from ostinato.core.rows import map_leaves
-from ostinato.errors import EpochEndError, OptionError
+from ostinato.errors import EpochEndError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from ostinato.buffers.engine import Engine
     from ostinato.buffers.rate_limit import Waiters
-    from ostinato.buffers.records import AnyEngine, Rows, Ticket
+    from ostinato.buffers.records import Engine, Rows, Ticket
     from ostinato.buffers.replay import ReplayBuffer
-    from ostinato.core.records import View
+    from ostinato.core.records import Plan
     from ostinato.samplers import Sampler
-    from ostinato.storages import Storage
     from ostinato.units import SampleUnit
 
-__all__ = [
-    "END",
-    "Batch",
-    "CopyStream",
-    "Feed",
-    "Pass",
-    "Prefetcher",
-    "Steps",
-    "copy",
-    "expand",
-    "expand_again",
-    "finish",
-    "on_stream_of_caller",
-]
+__all__ = ["END", "Batch", "CopyStream", "Pass", "Pipeline", "Prefetcher", "Steps", "on_stream_of_caller"]
 
 T = TypeVar("T")
 
@@ -97,85 +80,14 @@ class CopyStream:
         map_leaves(batch, keep)
 
 
-def finish(data: Any, plan: Plan, unit: SampleUnit | None, sampler: Sampler) -> tuple[Any, dict[Any, Tensor]]:
-    """Return the batch, and what there is to say of its records: by name, or by path for fields of the batch."""
+def with_fields_of(plan: Plan, data: Any, unit: SampleUnit | None, sampler: Sampler) -> tuple[Any, dict[Any, Tensor]]:
+    """Return a batch with the fields that slices and units add, and these fields: by name, or by path."""
     if unit is not None:
         data = unit.finish(data, plan)
     if plan.fields and kinds.is_mapping(data):
         data = kinds.with_fields(data, {(name,): value for name, value in plan.fields.items()})
     marks = {path if len(path) > 1 else path[0]: value for path, value in sampler.marks(plan, data).items()}
     return data, {**plan.notes, **plan.fields, **marks}
-
-
-def expand(engine: Engine, ticket: Ticket, generator: torch.Generator | None) -> Ticket:
-    """Let slices and units say what the rows drawn become; the caller holds the engine's lock.
-
-    Raises:
-        OptionError: if the storage has no fields.
-    """
-    unit, draw, dice = engine.unit, ticket.draw, ticket.dice
-    each = draw.rows_each
-    if (unit is None or unit.plain) and each is None:
-        return ticket
-    schema, view = engine.storage.schema, engine.view()
-    if schema is None:
-        msg = f"{type(engine.storage).__name__} has no fields for {unit or engine.sampler!r}: use LazyTensorStorage"
-        raise OptionError(msg)
-    if each is None:
-        plan = Plan(schema, draw.slots, draw.slots)
-    else:
-        plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
-    if unit is not None:
-        dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
-        plan = unit.expand(plan, view, dice)
-        records = checked_slots(plan.records, view.device, unit)
-        plan = plan if records is plan.records else plan._replace(records=records)
-    if draw.generations is not None and plan.records is not draw.slots:
-        plan = plan._replace(generations=view.ring.generations_of_rows(plan.records))
-    return ticket._replace(plan=plan, dice=dice)
-
-
-def expand_again(engine: Engine, ticket: Ticket, generator: torch.Generator | None = None) -> Ticket | None:
-    """Expand a draw as the buffer is now; None if a window no longer fits in its episode, or a row is masked now.
-
-    Chance is that of the first time; `generator` is for draws that have not been expanded yet.
-    """
-    draw, each = ticket.draw, ticket.draw.rows_each
-    if engine.unit is None and each is None:
-        return ticket if engine.tracker is None else _unmasked(ticket, engine.view())
-    view = engine.view()
-    if ticket.sampler is not engine.sampler:
-        return None  # another sampler took over since
-    ahead = None if view.episodes is None else view.episodes.ahead(draw.slots)
-    need = 1 if view.starts is None else view.starts.need
-    if ahead is not None and bool((ahead + 1 < (need if each is None else each)).any()):
-        return None
-    return expand(engine, ticket, generator)
-
-
-def _unmasked(ticket: Ticket, view: View) -> Ticket | None:
-    """Return a draw of single rows without those that are masked now; None if it is to be made anew.
-
-    A pass without replacement does not draw its rows again: the batch goes without the rows that were replaced.
-    """
-    draw = ticket.draw
-    keep = None if view.episodes is None or not view.episodes.masked else view.episodes.ahead(draw.slots) >= 0
-    if keep is None or bool(keep.all()):
-        return ticket
-    if not ticket.sampler.epochal or not bool(keep.any()):
-        return None
-    return ticket._replace(draw=draw._replace(slots=draw.slots[keep]))
-
-
-def copy(storage: Storage, ticket: Ticket, *, pin: bool) -> Any:
-    """Read the rows of a ticket, or what its plan made of them."""
-    plan = ticket.plan
-    if plan is None or not plan.changed:
-        return storage.get(ticket.records, pin=pin)
-    leaves = fold(plan, storage.fetch(plan.requests(), pin=pin))
-    if plan.elsewhere:
-        return storage.assemble(leaves, plan.records, plan.elsewhere)
-    return storage.assemble(leaves, plan.records)
 
 
 class _Drawn(Protocol):
@@ -302,6 +214,14 @@ class Prefetcher(Generic[DrawnT]):
             self._queue.clear()
             return tickets
 
+    def close(self) -> None:
+        """Drop all queued batches, and end the worker thread once the batch that it is making is made."""
+        with self._waiters.lock:
+            self.clear()
+            executor, self._executor = self._executor, None
+        if executor is not None and self._process == os.getpid():
+            executor.shutdown()
+
     def _pool(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-prefetch")
@@ -317,7 +237,8 @@ class Prefetcher(Generic[DrawnT]):
 
 
 _Made: TypeAlias = "tuple[Any, Rows, dict[Any, Tensor]]"
-Dress: TypeAlias = "Callable[[Any, Ticket, dict[Any, Tensor]], Any]"
+Finish: TypeAlias = "Callable[[Any, Ticket, dict[Any, Tensor]], Any]"
+_NO_NOTES: dict[Any, Any] = {}
 _PLAIN = Ask()
 _FREE_TRIES = 2
 """Batches that writers may spoil before the next one is made with the writers waiting."""
@@ -332,61 +253,64 @@ class Batch(NamedTuple):
 
 
 @final
-class Feed:
-    """Turns draws into batches.
+class Pipeline:
+    """Makes batches of draws, at once or ahead in a prefetch thread.
 
-    Holds no reference to the buffer that it feeds: that hands its `dress` over with each call.
+    Holds no reference to the buffer, which passes its `finish` with each call.
 
     Args:
         engine: where draws and rows come from.
         depth: batches to keep ready; 0 is no prefetch.
     """
 
-    def __init__(self, engine: AnyEngine, depth: int) -> None:
+    def __init__(self, engine: Engine, depth: int) -> None:
         self._engine = engine
-        # page-locked batches are on their way to a GPU: prefetched ones travel beside the learner's work
+        # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
         self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
 
-    def next(self, size: int, dress: Dress, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
+    def next(self, size: int, finish: Finish, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
         """Return the next batch of `size` rows.
 
         Args:
             size: rows.
-            dress: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is one.
-                It gets the batch, the draw, and what slices and units have to say of each record.
+            finish: finishes a batch (transforms, keys that subclasses add); runs in the prefetch thread if there is
+                one. It gets the batch, the draw, and the fields that slices and units add to each record.
             within_epoch: keep prefetch from drawing beyond the epoch's end.
-            ask: how long to wait, where there is a gate, and how old rows may be.
+            ask: how long to wait, where there is a rate limiter, and how old rows may be.
 
         Raises:
             EpochEndError: with `within_epoch`, if no batch is left since rows were replaced.
         """
         if is_dynamo_compiling():  # a graph break: locks and addresses are not for a graph
-            eager = torch.compiler.disable(Feed.next)  # type: ignore[no-untyped-call]
-            return eager(self, size, dress, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
+            eager = torch.compiler.disable(Pipeline.next)  # type: ignore[no-untyped-call]
+            return eager(self, size, finish, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
         require_eager("sampling")
         engine, tries = self._engine, 0
         if engine.gate is not None:
             ask = ask.begun(engine.gate)  # all tries share one time
         while True:
-            if self.prefetch is None:
-                made = self._make_now(size, dress, ask) if tries < _FREE_TRIES else self._make_alone(size, dress, ask)
-                tries += 1
-            else:
-                made = self._make_ahead(self.prefetch, size, dress, ask, within_epoch=within_epoch)
-            if made is None:
-                if within_epoch and self.over:
-                    msg = "the rows left in the epoch were replaced: no batch of it is left"
-                    raise EpochEndError(msg)
-                continue  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
-            data, rows, notes = made
-            engine.deliver(rows.ticket)
             if self.prefetch is not None:
-                notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
-            return Batch(data, rows.ticket, notes)
+                made = self._make_ahead(self.prefetch, size, finish, ask, within_epoch=within_epoch)
+            elif tries < _FREE_TRIES:
+                made = self._make_now(size, finish, ask)
+            else:
+                with engine.lock:
+                    made = self._make_now(size, finish, ask)
+            if made is not None:
+                break
+            tries += 1  # emptied, or windows cut short, in between: draw again, or learn that there is nothing
+            if within_epoch and self.over:
+                msg = "the rows left in the epoch were replaced: no batch of it is left"
+                raise EpochEndError(msg)
+        data, rows, notes = made
+        engine.deliver(rows.ticket)
+        if self.prefetch is not None:
+            notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
+        return Batch(data, rows.ticket, notes)
 
     def _make_ahead(
-        self, prefetch: Prefetcher[Ticket], size: int, dress: Dress, ask: Ask, *, within_epoch: bool
+        self, prefetch: Prefetcher[Ticket], size: int, finish: Finish, ask: Ask, *, within_epoch: bool
     ) -> _Made | None:
         engine = self._engine
 
@@ -395,54 +319,45 @@ class Feed:
 
         steps = Steps(
             draw=lambda: engine.draw(size, ahead=True, ask=ask),
-            make=lambda ticket: self._make(ticket, dress),
+            make=lambda ticket: self._make_in_worker(ticket, finish),
             may=may,
             wait=lambda: engine.hold_draw(size, ask, lambda: prefetch.filled),
-            lost=self._lose,
+            lost=engine.give_back,
         )
         ticket, made = prefetch.next(steps, within_epoch=within_epoch)
         if self._stream is not None:
             made = self._take(*made)
         if made is None:
-            self._lose(ticket)
+            engine.give_back(ticket)
         return made  # type: ignore[no-any-return]
 
-    def _make_alone(self, size: int, dress: Dress, ask: Ask) -> _Made | None:
-        with self._engine.lock:
-            return self._make_now(size, dress, ask)
-
-    def _make_now(self, size: int, dress: Dress, ask: Ask) -> _Made | None:
+    def _make_now(self, size: int, finish: Finish, ask: Ask) -> _Made | None:
         ticket, made = self._engine.draw(size, ask=ask), None
         try:
-            made = self.make(ticket, dress, None)
+            made = self.make(ticket, finish, None)
         finally:
             if made is None:
-                self._lose(ticket)
+                self._engine.give_back(ticket)
         return made
 
-    def _make(self, ticket: Ticket, dress: Dress) -> Any:
+    def _make_in_worker(self, ticket: Ticket, finish: Finish) -> Any:
         if self._stream is None:
-            return self.make(ticket, dress, None)
-        return self._stream.run(lambda: self.make(ticket, dress, None))
+            return self.make(ticket, finish, None)
+        return self._stream.run(lambda: self.make(ticket, finish, None))
 
-    def _lose(self, ticket: Ticket) -> None:
-        """Take note that the batch of a draw will reach nobody."""
-        engine = self._engine
-        if engine.gate is not None or engine.sampler.counting:
-            give_back(engine, ticket)
-
-    def make(self, ticket: Ticket, dress: Dress, collate: Callable[[Any], Any] | None) -> _Made | None:
+    def make(self, ticket: Ticket, finish: Finish, collate: Callable[[Any], Any] | None) -> _Made | None:
         """Make the batch of a draw, with another `collate` if one is given; None if it cannot be made any more."""
-        engine = self._engine
-        rows = engine.gather(ticket)
+        rows = self._engine.gather(ticket)
         if rows is None:
             return None
-        notes: dict[Any, Tensor] = {}
-        data = rows.present()
-        if rows.ticket.plan is not None:
-            data, notes = finish(data, rows.ticket.plan, engine.unit, rows.ticket.sampler)
-        data = rows.collate(data) if collate is None else collate(data)
-        return dress(data, rows.ticket, notes), rows, notes
+        source, ticket, notes = rows.source, rows.ticket, _NO_NOTES
+        plan = ticket.plan
+        records = ticket.draw.slots if plan is None else plan.records
+        data = source.storage.present(rows.payload, (records.shape[0],))
+        if plan is not None:
+            data, notes = with_fields_of(plan, data, self._engine.unit, ticket.sampler)
+        collate = collate or source.collate
+        return finish(data if collate is None else collate(data), ticket, notes), rows, notes
 
     def _take(self, made: _Made | None, event: Any) -> _Made | None:
         if made is not None:
@@ -468,6 +383,12 @@ class Feed:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
         with self._engine.lock:
             self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+
+    def close(self) -> None:
+        """Drop queued batches, as `drop` does, and end the prefetch thread."""
+        self.drop()
+        if self.prefetch is not None:
+            self.prefetch.close()
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""
@@ -517,16 +438,16 @@ class Pass:
             return END
         if not buffer.sampler.epochal:
             return buffer.sample(timeout_s=timeout_s)
-        feed, size = buffer._feed, buffer.batch_size  # noqa: SLF001 (one room)
+        pipeline, size = buffer._pipeline, buffer.batch_size  # noqa: SLF001 (one package)
         if not self._begun:
-            feed.restart()
+            pipeline.restart()
             self._begun = True
-        elif feed.over:
+        elif pipeline.over:
             self._over = True
             return END
-        dress = buffer._dress  # noqa: SLF001
+        finish = buffer._finish  # noqa: SLF001
         try:
-            batch = feed.next(size or 0, dress, within_epoch=True, ask=Ask(timeout_s))
+            batch = pipeline.next(size or 0, finish, within_epoch=True, ask=Ask(timeout_s))
         except EpochEndError:
             self._over = True
             return END

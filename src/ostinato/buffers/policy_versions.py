@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ostinato.buffers.engine import Engine
-    from ostinato.buffers.records import AnyEngine
     from ostinato.core.records import Placement, View
+    from ostinato.samplers import Sampler
     from ostinato.storages import Storage
     from ostinato.writers import Writer
 
-__all__ = ["Recent", "Runs", "Versions", "check_age", "check_versions", "draw_recent"]
+__all__ = ["Recent", "Runs", "Versions", "begin_versions", "check_age", "check_versions", "no_versions"]
 
 
 class Recent(NamedTuple):
@@ -188,6 +187,25 @@ class Versions:
         runs, first = self._present(storage, cursor)
         return runs.recent(len(storage), max_age), first
 
+    def draw(
+        self, storage: Storage, view: View, batch_size: int, generator: torch.Generator | None, max_age: int
+    ) -> Draw:
+        """Draw rows uniformly among those whose version is at least the newest one less `max_age`.
+
+        Raises:
+            OptionError: if episodes leave only some rows to draw from.
+        """
+        if view.starts is not None:
+            msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
+            raise OptionError(msg)
+        found, first = self.recent(storage, view.cursor, max_age)
+        ranks = torch.randint(0, found.rows, (batch_size,), generator=generator, device=view.device)
+        if found.starts.size == 1:
+            slots = ranks + (int(found.starts[0]) + first)
+        else:
+            slots = torch.from_numpy(found.pick(ranks.cpu().numpy())).to(view.device) + first
+        return Draw(slots.remainder_(view.capacity))
+
     def newest(self, storage: Storage, cursor: int) -> int:
         """Return the largest version of the rows present, of which there are some."""
         return self._present(storage, cursor)[0].newest
@@ -232,7 +250,7 @@ def begin_versions(key: str | tuple[str, ...] | None, writer: Writer, rows: int)
     return versions
 
 
-def check_age(engine: AnyEngine, max_age: Any, *, prefetch: bool) -> int:
+def check_age(versions: Versions | None, sampler: Sampler, max_age: Any, *, prefetch: bool) -> int:
     """Return a `max_age` that the buffer can keep to.
 
     Raises:
@@ -241,31 +259,17 @@ def check_age(engine: AnyEngine, max_age: Any, *, prefetch: bool) -> int:
     if isinstance(max_age, bool) or not hasattr(max_age, "__index__") or max_age < 0:
         msg = f"max_age must be an integer of at least 0 (versions), got {max_age!r}"
         raise OptionError(msg)
-    if engine.versions is None:
-        msg = f"max_age={max_age} needs to know the versions of rows: make the buffer with version_key='...'"
-        raise OptionError(msg)
+    if versions is None:
+        raise OptionError(no_versions(max_age))
     if prefetch:
         msg = f"max_age={max_age} is that of the moment, and batches are prefetched: make the buffer without prefetch"
         raise OptionError(msg)
-    if type(engine.sampler) is not RandomSampler:
-        msg = f"max_age={max_age} is available with RandomSampler, this buffer has {engine.sampler!r}"
+    if type(sampler) is not RandomSampler:
+        msg = f"max_age={max_age} is available with RandomSampler, this buffer has {sampler!r}"
         raise OptionError(msg)
     return int(max_age.__index__())
 
 
-def draw_recent(engine: Engine, view: View, batch_size: int, generator: torch.Generator | None, max_age: int) -> Draw:
-    """Draw rows uniformly among those whose version is at least the newest one less `max_age`.
-
-    Raises:
-        OptionError: if episodes leave only some rows to draw from.
-    """
-    if engine.versions is None or view.starts is not None:
-        msg = "max_age does not go with windows that only some rows can start, nor with masked rows: leave one out"
-        raise OptionError(msg)
-    found, first = engine.versions.recent(engine.storage, view.cursor, max_age)
-    ranks = torch.randint(0, found.rows, (batch_size,), generator=generator, device=view.device)
-    if found.starts.size == 1:
-        slots = ranks + (int(found.starts[0]) + first)
-    else:
-        slots = torch.from_numpy(found.pick(ranks.cpu().numpy())).to(view.device) + first
-    return Draw(slots.remainder_(view.capacity))
+def no_versions(max_age: int) -> str:
+    """Return the message that a buffer keeps no versions."""
+    return f"max_age={max_age} needs to know the versions of rows: make the buffer with version_key='...'"

@@ -17,9 +17,9 @@ from ostinato.buffers.checkpoint.save import Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker
 from ostinato.buffers.mixing import Member
 from ostinato.buffers.options import own
-from ostinato.buffers.pipeline import Batch, expand_again
+from ostinato.buffers.pipeline import Batch
 from ostinato.buffers.policy_versions import check_age
-from ostinato.buffers.rate_limit import RateLimiter, stock
+from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.errors import EmptyBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Portion:
         """Rows that can be drawn."""
         engine = self._member.engine
         with engine.lock:
-            return stock(engine).rows
+            return engine.stock().rows
 
     def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> Offer:
         """Draw up to `rows` rows, to be asked for later. Cost: that of a draw, without the copy.
@@ -114,7 +114,7 @@ class Portion:
         if max_age is None:
             made = self._offer(rows)
         else:
-            made = self._offer_recent(rows, check_age(engine, max_age, prefetch=False), newest)
+            made = self._offer_recent(rows, check_age(engine.versions, engine.sampler, max_age, prefetch=False), newest)
         return made._replace(era=self._era)
 
     def _offer(self, rows: int) -> Offer:
@@ -122,7 +122,7 @@ class Portion:
         with engine.lock:
             view = engine.view()
             if engine.sampler.counting:
-                left = stock(engine)
+                left = engine.stock()
                 return Offer(0 if left.draws else -1, view.rows, float(left.rows), 1.0, 0.0, left.draws)
             found = engine.sampler.mass(view)
             if found is None:
@@ -171,7 +171,7 @@ class Portion:
             weights = None if drawn.weights is None else drawn.weights[:rows]
             stamps = None if drawn.generations is None else drawn.generations[:rows]
             first = drawn._replace(slots=drawn.slots[:rows], weights=weights, generations=stamps)
-            cut = expand_again(engine, ticket._replace(draw=first), engine.generator)
+            cut = engine.expand_again(ticket._replace(draw=first), engine.generator)
         made = None if cut is None else member.make(cut)
         if made is None:
             return None  # emptied, or windows cut short, in between

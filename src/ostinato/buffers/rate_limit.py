@@ -1,4 +1,4 @@
-"""Readers and writers that wait for each other: who waits, how long, and what the counts of `limits` let through."""
+"""Rate limiting: the rules and counts by which readers and writers wait for each other, and the waiting itself."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ostinato.errors import KindError, OptionError, WaitTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.buffers.engine import Engine
-    from ostinato.buffers.records import AnyEngine, Ticket
+    from ostinato.buffers.records import Ticket
+    from ostinato.core.ring import Ring
     from ostinato.samplers import CountingSampler, Sampler
     from ostinato.writers import Writer
 
@@ -32,12 +32,8 @@ __all__ = [
     "Waiters",
     "as_counting",
     "check_counting",
-    "give_back",
-    "make_gate",
-    "renew_gate",
+    "check_wait",
     "replayable",
-    "retake",
-    "stock",
 ]
 
 
@@ -380,16 +376,35 @@ class Waiters:
 
 @final
 class Gate:
-    """What a `Flow` says of the calls of one buffer. Every method is called under the engine's lock.
+    """The counts of a `Flow` for the calls of one buffer. Every method is called under the engine's lock.
 
-    It decides; `Engine.hold_write` and `Engine.hold_draw` wait, since a wait may outlive the gate (another sampler may
-    bring another one, or none).
+    It decides; `LocalEngine.hold_write` and `LocalEngine.hold_draw` wait, since a wait may outlast the gate: a new
+    sampler may bring another one, or none.
+
+    Args:
+        limiter: the rules; None is `RateLimiter()`, for a queue.
+        max_size: rows that the storage can hold.
+        waiters: the calls of the buffer that wait.
+
+    Raises:
+        KindError: if the limiter is none.
+        OptionError: if sampling could never begin.
     """
 
-    def __init__(self, limiter: RateLimiter, waiters: Waiters) -> None:
-        self.flow = Flow(limiter)
+    def __init__(self, limiter: Any, max_size: int, waiters: Waiters) -> None:
+        if limiter is not None and not isinstance(limiter, RateLimiter):
+            msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
+            raise KindError(msg)
+        rules = RateLimiter() if limiter is None else limiter
+        if rules.min_size_to_sample > max_size:
+            msg = (
+                f"min_size_to_sample={rules.min_size_to_sample} rows are never there: the storage has "
+                f"max_size={max_size}"
+            )
+            raise OptionError(msg)
+        self.flow = Flow(rules)
         self._delivered = 0
-        self._since = 0  # number of the first write that a draw under these counts may have met
+        self._since = 0  # serial number of the first row that a draw under these counts may have met
         self._waiters = waiters
 
     def __getstate__(self) -> dict[str, Any]:
@@ -400,52 +415,21 @@ class Gate:
         """Take the waiters of the engine that a copy belongs to."""
         self._waiters = waiters
 
-    # -- may it -------------------------------------------------------------------------------------------------------
-
     def patience_s(self, timeout_s: float | None) -> float:
-        """Return how long a call may wait, in seconds: what it says itself, or the limiter."""
+        """Return how long a call may wait, in seconds: its own `timeout_s`, or the limiter's."""
         return float(self.flow.limiter.timeout_s if timeout_s is None else timeout_s)  # numpy's may be narrow
 
-    def may_write(self, engine: AnyEngine, rows: int) -> bool:
-        """Whether so many rows may be written now."""
-        return self.flow.may_write(rows, stock(engine))
-
-    def may_draw(self, engine: AnyEngine, rows: int) -> bool:
-        """Whether so many rows may be drawn now."""
-        return self.flow.may_draw(rows, stock(engine))
-
-    def check_write(self, engine: Engine, rows: int) -> None:
-        """Raise for a write that could never go ahead.
-
-        Raises:
-            OptionError: naming what it exceeds.
-        """
-        bounded = engine.sampler.counting and as_counting(engine.sampler).bounded
-        self.flow.check_write(rows, engine.storage.capacity if bounded else None)
-
-    def check_draw(self, engine: Engine, rows: int) -> None:
-        """Raise for a draw that could never be made.
-
-        Raises:
-            OptionError: naming what it exceeds.
-        """
-        sampler = engine.sampler
-        self.flow.check_draw(rows, as_counting(sampler).draws_of(engine.storage.capacity) if sampler.counting else None)
-
-    def why_no_write(self, engine: Engine, rows: int, waited_s: float) -> str:
+    def why_no_write(self, rows: int, stock: Stock, waited_s: float) -> str:
         """Say what a write waited for, and which calls wait."""
-        why = (
-            f"a write of {rows} row(s) waited {waited_s:g} s for readers: {self.flow.why_no_write(rows, stock(engine))}"
-        )
-        return self.flow.told(why, stock(engine), self._waiters.writers, self._waiters.readers)
+        why = f"a write of {rows} row(s) waited {waited_s:g} s for readers: {self.flow.why_no_write(rows, stock)}"
+        return self.flow.told(why, stock, self._waiters.writers, self._waiters.readers)
 
-    def why_no_draw(self, engine: Engine, rows: int, waited_s: float) -> str:
+    def why_no_draw(self, rows: int, stock: Stock, waited_s: float) -> str:
         """Say what a draw waited for, and which calls wait."""
-        there = stock(engine)
-        why = f"a draw of {rows} row(s) waited {waited_s:g} s for writers: {self.flow.why_no_draw(rows, there)}"
-        return self.flow.told(why, there, self._waiters.writers, self._waiters.readers)
+        why = f"a draw of {rows} row(s) waited {waited_s:g} s for writers: {self.flow.why_no_draw(rows, stock)}"
+        return self.flow.told(why, stock, self._waiters.writers, self._waiters.readers)
 
-    # -- what has happened --------------------------------------------------------------------------------------------
+    # -- counts -------------------------------------------------------------------------------------------------------
 
     def wrote(self, rows: int) -> None:
         """Count rows written."""
@@ -457,29 +441,27 @@ class Gate:
         self.flow.drew(rows_of(ticket))
         self._waiters.wake()
 
-    def delivered(self, engine: Engine, ticket: Ticket) -> None:
-        """Count the rows of a batch that reached its reader."""
-        if not self._knows(engine, ticket):
-            return
-        self._delivered += rows_of(ticket)
-        if engine.sampler.counting and ticket.sampler is engine.sampler:
-            as_counting(engine.sampler).deliver(ticket.draw)
-        self._waiters.wake()
+    def delivered(self, ticket: Ticket, ring: Ring) -> bool:
+        """Count the rows of a batch that was delivered; return whether its draw is one of these counts."""
+        known = self._knows(ticket, ring)
+        if known:
+            self._delivered += rows_of(ticket)
+        return known
 
-    def undrew(self, engine: Engine, ticket: Ticket) -> None:
-        """Take a draw back that reached nobody."""
-        if self._knows(engine, ticket):
+    def undrew(self, ticket: Ticket, ring: Ring) -> None:
+        """Undo the count of a draw that was not delivered."""
+        if self._knows(ticket, ring):
             self.flow.drew(-rows_of(ticket))
         self._waiters.wake()
 
-    def _knows(self, engine: Engine, ticket: Ticket) -> bool:
-        return ticket.ring is engine.ring and ticket.serial >= self._since
+    def _knows(self, ticket: Ticket, ring: Ring) -> bool:
+        return ticket.ring is ring and ticket.serial >= self._since
 
-    def begin(self, engine: Engine) -> None:
-        """Begin to count anew, with the rows that are there already."""
-        self.flow.begin(len(engine.storage))
-        # of an empty buffer nothing can be drawn before the next write: draws of before are not of these counts
-        self._delivered, self._since = 0, engine.ring.written + (len(engine.storage) == 0)
+    def begin(self, ring: Ring) -> None:
+        """Start the counts from the rows present."""
+        self.flow.begin(ring.rows)
+        # of an empty buffer nothing can be drawn before the next write: earlier draws are not of these counts
+        self._delivered, self._since = 0, ring.written + (ring.rows == 0)
         self._waiters.wake()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -489,7 +471,7 @@ class Gate:
         return {**self.flow.state_dict(), "drawn": self._delivered + sum(map(rows_of, queued))}
 
     def hold(self) -> Callable[[], None]:
-        """Return what brings the counts of now back."""
+        """Return what restores the counts of now."""
         flow = self.flow
         kept = flow.written, flow.drawn, self._delivered, self._since
 
@@ -498,11 +480,11 @@ class Gate:
 
         return restore
 
-    def load_state_dict(self, engine: Engine, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Ticket]) -> None:
         """Restore counts. The rules stay this buffer's own: saved under others, the counts begin anew."""
-        differing = self.flow.load_state_dict(state, len(engine.storage))
-        self._delivered = self.flow.drawn - sum(map(rows_of, engine.pending))
-        self._since = engine.ring.written
+        differing = self.flow.load_state_dict(state, ring.rows)
+        self._delivered = self.flow.drawn - sum(map(rows_of, pending))
+        self._since = ring.written
         self._waiters.wake()
         if differing is not None:
             warnings.warn(
@@ -521,43 +503,6 @@ def rows_of(ticket: Ticket) -> int:
 def as_counting(sampler: Sampler) -> CountingSampler:
     """Return a sampler that says it counts draws, as what it then is."""
     return sampler  # type: ignore[return-value]
-
-
-def stock(engine: AnyEngine) -> Stock:
-    """Return what a buffer has for readers and writers now."""
-    if not engine.sampler.counting:
-        return Stock(len(engine.storage))
-    sampler, view = as_counting(engine.sampler), engine.view()
-    return Stock(sampler.rows_left, sampler.draws_left, sampler.room(view))
-
-
-def make_gate(limiter: Any, engine: Engine) -> Gate | None:
-    """Return the gate that a buffer needs; None where nobody ever waits.
-
-    Raises:
-        KindError: if the limiter is none.
-        OptionError: if sampling could never begin.
-    """
-    if limiter is None and not (engine.sampler.counting and as_counting(engine.sampler).bounded):
-        return None
-    if limiter is not None and not isinstance(limiter, RateLimiter):
-        msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
-        raise KindError(msg)
-    gate = Gate(RateLimiter() if limiter is None else limiter, engine.waiters)
-    rules, size = gate.flow.limiter, engine.storage.max_size
-    if rules.min_size_to_sample > size:
-        msg = f"min_size_to_sample={rules.min_size_to_sample} rows are never there: the storage has max_size={size}"
-        raise OptionError(msg)
-    gate.begin(engine)
-    return gate
-
-
-def renew_gate(engine: Engine) -> None:
-    """Follow a new sampler in a buffer that was given no limiter: a queue holds its writers up, others do not."""
-    made = make_gate(None, engine)
-    if made is None or engine.gate is None:
-        engine.gate = made
-    engine.waiters.wake()
 
 
 def replayable(data: Any) -> Any:
@@ -584,28 +529,3 @@ def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> 
             f"{sampler!r} needs rows in the order in which they came: use RoundRobinWriter, not {type(writer).__name__}"
         )
         raise OptionError(msg)
-
-
-def give_back(engine: AnyEngine, ticket: Ticket) -> None:
-    """Take a draw back whose batch reached nobody, where draws are counted."""
-    with engine.lock:
-        mine = ticket.ring is engine.ring and ticket.sampler is engine.sampler  # else they are gone
-        if mine and engine.sampler.counting:
-            as_counting(engine.sampler).undo(ticket.draw, engine.view())
-        if engine.gate is not None:
-            engine.gate.undrew(engine, ticket)
-
-
-def retake(engine: Engine, tickets: Sequence[Ticket]) -> list[Ticket]:
-    """Return the draws of a checkpoint that are still to be delivered; of those that are void the rows go back."""
-    if not engine.sampler.counting:
-        return list(tickets)
-    sampler, view, kept = as_counting(engine.sampler), engine.view(), []
-    for ticket in tickets:
-        stamps = ticket.draw.generations
-        if stamps is not None and bool(view.ring.matches(ticket.draw.slots, stamps).all()):
-            kept.append(ticket)
-        else:
-            sampler.undo(ticket.draw, view)
-    sampler.resume([ticket.draw for ticket in kept], view)
-    return kept

@@ -1,26 +1,32 @@
-"""Records of the read path: a draw that was made, a storage with what collates its rows, and rows gathered."""
+"""What passes between engine, pipeline and checkpoints: draws, sources, gathered rows; and the `Engine` protocol."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections import deque
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
+    import torch
     from torch import Tensor
 
-    from ostinato.buffers.engine import Engine
-    from ostinato.buffers.shared import SharedEngine
-    from ostinato.core.records import Draw, Plan
+    from ostinato.buffers.checkpoint.state import Saves
+    from ostinato.buffers.episode_tracker import EpisodeTracker
+    from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.priority_updates import PriorityUpdate
+    from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
+    from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
+    from ostinato.transforms import Compose
+    from ostinato.units import SampleUnit
+    from ostinato.writers import Writer
 
-__all__ = ["AnyEngine", "Mix", "Rows", "Source", "Ticket"]
-
-AnyEngine: TypeAlias = "Engine | SharedEngine"
-"""What stands behind a buffer: the engine of one process, or of one among several."""
+__all__ = ["Engine", "Rows", "Source", "Ticket"]
 
 
 class Ticket(NamedTuple):
@@ -57,17 +63,6 @@ class Ticket(NamedTuple):
         return values if self.plan is None else self.plan.per_record(values)
 
 
-class Mix(NamedTuple):
-    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
-
-    members: list[int]
-    tickets: list[Ticket]
-    rng: Tensor | None = None
-    """As in `Ticket`."""
-    last: bool = False
-    """Ensembles have no epochs."""
-
-
 class Source(NamedTuple):
     """A storage and what collates its rows: exchanged together, so that nobody meets one with the other's partner."""
 
@@ -85,10 +80,134 @@ class Rows(NamedTuple):
     ticket: Ticket
     """The draw; its stamps and plan are those of the rows gathered."""
 
-    def present(self) -> Any:
-        """Nest the rows, as the storage that they came from does."""
-        return self.source.storage.present(self.payload, (self.ticket.records.shape[0],))
 
-    def collate(self, data: Any) -> Any:
-        """Collate what was presented."""
-        return data if self.source.collate is None else self.source.collate(data)
+class Engine(Protocol):
+    """What stands behind a `ReplayBuffer`: `LocalEngine` in one process, `SharedEngine` in several.
+
+    Thread-safe. Whoever reads several attributes that must fit together holds `lock`.
+    """
+
+    lock: Any
+    waiters: Waiters
+    saves: Saves
+    source: Source
+    sampler: Sampler
+    generator: torch.Generator | None
+    pin: bool
+    """Whether batches are gathered into page-locked memory."""
+    pending: deque[Ticket]
+    """Draws to be delivered first: those of a checkpoint, and those whose batches were dropped."""
+    unit: SampleUnit | None
+    tracker: EpisodeTracker | None
+    gate: Gate | None
+    versions: Versions | None
+    era: int
+    """Loads into a buffer that had rows: part of `index_generation`."""
+    priority_path: tuple[str, ...] | None
+    rows_stale: int
+    pickles_queue: bool
+    """Whether draws made ahead go along with a pickled buffer."""
+
+    @property
+    def ring(self) -> Ring | SharedRing:
+        """Rows, cursor and generations."""
+
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+
+    @property
+    def writer(self) -> Writer:
+        """The writer."""
+
+    @property
+    def rows_written(self) -> int:
+        """Rows ever written."""
+
+    @property
+    def rows_since_empty(self) -> int:
+        """Rows written since the buffer was made or emptied."""
+
+    @property
+    def rows_drawn(self) -> int:
+        """Rows delivered."""
+
+    @property
+    def redone(self) -> int:
+        """Batches copied again because a writer replaced some of their rows."""
+
+    @property
+    def stale_updates(self) -> int | Tensor:
+        """Priorities dropped because their rows had been replaced."""
+
+    def view(self) -> View:
+        """Return what samplers may see, now."""
+
+    def stock(self) -> Stock:
+        """Return what there is for readers and writers now."""
+
+    def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Placement:
+        """Check rows, choose their slots, record and copy them."""
+
+    def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:
+        """Replace rows at a user's index."""
+
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
+        """Replace stored fields of rows at a user's index."""
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+
+    def clear(self) -> None:
+        """Remove all rows and queued draws."""
+
+    def move_cursor(self, slot: int) -> None:
+        """Write the next rows to `slot`."""
+
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = ...) -> Ticket:
+        """Draw slots."""
+
+    def undraw(self, queued: list[Ticket]) -> None:
+        """Drop draws that were made ahead, as if they were never made."""
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Undo the counts of a draw whose batch was not delivered."""
+
+    def may_draw(self, rows: int) -> bool:
+        """Whether a draw of so many rows need not wait."""
+
+    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> None:
+        """Return once a draw of so many rows need not wait, or one is queued."""
+
+    def gather(self, ticket: Ticket) -> Rows | None:
+        """Copy the rows of a draw."""
+
+    def deliver(self, ticket: Ticket) -> None:
+        """Count the rows of a batch that reached the caller."""
+
+    def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
+        """Return which rows were replaced since they were gathered."""
+
+    def begin_sampler(self) -> None:
+        """Initialize the sampler's bookkeeping from the rows already stored."""
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler and return the old one."""
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Exchange the writer and return the old one."""
+
+    def set_source(self, source: Source) -> Storage:
+        """Exchange the storage and return the old one."""
+
+    def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
+        """Return the whole state."""
+
+    def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+        """Restore a state."""
+
+    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+        """Save `state()` to a directory."""
+
+    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
+        """Read a directory and hand its state to `restore`."""

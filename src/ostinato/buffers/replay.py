@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers import edits
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state, load_engine_state, own_copy
+from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.checks import require_rows
-from ostinato.buffers.engine import Engine
+from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import (
     check_dim,
     check_drop_last,
@@ -32,26 +29,24 @@ from ostinato.buffers.options import (
     warn_of_batch,
     warn_of_sampler,
 )
-from ostinato.buffers.pipeline import Batch, Feed
-from ostinato.buffers.policy_versions import begin_versions, check_age
+from ostinato.buffers.pipeline import Batch, Pipeline
+from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import (
     as_sampler,
-    in_storage_order,
+    parse_update,
     priorities_of_batch,
-    rank_fields,
-    unpack_update,
-    update_priorities,
+    priority_fields,
 )
-from ostinato.buffers.rate_limit import Ask, check_wait, make_gate, renew_gate, replayable
+from ostinato.buffers.rate_limit import Ask, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
-from ostinato.buffers.shared import SharedEngine, load_shared_state, refuse_limits, save_shared, shared_state
+from ostinato.buffers.shared import SharedEngine
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.core import kinds
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, KindError, UsageError
-from ostinato.samplers import RandomSampler, Sampler
+from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -60,11 +55,13 @@ from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
-    from ostinato.buffers.records import AnyEngine
+    from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
 
@@ -139,26 +136,22 @@ class ReplayBuffer:
         version_key: str | tuple[str, ...] | None = None,
     ) -> None:
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
-        self._engine: AnyEngine = (SharedEngine if shared else Engine)(
+        self._engine: Engine = (SharedEngine if shared else LocalEngine)(
             Source(made, made.default_collate if collate_fn is None else collate_fn),
             part("sampler", sampler, Sampler, RandomSampler),
             part("writer", writer, Writer, self._default_writer),
             check_generator(generator),
             chain_units(sample_unit),
             check_episodes(episodes),
+            rate_limiter,
+            version_key,
         )
-        self._rate_limiter = rate_limiter
-        if isinstance(self._engine, SharedEngine):
-            refuse_limits(rate_limiter, version_key)
-        else:
-            self._engine.gate = make_gate(rate_limiter, self._engine)
-            self._engine.versions = begin_versions(version_key, self._engine.writer, len(made))
         self._transform = Compose.of(transform)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._dim_given = dim_extend is not None
         self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
         self._engine.pin = check_pin(pin_memory, made)
-        self._feed = Feed(self._engine, check_prefetch(prefetch, self._batch_size))
+        self._pipeline = Pipeline(self._engine, check_prefetch(prefetch, self._batch_size))
         check_drop_last(self._engine.sampler, self._batch_size)
 
     @staticmethod
@@ -225,11 +218,8 @@ class ReplayBuffer:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
         with self._engine.lock:  # no draw of the old one may come in between
-            self._feed.drop()
-            old = self._engine.set_sampler(sampler)
-            if self._rate_limiter is None and isinstance(self._engine, Engine):
-                renew_gate(self._engine)  # a queue holds its writers up, others do not
-            return old
+            self._pipeline.drop()
+            return self._engine.set_sampler(sampler)
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Exchange the storage and return the previous one.
@@ -240,7 +230,7 @@ class ReplayBuffer:
         check_pin(self._engine.pin, storage)
         source = Source(storage, storage.default_collate if collate_fn is None else collate_fn)
         with self._engine.lock:
-            self._feed.drop()
+            self._pipeline.drop()
             old = self._engine.set_source(source)
         if not self._dim_given:
             self._dim_extend = storage.ndim - 1
@@ -253,7 +243,7 @@ class ReplayBuffer:
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
         self._transform.append(transform, invert=invert)
-        self._feed.redo()  # after it, or another thread would queue batches without it in between
+        self._pipeline.redo()  # after it, or another thread would queue batches without it in between
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
@@ -263,7 +253,7 @@ class ReplayBuffer:
             OptionError: if the position is out of range.
         """
         self._transform.insert(index, transform, invert=invert)
-        self._feed.redo()
+        self._pipeline.redo()
         return self
 
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
@@ -338,7 +328,7 @@ class ReplayBuffer:
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        storage = self._engine.storage
+        storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
@@ -356,9 +346,62 @@ class ReplayBuffer:
     def empty(self) -> None:
         """Forget all rows and start at slot 0 again; memory is kept."""
         with self._engine.lock:  # no draw may come in between
-            self._feed.drop()
+            self._pipeline.drop()
             self._engine.clear()
 
+    def close(self) -> None:
+        """End the prefetch thread and drop batches made ahead. Idempotent; the rows stay.
+
+        A buffer without `prefetch` owns no thread. Sampling goes on afterwards, with a new thread if need be.
+        """
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the buffer; see `close`."""
+        self.close()
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -387,11 +430,13 @@ class ReplayBuffer:
             OptionError: if `max_age` is not available with these parts, or no call ever waits.
             WaitTimeoutError: if writers did not come in time; nothing is drawn.
         """
-        size = check_size(batch_size, self._batch_size, fixed=self._feed.prefetch is not None)
+        pipeline, size = self._pipeline, self._batch_size
+        if batch_size is not None or size is None:
+            size = check_size(batch_size, size, fixed=pipeline.prefetch is not None)
         if max_age is None and timeout_s is None:
-            batch = self._feed.next(size, self._dress)
+            batch = pipeline.next(size, self._finish)
         else:
-            batch = self._feed.next(size, self._dress, ask=self._asked(max_age, timeout_s))
+            batch = pipeline.next(size, self._finish, ask=self._asked(max_age, timeout_s))
         return (batch.data, self._info(batch)) if return_info else batch.data
 
     def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
@@ -399,7 +444,12 @@ class ReplayBuffer:
             check_wait(timeout_s, waits=self._engine.gate is not None)
         if max_age is None:
             return Ask(timeout_s)
-        return Ask(timeout_s, check_age(self._engine, max_age, prefetch=self._feed.prefetch is not None))
+        return Ask(
+            timeout_s,
+            check_age(
+                self._engine.versions, self._engine.sampler, max_age, prefetch=self._pipeline.prefetch is not None
+            ),
+        )
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
@@ -420,16 +470,15 @@ class ReplayBuffer:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
             SlotError: if an index is beyond the rows present; nothing is changed.
         """
-        if not self.sampler.prioritized:
-            warn_of_sampler(self.sampler)
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
             return
-        if priority is None:
-            msg = "update_priority() needs the new priorities: update_priority(index, priority)"
-            raise UsageError(msg)
-        index, priority, generation = unpack_update(index, priority, generation)
-        if self.storage.ndim > 1 and self._dim_extend == 1:
-            priority = in_storage_order(priority, index)
-        update_priorities(self._engine, index, priority, generation)
+        env_first = storage.ndim > 1 and self._dim_extend == 1
+        engine.update_priorities(
+            parse_update(index, priority, generation, storage, sampler.reduce, env_first=env_first)
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -443,17 +492,17 @@ class ReplayBuffer:
         if not self.sampler.epochal:
             while True:
                 yield self.sample()
-        self._feed.restart()
+        self._pipeline.restart()
         while True:
             try:
-                batch = self._feed.next(self._batch_size, self._dress, within_epoch=True)
+                batch = self._pipeline.next(self._batch_size, self._finish, within_epoch=True)
             except EpochEndError:
                 return
             yield batch.data
-            if batch.ticket.last or self._feed.over:
+            if batch.ticket.last or self._pipeline.over:
                 return
 
-    def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
+    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
         return self._transform.forward(data) if self._transform else data
 
@@ -465,7 +514,7 @@ class ReplayBuffer:
         ticket = batch.ticket
         info = {
             "index": self._index(ticket.records),
-            **rank_fields(self._engine, ticket),
+            **priority_fields(ticket, self._engine.era),
             **(ticket.draw.info or {}),
             **batch.notes,
         }
@@ -516,7 +565,7 @@ class ReplayBuffer:
         if is_field(index):
             self.set_(index, data)
         else:
-            edits.edit_rows(self._engine, index, self._accept(data), swap=self._swapped)
+            self._engine.edit_rows(index, self._accept(data), swap=self._swapped)
 
     @property
     def _swapped(self) -> bool:
@@ -533,7 +582,7 @@ class ReplayBuffer:
         """
         require_rows(len(self))
         path = (key,) if isinstance(key, str) else tuple(key)
-        edits.edit_fields(self._engine, {path: value}, index, swap=self._swapped)
+        self._engine.edit_fields({path: value}, index, swap=self._swapped)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> ReplayBuffer:
@@ -543,7 +592,7 @@ class ReplayBuffer:
     def update_(self, data: Any) -> ReplayBuffer:
         """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
         require_rows(len(self))
-        edits.edit_fields(self._engine, leaves_by_path(data), slice(None), swap=self._swapped)
+        self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
         return self
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -565,7 +614,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             if self.sampler.prioritized:
-                as_sampler(self.sampler).settle()
+                as_sampler(self.sampler).raise_deferred()
 
     def read_episodes(self) -> None:
         """Read where episodes end off the stored rows once more: after edits through views. Cost: O(rows), later.
@@ -577,13 +626,13 @@ class ReplayBuffer:
             if self._engine.tracker is None:
                 msg = "this buffer keeps no account of episodes: no sample_unit, slice sampler or episodes= asks for it"
                 raise UsageError(msg)
-            self._feed.drop()
+            self._pipeline.drop()
             self._engine.tracker.forget()
             self._engine.begin_sampler()
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
-        return measure(self._engine, self._feed.prefetch)
+        return measure(self._engine, self._pipeline.prefetch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws.
@@ -594,9 +643,7 @@ class ReplayBuffer:
             return own_copy(self._state())
 
     def _state(self) -> dict[str, Any]:
-        if isinstance(self._engine, SharedEngine):
-            return shared_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
-        return engine_state(self._engine, self._feed.tickets, self._transform, self._batch_size)
+        return self._engine.state(self._pipeline.tickets, self._transform, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.
@@ -606,11 +653,8 @@ class ReplayBuffer:
         """
         engine = self._engine
         with engine.saves.lock, engine.lock:
-            if isinstance(engine, SharedEngine):
-                load_shared_state(engine, state, self._transform)
-            else:
-                load_engine_state(engine, state, self._transform, self._batch_size)
-            self._feed.forget()
+            engine.load_state(state, self._transform, self._batch_size)
+            self._pipeline.forget()
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
         """Save the whole state to the directory `path`, whole or not at all; saving over an older one is legal.
@@ -631,12 +675,7 @@ class ReplayBuffer:
             DamagedFileError: if an incremental save finds the chain damaged that it would fold: save without it.
             StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
         """
-        engine = self._engine
-        if isinstance(engine, SharedEngine):
-            save_shared(path, engine, self._state(), incremental=incremental)
-            return
-        parts = Saving([engine], self._state, lambda: engine.lock, lambda: checker(engine), FORMAT)
-        save_buffer(path, parts, incremental=incremental)
+        self._engine.save(path, self._state, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved.
@@ -659,8 +698,7 @@ class ReplayBuffer:
         """
         engine = self._engine
         with engine.saves.lock, engine.lock:
-            reading = Reading(FORMAT, verify=verify, mmap=mmap)
-            load_buffer(path, self.load_state_dict, [engine], reading)
+            engine.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""
@@ -681,16 +719,16 @@ class ReplayBuffer:
             UsageError: for a shared buffer at any other time.
         """
         with self._engine.lock:
-            depth = self._feed.prefetch.depth if self._feed.prefetch else 0
-            queued = [] if isinstance(self._engine, SharedEngine) else self._feed.tickets
-            return {**self.__dict__, "_feed": (depth, queued)}
+            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
+            queued = self._pipeline.tickets if self._engine.pickles_queue else []
+            return {**self.__dict__, "_pipeline": (depth, queued)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""
-        depth, queued = state["_feed"]
+        depth, queued = state["_pipeline"]
         self.__dict__.update(state)
         self._engine.pending.extendleft(reversed(queued))
-        self._feed = Feed(self._engine, depth)
+        self._pipeline = Pipeline(self._engine, depth)
 
     def __repr__(self) -> str:
         """Parts and options."""
@@ -698,7 +736,7 @@ class ReplayBuffer:
             f"{type(self).__name__}(\n    storage={self.storage!r},\n    sampler={self.sampler!r},\n    "
             f"writer={self.writer!r},\n"
             f"    transform={self._transform!r},\n    batch_size={self._batch_size}, "
-            f"prefetch={self._feed.prefetch and self._feed.prefetch.depth})"
+            f"prefetch={self._pipeline.prefetch and self._pipeline.prefetch.depth})"
         )
 
 
@@ -731,7 +769,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ['index', 'obs']
     """
 
-    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Any) -> None:
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
 
@@ -761,6 +799,46 @@ class TensorDictReplayBuffer(ReplayBuffer):
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -773,10 +851,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
         return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s)
 
-    def _dress(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
-        data = super()._dress(data, ticket, notes)
+    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
+        data = super()._finish(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **rank_fields(self._engine, ticket)})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
@@ -797,12 +875,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
             KeyMissingError: if one of the keys is missing.
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
         """
-        if not self.sampler.prioritized:
-            warn_of_sampler(self.sampler)
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
             return
-        reduce = as_sampler(self.sampler).reduce
-        index, priority, stamps = priorities_of_batch(data, self._priority_key, reduce, self.storage.ndim)
-        update_priorities(self._engine, index, priority, stamps)
+        found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
+        engine.update_priorities(parse_update(*found, storage, sampler.reduce))
 
     def _flat_index(self, slots: Tensor) -> Tensor:
         import torch

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 
+from ostinato.buffers.checkpoint.load import Reading, load_buffer
 from ostinato.buffers.checkpoint.save import save_state
 from ostinato.buffers.checkpoint.state import (
     FORMAT,
@@ -24,7 +25,7 @@ from ostinato.buffers.checkpoint.state import (
     with_state,
 )
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
-from ostinato.buffers.rate_limit import Waiters
+from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Draw, Run, View
@@ -32,7 +33,7 @@ from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
-from ostinato.storages.shared import SharedStorage
+from ostinato.storages.shared import SharedStorage, refuse_edit
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.rate_limit import Ask
+    from ostinato.buffers.episode_tracker import EpisodeTracker
+    from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.priority_updates import PriorityUpdate
+    from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
@@ -49,7 +53,9 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["SharedEngine", "load_shared_state", "refuse_limits", "save_shared", "shared_state"]
+__all__ = ["SharedEngine"]
+
+_PLAIN = Ask()
 
 _FREE_TRIES = 3
 """Copies that writers may spoil before the next one makes them wait."""
@@ -70,11 +76,12 @@ class SharedEngine:
         OptionError: for parts that do not go together with sharing.
     """
 
-    unit = None
-    tracker = None
-    gate = None
-    versions = None
+    unit: SampleUnit | None = None
+    tracker: EpisodeTracker | None = None
+    gate: Gate | None = None
+    versions: Versions | None = None
     era = 0
+    pickles_queue = False  # a process that is started makes its own draws
 
     def __init__(
         self,
@@ -84,7 +91,12 @@ class SharedEngine:
         generator: torch.Generator | None,
         unit: SampleUnit | None = None,
         episodes: Episodes | None = None,
+        limiter: RateLimiter | None = None,
+        version_key: str | tuple[str, ...] | None = None,
     ) -> None:
+        if limiter is not None or version_key is not None:
+            msg = "shared=True keeps no account of reads and versions: leave out rate_limiter and version_key"
+            raise OptionError(msg)
         if unit is not None or episodes is not None:
             msg = "shared=True keeps no account of episodes: leave out sample_unit and episodes"
             raise OptionError(msg)
@@ -185,6 +197,10 @@ class SharedEngine:
         storage = self._storage
         return View(storage.shape[0], storage.capacity, storage.cursor, self.ring, storage.device)
 
+    def stock(self) -> Stock:
+        """Return what there is for readers: rows that are whole."""
+        return Stock(self._ring.committed if self._storage.laid_out else 0)
+
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, data: Any, lead: int, *, ranked: bool = True, timeout_s: float | None = None) -> Run:  # noqa: ARG002
@@ -198,7 +214,7 @@ class SharedEngine:
                 return Run(0, 0, storage.capacity)
             if fresh:
                 self.begin_sharing()
-        given = priorities_of_rows(self, data, rows) if sampler.prioritized and ranked else None
+        given = self._first_priorities(data, rows) if sampler.prioritized and ranked else None
         ring = self._ring
         serial, run = ring.reserve(rows)
         try:
@@ -206,7 +222,7 @@ class SharedEngine:
             if sampler.prioritized:
                 with ring.lock:
                     if ring.holds(serial):
-                        as_sampler(sampler).receive(run, given, self.view())
+                        as_sampler(sampler).record_rows(run, given, self.view())
                     ring.commit(serial)
             else:
                 ring.commit(serial)
@@ -215,23 +231,22 @@ class SharedEngine:
             raise
         return run
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows the priorities learned for them, but those replaced or unfinished; see `Engine.learn`."""
-        ring, sampler = self._ring, as_sampler(self.sampler)
+    def _first_priorities(self, data: Any, rows: int) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self._storage.device)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced or incomplete, which are counted."""
+        ring, sampler, (slots, priorities, generations) = self._ring, as_sampler(self.sampler), update
         with ring.lock:
             view = self.view()
-            if stamps is None:
-                slots, values, stamps = self._present(slots, values, view.rows)
-            stale = int(sampler.learn(slots, values, stamps, view)) if slots.numel() else 0
+            if generations is None:  # those of the rows there are now: a slot without a row gets no priority
+                check_rows(slots, view.rows)
+                kept = slots >= 0
+                slots, priorities = slots[kept], priorities[kept]
+                generations = ring.generations(slots)
+            stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
         ring.note_stale(stale)
-
-    def _present(self, slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Bring an update without stamps to those of the rows there are now: a slot without a row takes none."""
-        check_rows(slots, rows)
-        kept = slots >= 0
-        slots, values = slots[kept], values[kept]
-        stamps = self._ring.generations(slots)
-        return slots, values, stamps
 
     def clear(self) -> None:
         """Forget all rows, for all processes, and the draws queued in this one."""
@@ -241,7 +256,7 @@ class SharedEngine:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask | None = None) -> Ticket:  # noqa: ARG002
+    def draw(self, batch_size: int, *, ahead: bool = False, ask: Ask = _PLAIN) -> Ticket:  # noqa: ARG002
         """Draw slots that hold whole rows; see `Engine.draw`. Nothing can be asked for besides."""
         with self.lock:
             if self._process != os.getpid():
@@ -252,11 +267,14 @@ class SharedEngine:
             draw, written = self._fresh(batch_size)
             return Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
 
+    def give_back(self, ticket: Ticket) -> None:
+        """Do nothing: draws are not counted."""
+
     def may_draw(self, rows: int) -> bool:  # noqa: ARG002
         """Return True: readers wait for nothing."""
         return True
 
-    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool]) -> None:
+    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return at once."""
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:
@@ -351,6 +369,14 @@ class SharedEngine:
     def begin_sampler(self) -> None:
         """Do nothing: priorities are there with their rows."""
 
+    def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:  # noqa: ARG002
+        """Raise: other processes could read a row while it is edited."""
+        refuse_edit()
+
+    def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:  # noqa: ARG002
+        """Raise: other processes could read a row while it is edited."""
+        refuse_edit()
+
     def move_cursor(self, slot: int) -> None:
         """Raise: other processes are writing at the cursor."""
         msg = (
@@ -370,16 +396,23 @@ class SharedEngine:
         """Refuse to exchange the storage."""
         _refuse_exchange(source.storage)
 
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-def refuse_limits(limiter: Any, version_key: Any) -> None:
-    """Refuse what keeps account of rows in one process.
+    def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
+        """Return the whole state, copied at one moment, while nobody reserves or commits."""
+        return shared_state(self, queued, transform, batch_size)
 
-    Raises:
-        OptionError: if either is given.
-    """
-    if limiter is not None or version_key is not None:
-        msg = "shared=True keeps no account of reads and versions: leave out rate_limiter and version_key"
-        raise OptionError(msg)
+    def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:  # noqa: ARG002
+        """Replace the rows of all processes by those of a state; there are no queued draws of a batch size."""
+        load_shared_state(self, state, transform)
+
+    def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+        """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
+        save_shared(path, self, state(), incremental=incremental)
+
+    def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
+        """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
+        load_buffer(path, restore, [self._storage], Reading(FORMAT, verify=verify, mmap=mmap))
 
 
 def _refuse_exchange(part: Any) -> NoReturn:
@@ -520,7 +553,7 @@ def _replace_rows(
             serial, run = ring.reserve(rows)
             storage.set(run, payload)
             if ranks is not None:
-                as_sampler(engine.sampler).receive(run, ranks, engine.view())
+                as_sampler(engine.sampler).record_rows(run, ranks, engine.view())
                 ring.largest = float(state["sampler"]["state"]["largest"])
             ring.commit(serial)
             ring.set_counts(*counts)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.buffers.pipeline import Prefetcher
-    from ostinato.buffers.records import AnyEngine
+    from ostinato.buffers.records import Engine
 
 __all__ = ["BufferStats", "combine", "measure"]
 
@@ -69,11 +69,11 @@ def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> B
     return BufferStats(**total)
 
 
-def measure(engine: AnyEngine, prefetch: Prefetcher[Any] | None) -> BufferStats:
+def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:
-            as_sampler(engine.sampler).settle()
+            as_sampler(engine.sampler).raise_deferred()
         storage, stamps = engine.storage, engine.ring
         rows = len(storage)
         known = stamps.generations(torch.arange(engine.view().rows, device=storage.device))

@@ -1,1 +1,1 @@
-"""The `ostinato` command: arguments, tables and progress bars over what the rest returns."""
+"""The `ostinato` command."""

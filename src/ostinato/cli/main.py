@@ -1,4 +1,4 @@
-"""The entry point: finds out whether the command line can run before anything of it is imported."""
+"""The entry point. Checks that the packages of the command line are installed before it imports the commands."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the `ostinato` command with the process's arguments, and exit.
+    """Run the `ostinato` command with the arguments of the process, and exit.
 
-    Characters that the terminal's encoding does not have are written as escapes.
+    Characters that the encoding of the terminal lacks are escaped.
 
     Raises:
-        SystemExit: always; 0 fine, 1 the work failed, 2 wrong usage, 130 interrupted.
+        SystemExit: Always; 0 success, 1 failure, 2 wrong usage, 130 interrupted.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        from ostinato.cli.app import run
+        from ostinato.cli.commands import run
 
         run()
     except MissingExtraError as error:

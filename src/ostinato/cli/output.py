@@ -1,23 +1,63 @@
-"""Answers of commands: JSON for machines or a table for people."""
+"""The output of the commands: JSON, tables, progress bars and error messages."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ostinato._optional import require
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-__all__ = ["answer", "to_json"]
+    from rich import box, console, progress, table, text
 
-_Report = TypeVar("_Report")
+    from ostinato.cli.commands import SampleReport
+    from ostinato.compat.torchrl import ImportReport
+    from ostinato.demo import DqnConfig, Progress, Reopened, Report
+    from ostinato.tools import (
+        ChainReport,
+        CheckpointReport,
+        CompactReport,
+        ConvertReport,
+        MoveReport,
+        PriorityReport,
+        StoreReport,
+        VerifyReport,
+    )
+else:
+    box, console, progress, table, text = (
+        require(f"rich.{name}", "cli") for name in ("box", "console", "progress", "table", "text")
+    )
+
+__all__ = [
+    "answer",
+    "batch",
+    "checkpoint",
+    "compacted",
+    "converted",
+    "error",
+    "files",
+    "imported",
+    "moved",
+    "progress_bar",
+    "result",
+    "store",
+    "to_json",
+    "training",
+    "verified",
+]
+
+_T = TypeVar("_T")
 
 
-def answer(report: _Report, table: Callable[[_Report], None], *, as_json: bool) -> None:
-    """Print a report: as JSON, or through the function that lays it out."""
+def answer(report: _T, table: Callable[[_T], None], *, as_json: bool) -> None:
+    """Print a report: as JSON, or with the function `table`."""
     if as_json:
         sys.stdout.write(to_json(report) + "\n")
     else:
@@ -25,15 +65,307 @@ def answer(report: _Report, table: Callable[[_Report], None], *, as_json: bool) 
 
 
 def to_json(value: Any) -> str:
-    """Return JSON; infinities and NaN, which it has no words for, become text."""
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
+    """Return JSON; infinities and NaN, which JSON lacks, are written as strings."""
+    return json.dumps(_json_value(value), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+        return _json_value(asdict(value))
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def error(message: str) -> None:
+    """Print a message as one red line on stderr, with the names of command-line options."""
+    line = " ".join(message.split()).replace("allow_pickle=True", "--allow-pickle")
+    console.Console(stderr=True).print(_plain(f"error: {line}", "bold red"), soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
+
+    Yields:
+        The function to call with the number of items done and the total.
+    """
+    out = console.Console(stderr=True)
+    columns = (
+        progress.TextColumn(title),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def checkpoint(report: CheckpointReport) -> None:
+    """Print the report on a checkpoint, with a table of fields."""
+    out = _console()
+    _line(out, report.path, "bold")
+    _line(
+        out,
+        f"{report.rows:,} of {report.capacity:,} rows, {_size(report.nbytes)}; "
+        f"{report.rows_written:,} rows written and {report.rows_drawn:,} drawn so far",
+    )
+    _line(out, f"{report.storage}, {report.sampler}, {report.writer}; {report.format} {report.version}")
+    resume = "exactly where it stopped" if report.exact_resume else "with new random numbers (no generator was saved)"
+    checks = "all checksums match" if report.verified else "checksums not verified"
+    _line(out, f"{checks}; sampling resumes {resume}")
+    if report.priorities is not None:
+        _line(out, _priorities(report.priorities))
+    for chain in report.chains:
+        _line(out, f"{chain.name}: {_chain(chain)}")
+    out.print(_fields(report))
+
+
+def _chain(chain: ChainReport) -> str:
+    base, *patches = chain.links
+    parts = ", ".join(
+        f"{link.rows:,} rows in {link.runs:,} run{'s' * (link.runs > 1)} {_size(link.nbytes)}" for link in patches
+    )
+    return f"base of {base.rows:,} rows {_size(base.nbytes)}, then {len(patches)} patches: {parts}"
+
+
+def _priorities(report: PriorityReport) -> str:
+    if report.minimum is None:
+        return f"priorities of {report.rows:,} rows (alpha {report.alpha:g}, beta {report.beta:g})"
+    numbers = f"min {_number(report.minimum)}, mean {_number(report.mean)}, max {_number(report.maximum)}"
+    share = f"{report.zero_share or 0:.0%} zero"
+    return f"priorities of {report.rows:,} rows: {numbers}, {share} (alpha {report.alpha:g}, beta {report.beta:g})"
+
+
+def _fields(report: CheckpointReport) -> table.Table:
+    """Return the table of fields; with a column for rows only if some rows lack a field."""
+    ragged = any(field.rows != report.rows for field in report.fields)
+    grid = _grid(("field", "type"), (*(["rows"] if ragged else []), "size", "min", "mean", "max", "NaN"))
+    for field in report.fields:
+        rows = [f"{field.rows:,}"] if ragged else []
+        numbers = (_number(n) for n in (field.minimum, field.mean, field.maximum, field.nan_count))
+        cells = (field.name, field.dtype + _shape(field.shape), *rows, _size(field.nbytes), *numbers)
+        grid.add_row(*map(_plain, cells))
+    return grid
+
+
+def compacted(report: CompactReport) -> None:
+    """Print the report on merged patches."""
+    out = _console()
+    if not report.patches:
+        _line(out, f"{report.path} has no patches: nothing to do")
+        return
+    sizes = f"{_size(report.bytes_before)} before, {_size(report.bytes_after)} now"
+    _line(out, f"{report.patches:,} patch{'es' * (report.patches > 1)} merged in {report.path}: {sizes}")
+
+
+def imported(report: ImportReport) -> None:
+    """Print the report on an imported checkpoint; in yellow, what could not be imported."""
+    out = _console()
+    _line(out, f"{report.rows:,} rows of {report.capacity:,} in {report.path}")
+    _line(
+        out, f"{report.storage} (ndim={report.ndim}), {report.sampler}, {report.writer}, batch_size={report.batch_size}"
+    )
+    for note in report.notes:
+        _line(out, note, "yellow")
+
+
+# -- directories of trajectories ----------------------------------------------------------------------------------
+
+
+def store(report: StoreReport) -> None:
+    """Print the report on a directory of trajectories, with a table of keys."""
+    out = _console()
+    _line(out, report.path, "bold")
+    shapes = ", ".join(f"{steps} x {envs}" for steps, envs in report.shapes[:4])
+    more = " and others" if len(report.shapes) > 4 else ""
+    _line(
+        out,
+        f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions ({shapes or 'none'} steps x "
+        f"environments{more}), {report.models:,} models",
+    )
+    nbytes = "" if report.nbytes is None else f", {_size(report.nbytes)}"
+    resume = "exactly where it stopped" if report.exact_resume else f"from its seed {report.seed}"
+    _line(
+        out,
+        f"{report.trajectory_format}{nbytes}; the next id is {report.trajectory_counter}; sampling resumes {resume}",
+    )
+    if report.journal:
+        _line(out, "there is a journal: the directory is in use, or its process was killed")
+    _unlisted(out, report.unlisted)
+    if report.keys:
+        out.print(_keys(report))
+
+
+def _keys(report: StoreReport) -> table.Table:
+    ragged = any(key.trajectories != report.trajectories for key in report.keys)
+    grid = _grid(("key", "type"), (*(["trajectories"] if ragged else []), "size"))
+    for key in report.keys:
+        counts = [f"{key.trajectories:,}"] if ragged else []
+        grid.add_row(*map(_plain, (key.name, key.dtype + _shape(key.shape), *counts, _size(key.nbytes))))
+    return grid
+
+
+def batch(report: SampleReport) -> None:
+    """Print the keys of one batch."""
+    out = _console()
+    _line(out, f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions in {report.path}")
+    _line(out, f"one batch of {report.num_chunks:,} in {report.sample_ms:.3g} ms")
+    grid = _grid(("key", "dtype", "shape"), ())
+    for name, dtype, shape in report.keys:
+        grid.add_row(*map(_plain, (name, dtype, _shape(shape))))
+    out.print(grid)
+
+
+def moved(report: MoveReport) -> None:
+    """Print the report on a merge or a split."""
+    out = _console()
+    resumed = ", resuming an earlier run" if report.resumed else ""
+    counts = f"{report.trajectories:,} trajectories, {report.total_samples:,} transitions"
+    _line(out, f"{counts} {report.how} to {report.path}{resumed}")
+    for source in report.sources:
+        _line(out, f"from {source}")
+    for source in report.left:
+        _line(out, f"{source} has trajectories that were added during the move: they stay there")
+
+
+def converted(report: ConvertReport) -> None:
+    """Print the report on a conversion."""
+    sizes = f"{_size(report.source_bytes)} read, {_size(report.nbytes)} written"
+    _line(_console(), f"{report.trajectories:,} trajectories as {report.trajectory_format} in {report.path} ({sizes})")
+
+
+def verified(report: VerifyReport) -> None:
+    """Print the result of a verification; damaged files in red."""
+    out = _console()
+    _line(
+        out,
+        f"{report.files:,} files, {_size(report.nbytes)} read, {report.checksums:,} checksums verified "
+        f"in {report.path}",
+    )
+    _unlisted(out, report.unlisted)
+    for damage in report.damage:
+        number = "" if damage.trajectory_id is None else f" (id {damage.trajectory_id})"
+        _line(out, f"damaged: {damage.file}{number}: {damage.problem}", "bold red")
+    if not report.damage:
+        _line(out, "no damage found")
+
+
+def _unlisted(out: console.Console, names: tuple[str, ...]) -> None:
+    if names:
+        shown = ", ".join(names[:3])
+        _line(out, f"{len(names):,} trajectory files not in the index (removed or incomplete): {shown}")
+
+
+# -- the demo -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def training(config: DqnConfig) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar while the block runs; yields the function to call with each `Progress`."""
+    out = console.Console()
+    out.print(f"[bold]Double DQN on CartPole-v1[/] with ostinato.ReplayBuffer, at most {config.steps:,} steps")
+    bar = progress.Progress(
+        progress.BarColumn(bar_width=16),
+        progress.TextColumn("{task.completed:>6,.0f} steps  {task.fields[facts]}"),
+        progress.TimeElapsedColumn(),
+        console=out,
+    )
+    with bar:
+        task = bar.add_task("train", total=config.steps, facts="")
+
+        def on_progress(now: Progress) -> None:
+            bar.update(task, completed=now.step, facts=_progress(now))
+
+        yield on_progress
+        bar.update(task, total=bar.tasks[task].completed)  # a run that stopped early is complete as well
+
+
+def _progress(now: Progress) -> str:
+    returned = "   -" if math.isnan(now.mean_return) else f"{now.mean_return:4.0f}"
+    return f"return {returned}  buffer {now.rows / now.capacity:4.0%}  {now.samples_per_s / 1000:4.0f}k samples/s"
+
+
+def result(report: Report) -> None:
+    """Print the result of the training."""
+    out = _console()
+    episodes = len(report.evaluation_returns)
+    out.print(
+        f"Mean evaluation return over {episodes} new episodes: [bold green]{report.mean_return:.1f}[/] of 500 "
+        f"(minimum {min(report.evaluation_returns):.0f})",
+        soft_wrap=True,
+    )
+    why = "the best validation, the latest if several" if report.updates else "the start: no updates were made"
+    _line(out, f"Weights: moving average at step {report.snapshot_step:,}, {why}")
+    calls = max(report.updates, 1)
+    _line(
+        out,
+        f"{report.steps:,} steps, {report.updates:,} updates in {report.seconds:.1f} s, of which "
+        f"{report.buffer_s:.1f} s in the buffer ({report.buffer_s / calls * 1e6:.0f} us per update, extend included)",
+    )
+
+
+def files(reopened: Reopened, image: Path) -> None:
+    """Print the files that were written and the result of reading them back."""
+    out = _console()
+    _line(
+        out,
+        f"Checkpoint: {reopened.rows:,} rows, {_size(reopened.nbytes)}, saved in {reopened.save_s * 1000:.0f} ms, "
+        f"reloaded in {reopened.load_s * 1000:.0f} ms; the next {reopened.batches} batches of both buffers are equal",
+    )
+    _line(out, f"Figure:     {image}")
+    _line(out, f"Contents:   ostinato inspect {reopened.path}")
+
+
+# -- formatting ---------------------------------------------------------------------------------------------------
+
+
+def _console() -> console.Console:
+    return console.Console(highlight=False)
+
+
+def _plain(words: str, style: str = "") -> text.Text:
+    """Return text that is printed literally; control characters, for example in names of files, are escaped."""
+    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
+    return text.Text("".join(shown), style=style)
+
+
+def _line(out: console.Console, line: str, style: str = "") -> None:
+    out.print(_plain(line, style), soft_wrap=True)
+
+
+def _grid(left: tuple[str, ...], right: tuple[str, ...]) -> table.Table:
+    """Return an empty table with left-aligned and right-aligned columns."""
+    grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in left:
+        grid.add_column(name, overflow="fold")
+    for name in right:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(str(n) for n in shape)}]" if shape else ""
+
+
+def _size(nbytes: int) -> str:
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.3g} TB"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) and abs(value) < 10**9:
+        return f"{value:,}"
+    return f"{value:.4g}"

@@ -1,5 +1,5 @@
-"""From simulators to buffers: what vector environments return becomes rows."""
+"""Collection from simulators: steps of vector environments as rows of a buffer."""
 
-from ostinato.collect.steps import VectorSteps
+from ostinato.collect.vector_env import VectorEnvRecorder
 
-__all__ = ["VectorSteps"]
+__all__ = ["VectorEnvRecorder"]

@@ -1,4 +1,4 @@
-"""Doors for code written for other replay buffers: their names and manners outside, the engine inside.
+"""Adapters: replay buffers with the API of other libraries, and the import of their checkpoints.
 
-Each module stands for itself and knows no other; `docs/compat/` lists where each differs from what it replaces.
+The modules do not import each other. `docs/compat/` lists the differences between each and its original.
 """

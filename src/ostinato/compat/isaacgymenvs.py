@@ -1,6 +1,6 @@
-"""The replay buffer of IsaacGymEnvs' AMP agent: rows of named tensors that stay on one device.
+"""The replay buffer of the AMP agent of IsaacGymEnvs, on top of Ostinato.
 
-A door: storage, sampler and ring are the engine's. How it differs from the original: `docs/compat/isaacgymenvs.md`.
+`docs/compat/isaacgymenvs.md` lists the differences from the original.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["ReplayBuffer"]
 
 @final
 class ReplayBuffer:
-    """A ring of past observations on one device, sampled without replacement pass by pass.
+    """A ring buffer of observations on one device, sampled without replacement in passes.
 
-    Memory is taken with the first `store`, in the shapes and dtypes of its tensors. Draws follow torch's global
-    generator of the device. Safe to use from several threads.
+    The first `store` allocates the memory for the shapes and dtypes of its tensors. Samples are drawn with the global
+    generator of the device. Thread-safe.
 
     Args:
-        buffer_size: most rows kept; further ones replace the oldest.
-        device: where rows are kept, stored from and sampled to.
+        buffer_size: Capacity; further rows replace the oldest.
+        device: Device of the rows, of the data to store and of samples.
 
     Raises:
-        KindError: if `buffer_size` is not an integer.
-        OptionError: if it is below 1, or torch has no such device here.
+        KindError: `buffer_size` is not an integer.
+        OptionError: `buffer_size` is below 1, or the device does not exist.
 
     Example:
         >>> import torch
@@ -53,57 +53,57 @@ class ReplayBuffer:
         )
 
     def reset(self) -> None:
-        """Forget all rows and begin a new pass, newly shuffled; memory, and the form of a row, are kept."""
+        """Remove all rows and start a new pass in a new random order. Memory and schema are kept."""
         self._rows.empty()
 
     def get_buffer_size(self) -> int:
-        """Return the most rows that are kept."""
+        """Return the capacity."""
         return self._rows.storage.capacity
 
     def get_total_count(self) -> int:
-        """Return how many rows were stored since the buffer was made or reset, those replaced since included."""
+        """Return the number of rows stored since creation or the last reset, including rows replaced since."""
         return self._rows.write_count
 
     def store(self, data_dict: dict[str, Tensor]) -> None:
-        """Write rows, the newest in the place of the oldest. One copy; on CUDA the host does not wait.
+        """Write rows; if the buffer is full, they replace the oldest rows. One copy; on CUDA the host does not wait.
 
         Args:
-            data_dict: tensors `[B, *shape]` on the buffer's device, the same keys, shapes and dtypes each time. Of more
-                rows than the buffer keeps, the last ones stay.
+            data_dict: Tensors `[B, *shape]` on the device of the buffer, with the same keys, shapes and dtypes in each
+                call. If there are more rows than the capacity, the last rows are kept.
 
         Raises:
-            KindError: if it is no dict of tensors.
-            OptionError: if a tensor lies on another device; nothing is copied between devices behind your back.
-            SchemaError: naming the key, if keys, batch sizes, shapes or dtypes do not match; nothing is changed.
-            StorageMemoryError: at the first call, if there is not enough memory.
-            UsageError: while a CUDA graph is captured: its replays would write to the same rows again.
+            KindError: `data_dict` is not a dict of tensors.
+            OptionError: A tensor is on another device; rows are not copied between devices.
+            SchemaError: Keys, batch sizes, shapes or dtypes do not match; nothing is changed.
+            StorageMemoryError: In the first call, if there is not enough memory.
+            UsageError: A CUDA graph is being captured: its replays would write to the same rows again.
         """
         self._check(data_dict)
         self._rows.extend(dict(data_dict))
 
     def sample(self, n: int) -> dict[str, Tensor]:
-        """Draw rows: each row stored comes once in a pass, and the next pass is shuffled anew.
+        """Sample rows without replacement: each pass has every stored row once, and each pass has a new random order.
 
-        A pass that ends in the middle of a call is followed by the next one; rows stored during a pass join those not
-        yet drawn. On CUDA the host does not wait, and all calls but the first can be captured in a CUDA graph, whose
-        replays draw on.
+        If a pass ends during a call, the next pass continues the batch. Rows stored during a pass join the rows not yet
+        sampled. On CUDA the host does not wait, and all calls but the first can be captured in a CUDA graph, whose
+        replays sample further rows.
 
         Args:
-            n: rows, at least 1; may exceed the rows stored, which then come several times.
+            n: Number of rows, at least 1. Can exceed the number of stored rows, which are then repeated.
 
         Returns:
-            Tensors `[n, *shape]` under the keys that were stored. Copies.
+            Tensors `[n, *shape]` under the stored keys. Copies.
 
         Raises:
-            EmptyBufferError: if nothing is stored.
-            KindError: if `n` is not an integer.
-            OptionError: if it is below 1.
+            EmptyBufferError: The buffer is empty.
+            KindError: `n` is not an integer.
+            OptionError: `n` is below 1.
         """
         batch: dict[str, Tensor] = self._rows.sample(positive("n", n))
         return batch
 
     def __repr__(self) -> str:
-        """Sizes and device."""
+        """Return sizes and device."""
         storage = self._rows.storage
         return (
             f"{type(self).__name__}(buffer_size={storage.capacity}, device={storage.device}, rows={len(storage)}, "
@@ -111,7 +111,7 @@ class ReplayBuffer:
         )
 
     def _check(self, data: Any) -> None:
-        """Refuse what the original cannot take, in words that name the key."""
+        """Check the data; messages name the key."""
         if not isinstance(data, dict):
             msg = f"store() takes a dict of named tensors, got {type(data).__name__}"
             raise KindError(msg)
@@ -121,7 +121,7 @@ class ReplayBuffer:
                 msg = f"field {key!r} must be a tensor, got {type(value).__name__}"
                 raise KindError(msg)
             if value.device != device:
-                msg = f"field {key!r} lies on {value.device}, this buffer on {device}: move it there first"
+                msg = f"field {key!r} is on {value.device}, but this buffer is on {device}: move it there first"
                 raise OptionError(msg)
             if value.ndim == 0:
                 msg = f"field {key!r} must hold rows [B, *shape], got a tensor without dimensions"
@@ -132,7 +132,7 @@ class ReplayBuffer:
 
 
 def _known(device: Any) -> torch.device:
-    """Return a device that is one: here "auto" means nothing."""
+    """Convert to a `torch.device`; "auto" is not a device here."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -1,7 +1,7 @@
 """A replay buffer for the off-policy algorithms of Stable-Baselines3: `replay_buffer_class=ReplayBuffer`.
 
-A door: ring, episodes, draws and n-step returns are the engine's. How it differs from Stable-Baselines3's own buffers:
-`docs/compat/sb3.md`. Importing this module imports Stable-Baselines3, which nothing else here needs.
+`docs/compat/sb3.md` lists the differences from the buffers of Stable-Baselines3. Importing this module imports
+Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ __all__ = ["ReplayBuffer"]
 
 @final
 class ReplayBuffer(HostBuffer):
-    """The newest transitions of `n_envs` environments, each observation stored once.
+    """The most recent transitions of `n_envs` environments, with each observation stored once.
 
-    A next observation takes memory of its own only where it is not the observation of the next row: at the ends of
-    episodes, where it is the true final one. With `gamma` each row drawn becomes the transition over its next `n_steps`
-    steps, made when it is drawn: it stops where its episode ends, where the environment was reset in the middle of one,
-    and at the newest row. Draws follow torch's global generator, which `seed=` of an algorithm sets. Pickles, with all
-    rows present, so `save_replay_buffer` and `load_replay_buffer` work. Serves one thread at a time.
+    A next observation is stored separately only if it is not the observation of the next row: at the end of an episode,
+    where it is the final observation. With `gamma`, samples are n-step transitions over up to `n_steps` steps, computed
+    when they are sampled: they stop at the end of the episode, at a reset in the middle of an episode, and at the
+    newest row. Samples are drawn with torch's global generator, which the `seed` of an algorithm sets. Pickling
+    includes all rows, so `save_replay_buffer` and `load_replay_buffer` work. Not thread-safe.
 
     Args:
-        buffer_size: most transitions kept, of all environments together (`buffer_size // n_envs` steps, at least one).
-        observation_space: any that Stable-Baselines3 knows, `Dict` included.
-        action_space: likewise.
-        device: where samples go; rows are kept in main memory.
-        n_envs: environments side by side.
-        optimize_memory_usage: no effect: what it asks for, observations stored once, is always so, and costs neither
-            the last observations of episodes nor `handle_timeout_termination`.
-        handle_timeout_termination: let `dones` of samples be 0 where an episode ended by its time limit alone
-            (`infos[i]["TimeLimit.truncated"]`), so that the target bootstraps there.
-        n_steps: most steps of a transition. More than one needs `gamma`.
-        gamma: discount of one step, in [0, 1]: that of the algorithm. With it samples carry `discounts`,
-            `gamma^k` of the `k` steps taken; None leaves discounting to the algorithm.
-        sampler: which rows are drawn; None is uniform over all rows. With a `PrioritizedSampler` (of `buffer_size`)
-            use `sample_with_info` and `update_priority`.
+        buffer_size: Capacity in transitions of all environments (`buffer_size // n_envs` steps, at least one).
+        observation_space: Any space that Stable-Baselines3 supports, including `Dict`.
+        action_space: Any space that Stable-Baselines3 supports.
+        device: Device of samples; rows are stored in main memory.
+        n_envs: Number of parallel environments.
+        optimize_memory_usage: No effect. Observations are always stored once, without loss of final observations and
+            with `handle_timeout_termination`.
+        handle_timeout_termination: Return `dones` of 0 for episodes that ended only because of a time limit
+            (`infos[i]["TimeLimit.truncated"]`), so that the target bootstraps.
+        n_steps: Maximum number of steps of a transition. More than one requires `gamma`.
+        gamma: Discount factor in [0, 1] of the algorithm. If given, samples have `discounts`, which is `gamma^k` for a
+            transition over `k` steps; None leaves discounting to the algorithm.
+        sampler: The sampler; None: uniform over all rows. With a `PrioritizedSampler` (of capacity `buffer_size`) use
+            `sample_with_info` and `update_priority`.
 
     Raises:
-        CapacityError: at the first `add`, if there are more `n_steps` than steps fit.
-        KindError: if a number is no integer.
-        OptionError: if a number is out of range, or `gamma` is missing.
-        StorageMemoryError: at the first `add`, if there is not enough memory.
+        CapacityError: In the first `add`, if `n_steps` exceeds the number of steps that fit.
+        KindError: A number is not an integer.
+        OptionError: A number is out of range, or `gamma` is missing.
+        StorageMemoryError: In the first `add`, if there is not enough memory.
 
     Example:
         >>> from stable_baselines3 import DQN
@@ -99,14 +99,14 @@ class ReplayBuffer(HostBuffer):
         sampler: Sampler | None = None,
     ) -> None:
         steps = max(positive("buffer_size", buffer_size) // positive("n_envs", n_envs), 1)
-        # the base of the base: what stands between only lays out arrays, of which there are none here
+        # skip the direct base class, which only allocates arrays
         super(HostBuffer, self).__init__(steps, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self._forms = _forms(observation_space, self.obs_shape)
-        pairs = {("next_obs", *path): ("obs", *path) for path in self._forms}
+        self._schemas = _schemas(observation_space, self.obs_shape)
+        pairs = {("next_obs", *path): ("obs", *path) for path in self._schemas}
         self._unit = _n_steps(n_steps, gamma, list(pairs))
-        self._seams = None if self._unit is None else _Seams(n_envs)
+        self._episode_numbers = None if self._unit is None else _EpisodeNumbers(n_envs)
         self._rows = buffers.ReplayBuffer(
             storage=LazyTensorStorage(steps * n_envs, ndim=2, single_copy=pairs),
             sampler=sampler,
@@ -117,12 +117,12 @@ class ReplayBuffer(HostBuffer):
 
     @property
     def n_steps(self) -> int:
-        """Most steps of a transition."""
+        """Maximum number of steps of a transition."""
         return 1 if self._unit is None else self._unit.n
 
     @property
     def gamma(self) -> float | None:
-        """Discount of one step; None where the algorithm alone discounts."""
+        """Discount factor; None if the algorithm discounts."""
         return None if self._unit is None else self._unit.gamma
 
     # -- writing ----------------------------------------------------------------------------------------------
@@ -130,21 +130,21 @@ class ReplayBuffer(HostBuffer):
     def add(
         self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: Sequence[dict[str, Any]]
     ) -> None:
-        """Store one step of every environment, the newest in the place of the oldest. One copy.
+        """Store one step of every environment; if the buffer is full, it replaces the oldest step. One copy.
 
         Args:
-            obs: observations `[n_envs, *shape]`, or a dict of them; converted to the dtype of their space.
-            next_obs: those after the step: at the end of an episode its final ones, not those after the reset.
-                Stable-Baselines3's algorithms take them from `infos[i]["terminal_observation"]`.
+            obs: Observations `[n_envs, *shape]`, or a dict of them; converted to the dtype of their space.
+            next_obs: Observations after the step; at the end of an episode the final observation, not the one after the
+                reset. The algorithms of Stable-Baselines3 take it from `infos[i]["terminal_observation"]`.
             action: `[n_envs, *shape]`.
             reward: `[n_envs]`, stored as float32.
-            done: `[n_envs]`: whether the episode is over, for whatever reason.
-            infos: one for each environment; only `TimeLimit.truncated` is read, and only if
+            done: `[n_envs]`: whether the episode ended, for any reason.
+            infos: One dict per environment; only `TimeLimit.truncated` is read, and only with
                 `handle_timeout_termination`.
 
         Raises:
-            KeyMissingError: if a dict of observations lacks a key of the space.
-            SchemaError: if shapes do not match; nothing is changed.
+            KeyMissingError: A dict of observations lacks a key of the space.
+            SchemaError: A shape does not match; nothing is changed.
         """
         now, after = self._observation("obs", obs), self._observation("next_obs", next_obs)
         over = self._checked("done", done, np.bool_)
@@ -158,33 +158,33 @@ class ReplayBuffer(HostBuffer):
             "reward": self._checked("reward", reward, np.float32),
             "terminated": over & ~late,
         }
-        if self._seams is None:
+        if self._episode_numbers is None:
             self._rows.add(row)
         else:
-            self._rows.add({**row, "episode": self._seams.episodes(_leaves(now))})
-            self._seams.note(_leaves(after), over | late)
+            self._rows.add({**row, "episode": self._episode_numbers.episodes(_leaves(now))})
+            self._episode_numbers.record(_leaves(after), over | late)
         self._count()
 
     def reset(self) -> None:
-        """Forget all rows; memory is kept."""
+        """Remove all rows; memory is kept."""
         self._rows.empty()
         self._count()
 
     def _count(self) -> None:
-        """Let the host's numbers follow the engine's."""
+        """Update the attributes of the base class."""
         rows = self._rows
         self.full = len(rows) == self.buffer_size * self.n_envs
         self.pos = rows.cursor // self.n_envs
 
     def _observation(self, name: str, given: Any) -> Any:
-        if () in self._forms:
-            return self._checked(name, given, *self._forms[()])
-        keys = [path[0] for path in self._forms]
+        if () in self._schemas:
+            return self._checked(name, given, *self._schemas[()])
+        keys = [path[0] for path in self._schemas]
         missing = [key for key in keys if key not in given]
         if missing:
             msg = f"{name} must have the keys {keys} of the observation space, got {list(given)}: add {missing}"
             raise KeyMissingError(msg)
-        return {key: self._checked(f"{name}[{key!r}]", given[key], *self._forms[key,]) for key in keys}
+        return {key: self._checked(f"{name}[{key!r}]", given[key], *self._schemas[key,]) for key in keys}
 
     def _action(self, given: Any) -> Array:
         dtype = self._maybe_cast_dtype(self.action_space.dtype)
@@ -196,12 +196,12 @@ class ReplayBuffer(HostBuffer):
         """Return an array `[n_envs, *shape]`.
 
         Raises:
-            SchemaError: if it has another shape.
+            SchemaError: The shape differs.
         """
         array: Array = np.asarray(given, dtype=dtype)
         wanted = (self.n_envs, *shape)
         if array.shape != wanted and shape == (1,) and array.shape == wanted[:1]:
-            array = array.reshape(wanted)  # discrete observations come without the dimension that they are stored with
+            array = array.reshape(wanted)  # discrete observations lack the trailing dimension
         if array.shape != wanted:
             msg = f"{name} must have the shape {list(wanted)} (environments first), got {list(array.shape)}"
             raise SchemaError(msg)
@@ -210,55 +210,55 @@ class ReplayBuffer(HostBuffer):
     # -- reading ----------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """Draw transitions.
+        """Sample transitions.
 
         Args:
-            batch_size: transitions, at least 1.
-            env: normalizes observations and rewards (each step's, before they are added up) with its statistics of now.
+            batch_size: Number of transitions, at least 1.
+            env: Normalizes observations and rewards (of each step, before they are summed) with its current statistics.
 
         Returns:
             `ReplayBufferSamples`, or `DictReplayBufferSamples` for `Dict` observations: tensors on `device`, copies.
-            `observations` and `next_observations` `[B, *shape]`, `actions` `[B, action_dim]`, `dones` (float32: 1 where
+            `observations` and `next_observations` `[B, *shape]`, `actions` `[B, action_dim]`, `dones` (float32, 1 where
             the target must not bootstrap), `rewards` (float32) and, with `gamma`, `discounts` (float32) `[B, 1]`.
 
         Raises:
-            EmptyBufferError: if there are no rows.
-            OptionError: if `batch_size` is below 1.
-            UsageError: if rows are drawn by priority: the weights would be lost.
+            EmptyBufferError: The buffer is empty.
+            OptionError: `batch_size` is below 1.
+            UsageError: The sampler is prioritized: the importance weights would be lost.
         """
         if self._rows.sampler.prioritized:
             msg = (
-                f"{type(self._rows.sampler).__name__} gives weights, for which a sample has no place: use "
+                f"{type(self._rows.sampler).__name__} returns importance weights, which samples do not have: use "
                 "sample_with_info()"
             )
             raise UsageError(msg)
         return self._samples(self._rows.sample(batch_size), env)
 
     def sample_with_info(self, batch_size: int, env: VecNormalize | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw transitions, and say which; see `sample`.
+        """Sample transitions together with their indices; see `sample`.
 
         Returns:
-            The samples, and tensors on the CPU under the keys `index` (step and environment, int64 `[B]` each) and, if
-            rows are drawn by priority, `priority_weight` `[B]` and `index_generation` `[B]`.
+            The samples, and a dict of tensors on the CPU: `index` (step and environment, int64 `[B]` each) and, with a
+            prioritized sampler, `priority_weight` `[B]` and `index_generation` `[B]`.
         """
         batch, info = self._rows.sample(batch_size, return_info=True)
         return self._samples(batch, env), info
 
     def update_priority(self, info: dict[str, Any], priority: Any) -> None:
-        """Give the rows of a sample new priorities; rows that were replaced since are left alone.
+        """Set the priorities of the rows of a sample; rows that were replaced since are skipped.
 
         Args:
-            info: what `sample_with_info` returned.
-            priority: finite numbers of at least 0, `[B]` or `[B, 1]`, such as absolute TD errors.
+            info: The dict that `sample_with_info` returned.
+            priority: Finite non-negative numbers, `[B]` or `[B, 1]`, such as absolute TD errors.
 
         Raises:
-            PriorityError: for priorities that are negative, NaN or infinite; nothing is changed.
+            PriorityError: A priority is negative, NaN or infinite; nothing is changed.
         """
         self._rows.update_priority(info, priority)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:  # noqa: ARG002
-        """Refuse what the host's own buffers use inside."""
-        msg = "this buffer draws and reads in one go: use sample()"
+        """Raise: this method of the base class reads arrays that do not exist here."""
+        msg = "_get_samples is not supported: use sample()"
         raise UsageError(msg)
 
     def _samples(self, batch: dict[str, Any], env: VecNormalize | None) -> Any:
@@ -271,7 +271,7 @@ class ReplayBuffer(HostBuffer):
             taken = steps < batch["steps_to_next_obs"].unsqueeze(-1)
             rewards = (rewards * torch.pow(self._unit.gamma, steps) * taken).sum(1, keepdim=True)
             discounts = batch["gamma"].unsqueeze(-1).to(self.device)
-        return (ReplayBufferSamples if () in self._forms else DictReplayBufferSamples)(
+        return (ReplayBufferSamples if () in self._schemas else DictReplayBufferSamples)(
             observations=self._seen(batch["obs"], env),
             actions=batch["action"].to(self.device),
             next_observations=self._seen(batch["next_obs"], env),
@@ -281,17 +281,17 @@ class ReplayBuffer(HostBuffer):
         )
 
     def _seen(self, obs: Any, env: VecNormalize | None) -> Any:
-        """Return observations as the learner is to see them."""
+        """Return normalized observations on `device`."""
         if env is not None:
             obs = map_leaves(env.normalize_obs(map_leaves(obs, torch.Tensor.numpy)), torch.from_numpy)
         return map_leaves(obs, lambda x: x.to(self.device))
 
     @property
     def dones(self) -> Array:  # type: ignore[override]
-        """Where episodes terminated, float32 `[buffer_size, n_envs]`. A copy; what is written into it is lost.
+        """Where episodes terminated, float32 `[buffer_size, n_envs]`. A copy; writes to it are lost.
 
-        There for `learn`, which with `optimize_memory_usage` marks the last row so when it is called once more: its own
-        buffer would lose the observation after that row. This one does not, and the mark is needless.
+        With `optimize_memory_usage`, `learn` marks the last row as done when it is called again, because the buffer of
+        Stable-Baselines3 would lose the observation after it. This buffer does not need the mark.
         """
         found = np.zeros((self.buffer_size, self.n_envs), np.float32)
         if len(self._rows):
@@ -300,11 +300,11 @@ class ReplayBuffer(HostBuffer):
 
 
 @final
-class _Seams:
-    """Numbers the episodes of environments side by side: by their ends, and by observations that do not follow.
+class _EpisodeNumbers:
+    """Numbers the episodes of parallel environments, from their ends and from observations that do not follow.
 
-    The environments are reset in the middle of an episode where `learn` is called again, or the environment exchanged.
-    Nobody tells the buffer; the next observation of the row before shows it.
+    Environments are reset in the middle of an episode if `learn` is called again or the environment is replaced. The
+    buffer is not notified; it compares each observation with the next observation of the previous row.
     """
 
     def __init__(self, n_envs: int) -> None:
@@ -321,39 +321,39 @@ class _Seams:
         self._number = self._number + self._count * fresh
         return self._number
 
-    def note(self, next_obs: list[Array], over: Array) -> None:
-        """Remember how a step ended."""
+    def record(self, next_obs: list[Array], over: Array) -> None:
+        """Record the end of a step."""
         self._after, self._over = [x.copy() for x in next_obs], over
 
 
 @final
 class _EachReward(SampleUnit):
-    """Leaves the rewards of n steps apart, `[B, n]`: normalizing clips each of them, and then they are added up."""
+    """Keeps the rewards of n steps separate, `[B, n]`: they are normalized and clipped before they are summed."""
 
     rank = 4
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
-        """Take back the sum."""
+        """Remove the weights of the sum."""
         position = require_field(plan, ("reward",), "the reward of a step")
         return plan.with_columns({position: plan.changed[position]._replace(weights=None)})
 
 
 def _n_steps(n_steps: int, gamma: float | None, next_obs: list[tuple[str, ...]]) -> NStep | None:
-    """Return what makes transitions over several steps; None where none is asked for.
+    """Return the unit for n-step transitions; None if they are not requested.
 
     Raises:
-        OptionError: if there is no discount to add rewards up with.
+        OptionError: `gamma` is missing.
     """
     if gamma is not None:
         return NStep(positive("n_steps", n_steps), gamma, reward_key="reward", next_keys=[*next_obs, "terminated"])
     if positive("n_steps", n_steps) > 1:
-        msg = f"n_steps={n_steps} needs a discount to add rewards up with: give gamma= as well, that of the algorithm"
+        msg = f"n_steps={n_steps} needs a discount factor: pass gamma= as well, the gamma of the algorithm"
         raise OptionError(msg)
     return None
 
 
-def _forms(space: Any, shape: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
-    """Return dtype and shape of each array of an observation, by its path: `()` where there is but one."""
+def _schemas(space: Any, shape: Any) -> dict[tuple[str, ...], tuple[Any, tuple[int, ...]]]:
+    """Return dtype and shape of each array of an observation by path; `()` if it is a single array."""
     if not isinstance(shape, dict):
         return {(): (space.dtype, shape)}
     return {(key,): (space.spaces[key].dtype, part) for key, part in shape.items()}
@@ -364,5 +364,5 @@ def _leaves(obs: Any) -> list[Array]:
 
 
 def _bits(array: Array) -> Array:
-    """Return rows as bytes, `[n, bytes]`: NaN equals itself."""
+    """Return rows as bytes, `[n, bytes]`, so that NaN equals NaN."""
     return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)

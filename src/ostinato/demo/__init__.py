@@ -1,11 +1,9 @@
-"""The main job in one package: Double DQN on a Gymnasium simulator, through the library's public API only."""
+"""Double DQN on Gymnasium's CartPole-v1, with the public API of Ostinato."""
 
 from ostinato.demo.agent import Agent
 from ostinato.demo.config import SOLVED_RETURN, DqnConfig, Progress, Report
-from ostinato.demo.picture import picture
-from ostinato.demo.reopen import Reopened, save_and_reopen
-from ostinato.demo.simulate import Collector, EnvSpec, evaluate
-from ostinato.demo.training import make_buffer, train
+from ostinato.demo.figure import training_figure
+from ostinato.demo.training import Collector, EnvSpec, Reopened, evaluate, make_buffer, save_and_reopen, train
 
 __all__ = [
     "SOLVED_RETURN",
@@ -18,7 +16,7 @@ __all__ = [
     "Report",
     "evaluate",
     "make_buffer",
-    "picture",
     "save_and_reopen",
     "train",
+    "training_figure",
 ]

@@ -1,4 +1,4 @@
-"""The learner: Double DQN with a Huber loss and a slowly moving target network. It sees batches, never the buffer."""
+"""Double DQN with a Huber loss and a target network that is a moving average."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.demo.config import DqnConfig
-    from ostinato.demo.simulate import EnvSpec
+    from ostinato.demo.training import EnvSpec
 
 __all__ = ["Agent", "QNetwork"]
 
 
 class QNetwork(nn.Module):
-    """Two hidden layers that score every action; smooth ones, since ReLU made the return of CartPole jump about."""
+    """A Q-network with two hidden layers and SiLU activations, which gave steadier returns on CartPole than ReLU."""
 
     def __init__(self, spec: EnvSpec, hidden: int, generator: torch.Generator) -> None:
-        """Draw the weights.
+        """Initialize the weights.
 
         Args:
             spec: Sizes and scale of the observations, number of actions.
             hidden: Width of the hidden layers.
-            generator: Source of the weights; torch's global generator is left alone.
+            generator: Generator for the weights; torch's global generator is not used.
         """
         super().__init__()
         self.scale: Tensor
@@ -36,14 +36,15 @@ class QNetwork(nn.Module):
         self.last = _linear(hidden, spec.actions, generator)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return the value of each action, float32 `[B, A]`, of observations `[B, O]`."""
+        """Return the value of each action, float32 `[B, A]`, for observations `[B, O]`."""
         hidden = nn.functional.silu(self.first(observation * self.scale))
         values: Tensor = self.last(nn.functional.silu(self.second(hidden)))
         return values
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")  # the meta device draws no numbers
+    # the meta device draws no random numbers
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     bound = 1.0 / math.sqrt(inputs)
     with torch.no_grad():
         layer.weight.uniform_(-bound, bound, generator=generator)
@@ -52,12 +53,14 @@ def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
 
 
 class Agent:
-    """Double DQN (van Hasselt et al., 2016): the learned network chooses the next action, the target one values it.
+    """Double DQN (van Hasselt et al., 2016).
+
+    The online network selects the next action, and the target network evaluates it.
 
     Args:
         config: Settings.
-        spec: The environment's sizes.
-        generator: Source of the initial weights.
+        spec: Sizes of the environment.
+        generator: Generator for the initial weights.
     """
 
     def __init__(self, config: DqnConfig, spec: EnvSpec, generator: torch.Generator) -> None:
@@ -66,12 +69,12 @@ class Agent:
         self.target = QNetwork(spec, config.hidden, generator)
         self.target.load_state_dict(self.network.state_dict())
         self.target.requires_grad_(requires_grad=False)
-        # eps: with Adam's default 1e-8 the tiny gradients of a solved task make full steps, and the return falls again.
+        # With the default eps of 1e-8, tiny gradients cause full steps once the task is solved, and the return falls.
         self._optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-3, fused=True)
         self._pairs = list(zip(self.target.parameters(), self.network.parameters(), strict=True))
 
     def act(self, observations: Tensor) -> Tensor:
-        """Return the best actions, int64 `[B]`, for observations `[B, O]`, by the learned weights."""
+        """Return the greedy actions of the online network, int64 `[B]`, for observations `[B, O]`."""
         with torch.inference_mode():
             values: Tensor = self.network(observations)
             return values.argmax(dim=-1)
@@ -80,18 +83,17 @@ class Agent:
         """Take one gradient step.
 
         Args:
-            batch: Rows as `Collector.collect` makes them, or transitions over several steps, as `NStep` makes them of
-                these.
-            step: Environment steps so far; the step size falls with them.
-            weights: Importance weights of the rows, float32 `[B]`; None for rows drawn uniformly.
+            batch: Rows in the format of `Collector.collect`, or n-step transitions that `NStep` made from them.
+            step: Environment steps so far; the learning rate decreases with them.
+            weights: Importance weights of the rows, float32 `[B]`; None for uniform sampling.
 
         Returns:
             Temporal-difference errors, float32 `[B]`.
         """
-        goal = self.goals(batch)
+        target = self.targets(batch)
         values: Tensor = self.network(batch["observation"])
         value = values.gather(1, batch["action"][:, None]).squeeze(1)
-        losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
+        losses = nn.functional.smooth_l1_loss(value, target, reduction="none")
         loss = losses.mean() if weights is None else (losses * weights).mean()
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.learning_rate * (1.0 - 0.9 * step / self.config.steps)
@@ -99,19 +101,17 @@ class Agent:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         with torch.no_grad():
-            for target, learned in self._pairs:
-                target.lerp_(learned, self.config.tau)
-        return goal - value.detach()
+            for averaged, learned in self._pairs:
+                averaged.lerp_(learned, self.config.tau)
+        return target - value.detach()
 
     @torch.no_grad()
-    def goals(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return what the values should have been: r + gamma * Q_target(s', argmax_a Q(s', a)), float32 `[B]`.
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the targets r + gamma * Q_target(s', argmax_a Q(s', a)), float32 `[B]`.
 
-        In a batch of transitions over `k` steps, which has a field `gamma`, r is the sum of their discounted rewards,
-        s' the last state, and gamma that field, gamma^k.
-
-        A terminated episode has no future. A truncated one has: only the clock stopped it, so its last state is
-        valued like any other.
+        If the batch has the field `gamma` (n-step transitions over `k` steps), r is the discounted sum of rewards, s'
+        the last state, and gamma^k the value of that field. The target of a terminated episode does not bootstrap; that
+        of a truncated episode does.
         """
         following = batch["next_observation"]
         choice = self.network(following).argmax(dim=-1, keepdim=True)
@@ -121,5 +121,5 @@ class Agent:
         return reward + batch.get("gamma", self.config.gamma) * future.masked_fill(batch["terminated"], 0.0)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return a copy of the target network's weights: the moving average of those learned."""
+        """Return a copy of the weights of the target network."""
         return {name: value.clone() for name, value in self.target.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Settings of the demo, its progress and its report: plain data."""
+"""Settings, progress and report of a training run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["ENV_ID", "SOLVED_RETURN", "DqnConfig", "Progress", "Report"]
 
 ENV_ID = "CartPole-v1"
-"""The simulator: a cart that balances a pole, one point for each step that it stays up, 500 at most."""
+"""The environment: balance a pole on a cart, with a reward of 1 per step, for at most 500 steps."""
 SOLVED_RETURN = 475.0
-"""Mean return from which Gymnasium calls it solved."""
+"""Mean return from which Gymnasium considers the task solved."""
 
 _AT_LEAST_ONE = (
     "steps",
@@ -38,61 +38,61 @@ _AT_MOST_ONE = ("gamma", "tau", "epsilon_end", "beta_start")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DqnConfig:
-    """Settings of one run of Double DQN; with the defaults seeds 0 to 14 all ended at 485 or more.
+    """Settings of a run of double DQN. With the defaults, seeds 0 to 14 reached a return of at least 485.
 
     Raises:
-        OptionError: if a number is out of its range.
+        OptionError: A number is out of range.
     """
 
     seed: int = 0
-    """Seeds weights, exploration, simulator and buffer, each with a generator of its own."""
+    """Seed of the weights, the exploration, the environment and the buffer, each with its own generator."""
     steps: int = 30_000
-    """Most environment steps to collect, warm-up included."""
+    """Maximum number of environment steps, warm-up included."""
     capacity: int = 20_000
-    """Rows that the buffer holds before the oldest are overwritten."""
+    """Capacity of the buffer."""
     batch_size: int = 128
     """Rows per gradient step."""
     warmup_steps: int = 1_000
     """Steps with random actions before learning starts."""
     collect_steps: int = 4
-    """Environment steps between two rounds of learning; they enter the buffer in one `extend`."""
+    """Environment steps between two rounds of learning, which one `extend` writes."""
     updates: int = 2
-    """Gradient steps in one round of learning."""
+    """Gradient steps per round of learning."""
     gamma: float = 0.99
     """Discount factor."""
     learning_rate: float = 1e-3
-    """Step size of Adam at the start; it falls along a line to a tenth of that at `steps`."""
+    """Initial learning rate of Adam; decreases linearly to a tenth at `steps`."""
     reward_scale: float = 0.1
-    """Factor on rewards while learning: it keeps the values that the network has to reach near 10."""
+    """Factor on rewards during learning, which keeps values near 10."""
     tau: float = 0.01
-    """Share of the learned weights that the target network takes in at each gradient step."""
+    """Weight of the online network in each update of the target network."""
     hidden: int = 128
     """Width of the two hidden layers."""
     epsilon_end: float = 0.04
-    """Share of random actions when exploration has come down."""
+    """Final probability of random actions."""
     explore_steps: int = 5_000
-    """Steps after the warm-up over which that share falls from 1 to `epsilon_end`."""
+    """Steps after the warm-up over which the probability of random actions decreases from 1 to `epsilon_end`."""
     validate_every: int = 1_000
     """Environment steps between two validations."""
     validation_episodes: int = 10
-    """Episodes per validation; their seeds are not those of the final evaluation."""
+    """Episodes per validation; their seeds differ from those of the final evaluation."""
     patience: int = 3
-    """Stop after this many validations in a row of `SOLVED_RETURN` or more; 0 never stops early."""
+    """Stop after this number of consecutive validations of at least `SOLVED_RETURN`; 0 disables early stopping."""
     evaluation_episodes: int = 20
     """Episodes of the final evaluation."""
     n_step: int = 1
-    """Steps whose rewards are added up before the target bootstraps (Sutton, 1988); rows stay single steps."""
+    """Number of steps of the n-step return (Sutton, 1988); stored rows are single steps."""
     prioritized: bool = False
-    """Draw rows by their temporal-difference errors (Schaul et al., 2016) instead of uniformly."""
+    """Sample in proportion to temporal-difference errors (Schaul et al., 2016) instead of uniformly."""
     alpha: float = 0.6
-    """How much the errors matter, if so."""
+    """Exponent of the priorities."""
     beta_start: float = 0.4
-    """How much importance weights correct for it when learning starts; 1 at `steps`."""
+    """Initial exponent of the importance weights; 1 at `steps`."""
     threads: int = 1
-    """Threads that torch uses meanwhile: networks this small gain nothing from more."""
+    """Number of threads for torch during the run."""
 
     def __post_init__(self) -> None:
-        """Check every number."""
+        """Check all numbers."""
         for name in _AT_LEAST_ONE:
             self._check(name, getattr(self, name) >= 1, "at least 1")
         for name in _AT_LEAST_ZERO:
@@ -102,7 +102,7 @@ class DqnConfig:
         for name in _AT_MOST_ONE:
             self._check(name, getattr(self, name) <= 1, "at most 1")
         self._check(
-            "warmup_steps", self.warmup_steps < self.steps, f"below steps={self.steps}: use over() for short runs"
+            "warmup_steps", self.warmup_steps < self.steps, f"below steps={self.steps}: use over(steps) for short runs"
         )
 
     def _check(self, name: str, right: bool, allowed: str) -> None:  # noqa: FBT001
@@ -111,11 +111,11 @@ class DqnConfig:
             raise OptionError(msg)
 
     def beta_at(self, step: int) -> float:
-        """Return the exponent of importance weights: on a line from `beta_start` to 1 at `steps`."""
+        """Return the exponent of the importance weights: linear from `beta_start` to 1 at `steps`."""
         return self.beta_start + (1.0 - self.beta_start) * min(1.0, step / self.steps)
 
     def over(self, steps: int) -> DqnConfig:
-        """Return these settings for `steps` environment steps; below 10,000 the phases shrink along."""
+        """Return these settings for `steps` environment steps; below 10,000 the phases are shortened in proportion."""
         share = min(1.0, steps / 10_000)
         return replace(
             self,
@@ -128,12 +128,12 @@ class DqnConfig:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     step: int
     """Environment steps collected."""
     steps: int
-    """Most steps that there will be."""
+    """Maximum number of environment steps."""
     episodes: int
     """Episodes finished."""
     mean_return: float
@@ -143,38 +143,38 @@ class Progress:
     rows: int
     """Rows in the buffer."""
     capacity: int
-    """Most rows that fit."""
+    """Capacity of the buffer."""
     samples_per_s: float
     """Rows sampled from the buffer per second of learning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run gave."""
+    """The result of a run."""
 
     config: DqnConfig
     buffer: ReplayBuffer = field(repr=False)
-    """The buffer as the run left it."""
+    """The buffer at the end of the run."""
     steps: int
     """Environment steps collected."""
     stopped_early: bool
-    """Whether the run ended because `patience` validations in a row had solved the task."""
+    """Whether `patience` consecutive validations solved the task."""
     episode_steps: tuple[int, ...] = field(repr=False)
-    """Environment step at which each training episode ended."""
+    """Environment step at the end of each training episode."""
     episode_returns: tuple[float, ...] = field(repr=False)
-    """Return of each training episode, random actions included."""
+    """Return of each training episode, with exploration."""
     validation_steps: tuple[int, ...] = field(repr=False)
     """Environment step of each validation."""
     validation_returns: tuple[float, ...] = field(repr=False)
     """Mean return of each validation."""
     snapshot_step: int
-    """Step of the weights that were evaluated: those of the best validation, the latest of equals."""
+    """Step of the evaluated weights: those of the best validation, the latest if several are equal."""
     evaluation_returns: tuple[float, ...]
     """Return of each episode of the final evaluation."""
     updates: int
     """Gradient steps taken."""
     buffer_s: float
-    """Seconds spent in `extend`, `sample` and `update_priority`."""
+    """Seconds in `extend`, `sample` and `update_priority`."""
     seconds: float
     """Seconds of the whole run, evaluation included."""
 

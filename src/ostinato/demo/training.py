@@ -1,35 +1,180 @@
-"""The loop: collect, extend, sample, learn."""
+"""The training loop: collect, extend, sample, learn; then save and reload the buffer."""
 
 from __future__ import annotations
 
 import time
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 
 from ostinato import LazyTensorStorage, NStep, PrioritizedSampler, RandomSampler, ReplayBuffer, Sampler
+from ostinato._optional import require
 from ostinato.demo.agent import Agent
-from ostinato.demo.config import SOLVED_RETURN, DqnConfig, Progress, Report
-from ostinato.demo.simulate import Collector, evaluate
+from ostinato.demo.config import ENV_ID, SOLVED_RETURN, DqnConfig, Progress, Report
+from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import os
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-__all__ = ["make_buffer", "train"]
+    Policy = Callable[[Tensor], Tensor]
+
+__all__ = ["Collector", "EnvSpec", "Reopened", "evaluate", "make_buffer", "make_env", "save_and_reopen", "train"]
+
+_UNBOUNDED = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Sizes of an environment."""
+
+    observation_size: int
+    """Numbers per observation."""
+    actions: int
+    """Number of discrete actions."""
+    observation_scale: tuple[float, ...]
+    """Factor on each number: 4 divided by its bound, so that bounded numbers vary by about 1; 1 without a bound."""
+
+    @classmethod
+    def of(cls, env: Any) -> Self:
+        """Read the spaces of a Gymnasium environment with flat observations and discrete actions."""
+        bounds = [float(bound) for bound in env.observation_space.high]
+        scale = tuple(4.0 / bound if bound < _UNBOUNDED else 1.0 for bound in bounds)
+        return cls(len(bounds), int(env.action_space.n), scale)
+
+
+def make_env() -> Any:
+    """Create the Gymnasium environment.
+
+    Raises:
+        MissingExtraError: Gymnasium is not installed.
+    """
+    return require("gymnasium", "demo").make(ENV_ID)
+
+
+class Collector:
+    """Steps one environment and returns the transitions as rows.
+
+    Args:
+        seed: Seed of the environment and of the exploration.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._env = make_env()
+        self.spec = EnvSpec.of(self._env)
+        self._random = np.random.default_rng(seed)
+        self._observation, _ = self._env.reset(seed=seed)
+        self._return = 0.0
+        self.steps = 0
+        self.episode_steps: list[int] = []
+        self.episode_returns: list[float] = []
+
+    def collect(self, count: int, policy: Policy, epsilon: float) -> dict[str, Tensor]:
+        """Take `count` steps.
+
+        Args:
+            count: Environment steps.
+            policy: From observations `[1, O]` to actions `[1]`.
+            epsilon: Probability of random actions.
+
+        Returns:
+            Rows `[count, ...]` in order of time: `observation`, `action`, `reward`, `next_observation` (at the end of
+            an episode its final observation), `terminated`, `truncated`, `episode` (its number) and `step` (environment
+            steps before it).
+        """
+        rows = [self._step(policy, epsilon) for _ in range(count)]
+        columns = zip(*rows, strict=True)
+        names = ("observation", "action", "reward", "next_observation", "terminated", "truncated", "episode", "step")
+        return {name: torch.from_numpy(np.array(column)) for name, column in zip(names, columns, strict=True)}
+
+    def _step(self, policy: Policy, epsilon: float) -> tuple[Any, ...]:
+        before = self._observation
+        explore = self._random.random() < epsilon
+        action = self._random.integers(self.spec.actions) if explore else policy(_tensor(before)[None]).item()
+        after, reward, terminated, truncated, _ = self._env.step(int(action))
+        row = (
+            before,
+            int(action),
+            np.float32(reward),
+            after,
+            terminated,
+            truncated,
+            len(self.episode_steps),
+            self.steps,
+        )
+        self.steps += 1
+        self._return += float(reward)
+        self._observation = after
+        if terminated or truncated:
+            self._end_episode()
+        return row
+
+    def _end_episode(self) -> None:
+        self.episode_steps.append(self.steps)
+        self.episode_returns.append(self._return)
+        self._return = 0.0
+        self._observation, _ = self._env.reset()
+
+    def __enter__(self) -> Self:
+        """Return the collector itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the environment."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def _tensor(observation: Any) -> Tensor:
+    return torch.from_numpy(np.asarray(observation, dtype=np.float32))
+
+
+def evaluate(policy: Policy, seeds: Sequence[int]) -> list[float]:
+    """Play one episode per seed, all in parallel, without exploration.
+
+    Args:
+        policy: From observations `[B, O]` to actions `[B]`.
+        seeds: One seed per episode.
+
+    Returns:
+        The return of each episode.
+    """
+    with ExitStack() as stack:
+        envs = [stack.enter_context(closing(make_env())) for _ in seeds]
+        observations = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+        returns = [0.0] * len(envs)
+        playing = list(range(len(envs)))
+        while playing:
+            actions = policy(_tensor(observations[playing])).tolist()
+            still = []
+            for i, action in zip(playing, actions, strict=True):
+                observations[i], reward, terminated, truncated, _ = envs[i].step(action)
+                returns[i] += float(reward)
+                if not (terminated or truncated):
+                    still.append(i)
+            playing = still
+        return returns
+
 
 _RECENT_EPISODES = 20
 _VALIDATION_SEEDS = 1_000_000
 _EVALUATION_SEEDS = 2_000_000
-"""Far from each other and from the seeds of training, which are small."""
+"""The seeds of training, validation and evaluation do not overlap."""
 
 
 def make_buffer(config: DqnConfig) -> ReplayBuffer:
-    """Make the buffer of a run: rows in memory, drawn uniformly or by priority, from a generator of its own.
+    """Create the buffer of a run: rows in memory, sampled uniformly or by priority, with its own generator.
 
-    Rows are single steps; with `n_step` above 1 those drawn become transitions over several.
+    Rows are single steps; with `n_step` above 1, samples are n-step transitions.
     """
     sampler: Sampler = RandomSampler()
     if config.prioritized:
@@ -44,18 +189,17 @@ def make_buffer(config: DqnConfig) -> ReplayBuffer:
 
 
 def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = None) -> Report:
-    """Train from nothing and evaluate on episodes of unseen seeds.
+    """Train from scratch and evaluate on episodes with unseen seeds.
 
-    The weights evaluated are those of the best validation, as averaged by the target network; validation and
-    evaluation play episodes of different seeds. Runs with the same settings on the same machine give the same
-    numbers.
+    The evaluated weights are those of the target network at the best validation. Runs with equal settings on the same
+    machine give equal numbers.
 
     Args:
         config: Settings.
-        on_progress: Called after every round of collecting and learning.
+        on_progress: Called after each round of collecting and learning.
 
     Raises:
-        MissingExtraError: if Gymnasium is not installed.
+        MissingExtraError: Gymnasium is not installed.
 
     Example:
         >>> report = train(DqnConfig().over(200))
@@ -63,7 +207,7 @@ def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = No
         (200, 200)
     """
     start = time.perf_counter()
-    with _threads(config.threads), closing(Collector(config.seed)) as collector:
+    with _threads(config.threads), Collector(config.seed) as collector:
         run = _Run(config, collector)
         while collector.steps < config.steps and not run.solved:
             run.advance()
@@ -73,7 +217,7 @@ def train(config: DqnConfig, on_progress: Callable[[Progress], None] | None = No
 
 
 class _Run:
-    """The moving parts of one run."""
+    """The state of one run."""
 
     def __init__(self, config: DqnConfig, collector: Collector) -> None:
         self.config = config
@@ -90,12 +234,12 @@ class _Run:
 
     @property
     def solved(self) -> bool:
-        """Whether the last validations, `patience` of them, all solved the task."""
+        """Whether the last `patience` validations all solved the task."""
         last = self.validation_returns[-self.config.patience :]
         return 0 < self.config.patience == len(last) and min(last) >= SOLVED_RETURN
 
     def advance(self) -> None:
-        """Collect a few rows, learn from a few batches, validate when it is time."""
+        """Collect rows, learn from batches, and validate when it is due."""
         config, collector = self.config, self.collector
         count = min(config.collect_steps, config.steps - collector.steps)
         rows = collector.collect(count, self.agent.act, self._epsilon())
@@ -110,7 +254,7 @@ class _Run:
             self._validate()
 
     def _learn(self) -> None:
-        """Take one gradient step; with priorities, tell the buffer how wrong the values were."""
+        """Take one gradient step; with a prioritized sampler, update the priorities."""
         sampler = self.buffer.sampler
         if not isinstance(sampler, PrioritizedSampler):
             self.agent.learn(self._timed(self.buffer.sample), self.collector.steps)
@@ -146,7 +290,7 @@ class _Run:
         return evaluate(policy, range(first_seed, first_seed + episodes))
 
     def progress(self) -> Progress:
-        """Return where the run stands."""
+        """Return the progress of the run."""
         elapsed = time.perf_counter() - self.learning_since if self.learning_since else 0.0
         return Progress(
             step=self.collector.steps,
@@ -160,7 +304,7 @@ class _Run:
         )
 
     def report(self, start: float) -> Report:
-        """Evaluate the best snapshot and sum the run up."""
+        """Evaluate the best weights and return the report."""
         self.agent.target.load_state_dict(self.best)
         returns = self._play(_EVALUATION_SEEDS, self.config.evaluation_episodes)
         return Report(
@@ -186,10 +330,58 @@ def _mean(values: list[float]) -> float:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads for a while."""
+    """Set the number of threads of torch within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+_BATCHES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """The result of saving a buffer, loading it into a new one and comparing the two."""
+
+    path: Path
+    """Directory of the checkpoint."""
+    rows: int
+    """Rows in the checkpoint."""
+    nbytes: int
+    """Bytes of all files."""
+    save_s: float
+    """Seconds to save."""
+    load_s: float
+    """Seconds to load."""
+    batches: int
+    """Batches that both buffers sampled afterwards, equal in every field."""
+
+
+def save_and_reopen(report: Report, path: str | os.PathLike[str]) -> Reopened:
+    """Save the buffer of a run, load it into a new buffer, and check that both sample the same batches.
+
+    Args:
+        report: The result of `train`; its buffer is sampled from.
+        path: Directory of the checkpoint; an existing checkpoint is replaced.
+
+    Raises:
+        CheckpointError: The loaded buffer samples different batches.
+    """
+    target = Path(path)
+    start = time.perf_counter()
+    report.buffer.dumps(target)
+    saved = time.perf_counter()
+    reopened = make_buffer(report.config)
+    reopened.loads(target)
+    loaded = time.perf_counter()
+    for number in range(_BATCHES):
+        mine, theirs = report.buffer.sample(), reopened.sample()
+        different = [name for name in mine if not torch.equal(mine[name], theirs[name])]
+        if different:
+            msg = f"batch {number} after reopening {target} differs from the saved buffer in the fields {different}"
+            raise CheckpointError(msg)
+    nbytes = sum(file.stat().st_size for file in target.iterdir())
+    return Reopened(target, len(reopened), nbytes, saved - start, loaded - saved, _BATCHES)

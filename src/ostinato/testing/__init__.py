@@ -1,4 +1,4 @@
-"""Contract suites: subclass one, write `make`, and pytest proves your own storage, sampler or writer.
+"""Contract tests for custom storages, samplers, writers and units: subclass one, implement `make`, and run pytest.
 
 ```python
 from ostinato import Storage
@@ -10,7 +10,7 @@ class TestMyStorage(StorageContract):
         return MyStorage(capacity)
 ```
 
-Every test method states one law in its docstring. The suites need no plugin and no fixture.
+Each test method states one requirement in its docstring. The tests need no plugin and no fixture.
 """
 
 from ostinato.testing.samplers import SamplerContract

@@ -1,4 +1,4 @@
-"""The laws of samplers."""
+"""Contract tests for samplers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["SamplerContract"]
 
 
 class SamplerContract(ABC):
-    """What a buffer relies on in every sampler: slots that hold rows, one source of chance, a state that continues."""
+    """Requirements of a buffer on a sampler: slots with rows, one source of randomness, a state that resumes."""
 
     @abstractmethod
     def make(self) -> Sampler:
-        """Return a fresh sampler."""
+        """Return a new sampler."""
 
     def rows(self, sampler: Sampler, rows: int, capacity: int) -> View:  # noqa: ARG002
-        """Return a view of `rows` rows; override it for samplers that must hear of the rows first."""
+        """Return a view of `rows` rows. Override it for samplers that must record rows first."""
         return make_view(rows, capacity)
 
-    # -- the laws ---------------------------------------------------------------------------------------------
+    # -- tests -----------------------------------------------------------------------------------------------
 
-    def test_slots_hold_rows(self) -> None:
-        """Slots are contiguous int64 `[B]`, each in `[0, rows)`: partly filled, full and wrapped."""
+    def test_slots_are_in_range(self) -> None:
+        """Slots are contiguous int64 `[B]` in `[0, rows)`, for partly filled, full and wrapped buffers."""
         for rows, capacity in ((1, 9), (8, 9), (9, 9), (10, 9), (31, 9), (1, 1)):
             sampler = self.make()
             view = self.rows(sampler, rows, capacity)
@@ -45,8 +45,8 @@ class SamplerContract(ABC):
                 assert slots.device == view.device
                 assert 0 <= int(slots.min()) <= int(slots.max()) < view.rows
 
-    def test_batches_have_the_size_asked_for(self) -> None:
-        """Fewer rows come only from samplers with epochs, and never none."""
+    def test_batches_have_the_requested_size(self) -> None:
+        """Only samplers with epochs return fewer rows, and always at least one."""
         sampler = self.make()
         view = self.rows(sampler, 7, 9)
         for size in (1, 3, 7, 2):
@@ -54,7 +54,7 @@ class SamplerContract(ABC):
             assert drawn == size or (sampler.epochal and 0 < drawn < size)
 
     def test_weights_match_the_slots(self) -> None:
-        """Weights, where there are any, are finite, not negative, and one for each slot."""
+        """Weights, if any, are finite, non-negative, and one per slot."""
         sampler = self.make()
         draw = sampler.draw(self.rows(sampler, 7, 9), 5, None)
         if draw.weights is not None:
@@ -63,7 +63,7 @@ class SamplerContract(ABC):
             assert bool((draw.weights >= 0).all())
 
     def test_every_row_is_reachable(self) -> None:
-        """Each row present is drawn sooner or later, the first and the last among them."""
+        """Each row is eventually drawn, including the first and the last."""
         sampler = self.make()
         view = self.rows(sampler, 6, 6)
         generator = torch.Generator().manual_seed(0)
@@ -75,13 +75,13 @@ class SamplerContract(ABC):
         sampler = self.make()
         sampler.draw(self.rows(sampler, 3, 9), 2, None)
         view = self.rows(sampler, 9, 9)
-        sampler.hear(Run(3, 6, 9))
+        sampler.record(Run(3, 6, 9))
         generator = torch.Generator().manual_seed(0)
         seen = {int(s) for _ in range(200) for s in sampler.draw(view, 3, generator).slots}
         assert seen == set(range(9))
 
     def test_one_seed_one_sequence(self) -> None:
-        """Equal generators give equal draws, whatever torch's global generator does, which is left alone."""
+        """Equal generators give equal draws; torch's global generator is neither used nor changed."""
         sequences = []
         with torch.random.fork_rng(devices=[]):
             for noise in (1, 2):
@@ -91,8 +91,8 @@ class SamplerContract(ABC):
                 assert torch.equal(before, torch.get_rng_state())
         assert sequences[0] == sequences[1]
 
-    def test_the_global_generator_stands_in(self) -> None:
-        """Without a generator, torch's global one decides."""
+    def test_the_global_generator_is_the_default(self) -> None:
+        """Without a generator, torch's global generator is used."""
         sequences = []
         with torch.random.fork_rng(devices=[]):
             for seed in (3, 3):
@@ -100,8 +100,8 @@ class SamplerContract(ABC):
                 sequences.append(self.sequence(self.make(), None))
         assert sequences[0] == sequences[1]
 
-    def test_state_continues_the_sequence(self) -> None:
-        """A fresh sampler that loads the state draws what the first one goes on to draw."""
+    def test_state_resumes_the_sequence(self) -> None:
+        """A new sampler that loads the state continues with the same draws."""
         first, generator = self.make(), torch.Generator().manual_seed(5)
         view = self.rows(first, 7, 9)
         first.draw(view, 3, generator)
@@ -114,7 +114,7 @@ class SamplerContract(ABC):
         assert self.sequence(second, generator) == expected
 
     def test_state_is_loaded_by_copy(self) -> None:
-        """Two samplers with one state do not disturb each other: each draws what it would draw alone."""
+        """Two samplers with the same state are independent."""
         first, second, alone = self.make(), self.make(), self.make()
         for sampler in (first, second, alone):
             self.rows(sampler, 7, 9)
@@ -127,18 +127,18 @@ class SamplerContract(ABC):
             alone, torch.Generator().manual_seed(7)
         )
 
-    def test_pickles_continue_the_sequence(self) -> None:
-        """A pickled sampler is a copy that goes on where the first one stands."""
+    def test_pickles_resume_the_sequence(self) -> None:
+        """A pickled sampler is a copy that continues with the same draws."""
         first = self.make()
         view = self.rows(first, 7, 9)
         first.draw(view, 2, torch.Generator().manual_seed(5))
-        second = pickle.loads(pickle.dumps(first))  # noqa: S301 (made a moment ago)
+        second = pickle.loads(pickle.dumps(first))  # noqa: S301 (pickled above)
         assert self.sequence(first, torch.Generator().manual_seed(6)) == self.sequence(
             second, torch.Generator().manual_seed(6)
         )
 
-    def test_a_cleared_sampler_knows_no_old_rows(self) -> None:
-        """After `clear`, draws stay inside a buffer that now holds fewer rows."""
+    def test_clear_removes_old_rows(self) -> None:
+        """After `clear`, draws are within a buffer that has fewer rows."""
         sampler = self.make()
         sampler.draw(self.rows(sampler, 9, 9), 4, None)
         sampler.clear()
@@ -146,8 +146,8 @@ class SamplerContract(ABC):
         for _ in range(20):
             assert int(sampler.draw(view, 2, None).slots.max()) < 2
 
-    def test_an_epoch_holds_each_row_once(self) -> None:
-        """From `restart` to `ran_out` every row is drawn exactly once (with `drop_last`, at most once)."""
+    def test_an_epoch_has_each_row_once(self) -> None:
+        """From `restart` to `ran_out`, every row is drawn exactly once (at most once with `drop_last`)."""
         sampler = self.make()
         if not sampler.epochal:
             assert not sampler.ran_out
@@ -162,9 +162,9 @@ class SamplerContract(ABC):
             assert len(set(drawn)) == len(drawn)
             assert len(drawn) == (6 if sampler.drop_last else 7)
 
-    # -- tools ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------
 
     def sequence(self, sampler: Sampler, generator: torch.Generator | None) -> list[list[int]]:
-        """Return twelve draws of seven rows."""
+        """Return twelve draws from a view of seven rows."""
         view = self.rows(sampler, 7, 9)
         return [sampler.draw(view, 3, generator).slots.tolist() for _ in range(12)]

@@ -1,4 +1,4 @@
-"""The laws of units."""
+"""Contract tests for units."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CAPACITY = 16
 
 
 class UnitContract(ABC):
-    """What a buffer relies on in every unit: plans of rows that are present, the same from the same arguments."""
+    """Requirements of a buffer on a unit: plans of stored rows, which are determined by the arguments."""
 
     @abstractmethod
     def make(self) -> SampleUnit:
-        """Return a fresh unit."""
+        """Return a new unit."""
 
     def rows(self, start: int, count: int) -> dict[str, Any]:
-        """Return rows number `start` to `start + count - 1`, in episodes of five; override it for other fields."""
+        """Return the rows `start` to `start + count - 1` in episodes of five steps. Override it for other fields."""
         step = torch.arange(start, start + count, device="cpu")
         place = step.float()[:, None]
         goal = {"goal": place.clone(), "achieved_goal": place.clone(), "next_achieved_goal": place + 1}
@@ -35,44 +35,44 @@ class UnitContract(ABC):
         return {"obs": place, "next_obs": place + 1, **goal, "reward": reward, "done": step % 5 == 4}
 
     def buffer(self, written: int) -> ReplayBuffer:
-        """Return a buffer into which so many rows were written."""
+        """Return a buffer to which `written` rows were written."""
         made = ReplayBuffer(storage=LazyTensorStorage(_CAPACITY), sample_unit=self.make(), batch_size=8)
         for start in range(0, written, 3):
             made.extend(self.rows(start, min(3, written - start)))
         return made
 
-    # -- the laws ---------------------------------------------------------------------------------------------
+    # -- tests -----------------------------------------------------------------------------------------------
 
     def test_the_same_arguments_give_the_same_plan(self) -> None:
-        """`expand` has no chance of its own: with the same dice it plans the same batch."""
+        """`expand` uses no randomness of its own: equal `dice` give equal plans."""
         for written in (10, 16, 17, 40):
             one, other = (self._plan(self.buffer(written), seed=written) for _ in range(2))
             assert torch.equal(one.slots_read(), other.slots_read())
             assert one.notes.keys() == other.notes.keys()
 
-    def test_rows_read_are_present(self) -> None:
-        """All slots are int64 in `[0, rows)`: partly filled, full and wrapped."""
+    def test_slots_read_are_in_range(self) -> None:
+        """All slots are int64 in `[0, rows)`, for partly filled, full and wrapped buffers."""
         for written in (10, 15, 16, 17, 40):
             slots = self._plan(self.buffer(written), seed=written).slots_read()
             assert slots.dtype is torch.int64
             assert 0 <= int(slots.min()) <= int(slots.max()) < min(written, _CAPACITY)
 
-    def test_what_is_said_of_records_fits_them(self) -> None:
+    def test_notes_and_fields_have_one_entry_per_record(self) -> None:
         """Notes and fields have one entry for each record."""
         plan = self._plan(self.buffer(40), seed=0)
         for value in (*plan.notes.values(), *plan.fields.values()):
             assert value.shape[0] == plan.records.shape[0]
 
-    def test_batches_are_fresh(self) -> None:
-        """What `finish` returns shares no memory with the storage."""
+    def test_batches_are_copies(self) -> None:
+        """The result of `finish` shares no memory with the storage."""
         made = self.buffer(40)
         before = {key: value.clone() for key, value in made[:].items()}
         for value in made.sample().values():
             value.zero_()
         assert all(torch.equal(value, before[key]) for key, value in made[:].items())
 
-    def test_the_rows_it_needs_are_few_enough(self) -> None:
-        """`need` is within `span`, and both are positive."""
+    def test_need_is_within_span(self) -> None:
+        """`need` is at most `span`, and both are positive."""
         unit = self.make()
         assert 1 <= unit.need <= unit.span
 

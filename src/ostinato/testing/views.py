@@ -1,4 +1,4 @@
-"""A `View` as a buffer would make it, and the one helper that the suites share."""
+"""A `View` for the tests of samplers, and a helper of the contract tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["make_view", "raises"]
 
 
 def make_view(rows: int, capacity: int, device: torch.device | str = "cpu") -> View:
-    """Return the view of a ring of `capacity` slots into which `rows` rows were written in order.
+    """Return the view of a ring of `capacity` slots to which `rows` rows were written in order.
 
     Args:
-        rows: rows ever written; more than `capacity` wrap around.
-        capacity: slots.
-        device: where slots appear.
+        rows: Number of rows ever written; more than `capacity` wrap around.
+        capacity: Number of slots.
+        device: Device of the slots.
     """
     place = torch.device(device)
     ring = Ring(capacity, place)
@@ -34,7 +34,7 @@ def make_view(rows: int, capacity: int, device: torch.device | str = "cpu") -> V
 
 @contextmanager
 def raises(*kinds: type[BaseException]) -> Iterator[None]:
-    """Demand that the block raises one of `kinds`: what `pytest.raises` does, without importing pytest here."""
+    """Fail unless the block raises one of `kinds`; like `pytest.raises`, but without pytest."""
     try:
         yield
     except kinds:

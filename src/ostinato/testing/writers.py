@@ -1,4 +1,4 @@
-"""The contract of writers."""
+"""Contract tests for writers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["WriterContract"]
 
 
 class WriterContract(ABC):
-    """What a buffer relies on in every writer: slots inside the capacity, no gaps, and a state that continues."""
+    """Requirements of a buffer on a writer: slots within the capacity, no gaps, and a state that resumes."""
 
-    refuses: bool = False
-    """True for writers that write nothing: `place` then raises UsageError, always."""
+    read_only: bool = False
+    """True for read-only writers, whose `place` always raises UsageError."""
 
     @abstractmethod
     def make(self) -> Writer:
-        """Return a fresh writer."""
+        """Return a new writer."""
 
     def scores(self, rows: int) -> Tensor | None:  # noqa: ARG002
-        """Return what `place` gets as scores for `rows` rows; writers that rank rows need some."""
+        """Return the scores to pass to `place` for `rows` rows; required by writers that rank rows."""
         return None
 
     def place(self, writer: Writer, rows: int, ring: Ring) -> Placement:
-        """Place rows, check the placement (one slot for each row, each inside the capacity), and record it."""
+        """Place rows and check the placement: one slot per row, within the capacity."""
         capacity = ring.capacity
         placement = writer.place(rows, ring, self.scores(rows))
         assert placement.total == rows
@@ -56,9 +56,9 @@ class WriterContract(ABC):
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
-    def test_a_refusing_writer_refuses(self) -> None:
-        """A writer that writes nothing raises UsageError and is left as it was."""
-        if not self.refuses:
+    def test_a_read_only_writer_raises(self) -> None:
+        """A read-only writer raises UsageError and does not change."""
+        if not self.read_only:
             return
         writer = self.make()
         before = copy.deepcopy(writer.state_dict())
@@ -67,8 +67,8 @@ class WriterContract(ABC):
         assert writer.state_dict() == before
 
     def test_rows_fill_the_slots_without_gaps(self) -> None:
-        """Until the buffer is full, the slots written are `[0, rows)`: rows present are counted, never searched."""
-        if self.refuses:
+        """Until the buffer is full, the written slots are `[0, rows)`."""
+        if self.read_only:
             return
         for sizes in ((1, 1, 1, 1, 1), (2, 3), (5,), (4, 4), (1, 9)):
             writer, ring, written, total = self.make(), Ring(5), set(), 0
@@ -78,8 +78,8 @@ class WriterContract(ABC):
                 assert written == set(range(min(total, 5))), f"after batches of {sizes}"
 
     def test_batches_of_any_size_are_placed(self) -> None:
-        """One row less than the capacity, as many, one more, and several times as many."""
-        if self.refuses:
+        """Batches of one row less than the capacity, of the capacity, one row more, and several times the capacity."""
+        if self.read_only:
             return
         for capacity in (1, 2, 5):
             for rows in {1, max(1, capacity - 1), capacity, capacity + 1, 2 * capacity, 3 * capacity + 1}:
@@ -87,9 +87,9 @@ class WriterContract(ABC):
                 for _ in range(3):
                     self.place(writer, rows, ring)
 
-    def test_a_cleared_writer_begins_again(self) -> None:
-        """After `clear` the first row goes to slot 0."""
-        if self.refuses:
+    def test_clear_starts_at_slot_0(self) -> None:
+        """After `clear` the first row is placed in slot 0."""
+        if self.read_only:
             return
         writer, ring = self.make(), Ring(5)
         self.place(writer, 7, ring)
@@ -97,9 +97,9 @@ class WriterContract(ABC):
         ring.clear()
         assert _slots(self.place(writer, 2, ring)) == {0, 1}
 
-    def test_rows_brought_along_are_not_overwritten_early(self) -> None:
-        """After `begin(3)` of a buffer with room, the next row takes a free slot; or `begin` raises UsageError."""
-        if self.refuses:
+    def test_resume_uses_free_slots_first(self) -> None:
+        """After `resume(3, 3)` with free slots, the next row gets a free slot, or `resume` raises UsageError."""
+        if self.read_only:
             return
         writer, ring = self.make(), Ring(5)
         ring.take_over(3, 3)
@@ -109,9 +109,9 @@ class WriterContract(ABC):
             return
         assert _slots(self.place(writer, 1, ring)) == {3}
 
-    def test_state_continues(self) -> None:
-        """A fresh writer that loads the state places rows as the first one goes on to do; the state stays as it was."""
-        if self.refuses:
+    def test_state_resumes(self) -> None:
+        """A new writer that loads the state places rows like the original; the state does not change."""
+        if self.read_only:
             return
         first, ring, other = self.make(), Ring(5), Ring(5)
         self.place(first, 3, ring)
@@ -122,13 +122,13 @@ class WriterContract(ABC):
         second.load_state_dict(saved)
         assert [self.place(second, rows, other).positions().tolist() for rows in (1, 4, 9)] == expected
 
-    def test_pickles_continue(self) -> None:
-        """A pickled writer is a copy that goes on where the first one stands."""
-        if self.refuses:
+    def test_pickles_resume(self) -> None:
+        """A pickled writer is a copy that places rows like the original."""
+        if self.read_only:
             return
         first, ring = self.make(), Ring(5)
         self.place(first, 3, ring)
-        second, other = pickle.loads(pickle.dumps((first, ring)))  # noqa: S301 (made a moment ago)
+        second, other = pickle.loads(pickle.dumps((first, ring)))  # noqa: S301 (pickled above)
         assert self.place(first, 4, ring).positions().tolist() == self.place(second, 4, other).positions().tolist()
 
 
@@ -146,5 +146,5 @@ def _check_picks(picks: Picks, capacity: int) -> None:
     if picks.slots.shape[0]:
         assert 0 <= int(picks.slots.min()) <= int(picks.slots.max()) < capacity
         assert 0 <= int(picks.rows.min()) <= int(picks.rows.max()) < picks.total
-    assert torch.equal(picks.kept[picks.rows], picks.slots), "kept must name the slot of each row that was picked"
+    assert torch.equal(picks.kept[picks.rows], picks.slots), "kept must be the slot of each row that was picked"
     assert int((picks.kept >= 0).sum()) == picks.slots.shape[0]

@@ -1,4 +1,4 @@
-"""Tools: they look at files, move and convert them, and return reports; printing is the command line's work."""
+"""Tools that inspect, verify, convert, merge, split and compact saved data. They return reports and print nothing."""
 
 from ostinato.tools.compact import CompactReport, compact
 from ostinato.tools.convert import ConvertReport, convert
@@ -6,12 +6,17 @@ from ostinato.tools.inspect import (
     ChainReport,
     CheckpointReport,
     FieldReport,
+    KeyReport,
     LinkReport,
     PriorityReport,
+    StoreReport,
     inspect_checkpoint,
+    inspect_store,
+    is_store,
+    kind_of,
 )
-from ostinato.tools.moves import MoveReport, merge, split
-from ostinato.tools.stores import Damage, KeyReport, StoreReport, VerifyReport, inspect_store, is_store, kind_of, verify
+from ostinato.tools.merge_split import MoveReport, merge, split
+from ostinato.tools.verify import Damage, VerifyReport, verify
 
 __all__ = [
     "ChainReport",

@@ -1,4 +1,4 @@
-"""Folding the patches of an incremental checkpoint into their bases."""
+"""Merging the patches of an incremental checkpoint into their base files."""
 
 from __future__ import annotations
 
@@ -20,46 +20,45 @@ __all__ = ["CompactReport", "compact", "open_checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What compacting did."""
+    """The result of `compact`."""
 
     path: str
     """The directory."""
     patches: int
-    """Patches that were folded."""
+    """Number of patches that were merged."""
     bytes_before: int
     """Bytes of all arrays before."""
     bytes_after: int
-    """Bytes of all arrays now."""
+    """Bytes of all arrays afterwards."""
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
-    """Open the checkpoint of a buffer or of an ensemble.
+    """Open the checkpoint of a buffer or an ensemble.
 
     Raises:
-        CheckpointNotFoundError: Neither is there.
-        CheckpointError: It is of a version that this release cannot read.
-        DamagedFileError: The manifest is damaged, or a file is missing or of another size.
+        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointError: The version is not supported.
+        DamagedFileError: The manifest is damaged, or a file is missing or has the wrong size.
     """
     root = Path(path)
     return CheckpointReader(root, format_name=ENSEMBLE if format_of(root) == ENSEMBLE else FORMAT)
 
 
 def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> CompactReport:
-    """Fold each array of a checkpoint that has patches into one file.
+    """Merge the patches of each array of a checkpoint into one file.
 
-    The checkpoint holds the same afterwards, and buffers go on from it with incremental saves as before. Whenever it is
-    interrupted, the directory holds the checkpoint as it was or as it will be. Needs room on the disk for the arrays
-    that have patches.
+    The contents stay the same, and buffers can continue with incremental saves. The operation is atomic: if it is
+    interrupted, the directory has the old or the new checkpoint. Needs disk space for the arrays that have patches.
 
     Args:
         path: Directory that `dumps(path, incremental=True)` wrote.
-        on_progress: Called with the number of bytes written and of all bytes to write.
+        on_progress: Called with the number of bytes written and the total.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
-        CheckpointError: It is being saved to, or was saved over meanwhile.
-        DamagedFileError: naming the damaged file; nothing is changed.
-        StorageMemoryError: The disk is too small; nothing is changed.
+        CheckpointError: The checkpoint is being saved to, or was replaced meanwhile.
+        DamagedFileError: A file is damaged; nothing is changed.
+        StorageMemoryError: There is not enough disk space; nothing is changed.
 
     Example:
         >>> import torch
@@ -74,10 +73,10 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
     reader = open_checkpoint(path)
     arrays = reader.arrays.values()
     before = sum(record.total_bytes for record in arrays)
-    chained = [record for record in arrays if record.patches]
-    if not chained:
+    patched = [record for record in arrays if record.patches]
+    if not patched:
         return CompactReport(str(path), 0, before, before)
-    needed = sum(record.row_bytes * record.shape[0] for record in chained)
+    needed = sum(record.row_bytes * record.shape[0] for record in patched)
     with CheckpointWriter(path, format_name=reader.format_name, needed_bytes=needed) as writer:
         done = 0
         for nbytes in writer.take_over(reader):
@@ -86,4 +85,4 @@ def compact(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], N
                 on_progress(done, needed)
         writer.finish()
     after = sum(record.total_bytes for record in open_checkpoint(path).arrays.values())
-    return CompactReport(str(path), sum(len(record.patches) for record in chained), before, after)
+    return CompactReport(str(path), sum(len(record.patches) for record in patched), before, after)

@@ -1,4 +1,4 @@
-"""Writing a directory of trajectories anew in another format."""
+"""Conversion of a directory of trajectories to another format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
-from ostinato.tools.check import check_whole
+from ostinato.tools.verify import check_file
 from ostinato.trajectories.checkpoint import new_directory
 from ostinato.trajectories.index import Entry, consent, file_name, fold, form_of, place_of, read_listing
 from ostinato.trajectories.trajectory import Trajectory, owned_tree
@@ -22,14 +22,14 @@ __all__ = ["ConvertReport", "convert"]
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What was converted."""
+    """The result of `convert`."""
 
     path: str
     """The new directory."""
     trajectory_format: str
-    """Its format."""
+    """The new format."""
     trajectories: int
-    """Trajectories in it."""
+    """Number of trajectories."""
     source_bytes: int
     """Bytes of the files read."""
     nbytes: int
@@ -44,23 +44,22 @@ def convert(
     allow_pickle: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ConvertReport:
-    """Write all trajectories into a new directory in another format; ids, seed and generator stay.
+    """Write all trajectories to a new directory in another format. Ids, seed and generator stay the same.
 
-    Each file is read twice: first it is checked as `verify` does, so that damage never gets a new checksum.
+    Each file is verified as by `verify` before it is converted, so that a damaged file never gets a valid checksum.
 
     Args:
-        source_path: Directory of trajectories, ours or RLinf's.
-        save_path: New directory, which appears whole.
+        source_path: Directory of trajectories, written by Ostinato or RLinf.
+        save_path: New directory, which appears completely or not at all.
         trajectory_format: `safetensors`, `pt` or `pkl`.
-        allow_pickle: Consent to read or write `pkl`.
-        on_progress: Called with the number of files done and of all files.
+        allow_pickle: Allow reading and writing `pkl`; reading executes the code in the files.
+        on_progress: Called with the number of files done and the total.
 
     Raises:
-        OptionError: No such format, or `pkl` without consent.
-        CheckpointNotFoundError: No trajectories are there.
-        CheckpointError: They are of this format already, or the target exists.
-        DamagedFileError: naming a file that is missing, damaged, or not the one that the index means; nothing is left
-            of the target.
+        OptionError: The format does not exist, or is `pkl` without `allow_pickle`.
+        CheckpointNotFoundError: There are no trajectories.
+        CheckpointError: The trajectories have this format already, or the target exists.
+        DamagedFileError: A file is missing, damaged, or does not match the index; the target is removed.
     """
     check_format(trajectory_format, allow_pickle=allow_pickle)
     source, target = Path(source_path).absolute(), Path(save_path).absolute()
@@ -68,15 +67,15 @@ def convert(
     old = listing.head.trajectory_format
     consent(listing, allow_pickle=allow_pickle)
     if old == trajectory_format:
-        msg = f"{source} holds {old} already: nothing to convert"
+        msg = f"the format of {source} is {old} already: nothing to convert"
         raise CheckpointError(msg)
     source_bytes = 0
     with new_directory(target) as temporary:
         entries = []
         for done, fact in enumerate(listing.facts.values(), 1):
             path = source / file_name(fact, old)
-            nbytes, _ = check_whole(listing, fact.trajectory_id, allow_pickle=allow_pickle)
-            weights = {"model_weights_id": fact.model_weights_id}  # empty where RLinf was told none, and stays so
+            nbytes, _ = check_file(listing, fact.trajectory_id, allow_pickle=allow_pickle)
+            weights = {"model_weights_id": fact.model_weights_id}  # stays empty if RLinf had none
             values = read_tree(path, old, allow_pickle=allow_pickle) | weights
             tree = owned_tree(Trajectory.from_dict(values), str(path)) | weights
             new = temporary / file_name(fact, trajectory_format)

@@ -1,29 +1,60 @@
-"""What a buffer's checkpoint holds, read from its files alone: no buffer is made, no row kept, nothing printed."""
+"""Reports on the contents of a checkpoint or a directory of trajectories, read from the files without a buffer."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
 
 from ostinato.buffers.checkpoint.state import FORMAT
 from ostinato.core.rows import column_name
 from ostinato.durable import ArrayRecord, CheckpointReader, read_stream, verify_array
 from ostinato.durable.arrays import ColumnRecord
+from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
-from ostinato.errors import DamagedFileError
-from ostinato.tools.tally import Tally, elements
+from ostinato.durable.trees import show
+from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
+from ostinato.trajectories.index import (
+    JOURNAL,
+    METADATA,
+    Entry,
+    Listing,
+    consent,
+    file_name,
+    has_listing,
+    id_of_name,
+    read_listing,
+    resolve,
+)
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
-__all__ = ["ChainReport", "CheckpointReport", "FieldReport", "LinkReport", "PriorityReport", "inspect_checkpoint"]
+__all__ = [
+    "ChainReport",
+    "CheckpointReport",
+    "FieldReport",
+    "KeyReport",
+    "LinkReport",
+    "PriorityReport",
+    "RunningStatistics",
+    "StoreReport",
+    "elements",
+    "inspect_checkpoint",
+    "inspect_store",
+    "is_store",
+    "kind_of",
+    "unlisted",
+]
 
 _PIECE_BYTES = 2**20
+_MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +62,23 @@ class FieldReport:
     """One field of the rows."""
 
     name: str
-    """Keys from the root, joined by dots; `(data)` where a row is a bare tensor, `(objects)` for a list storage."""
+    """Keys joined by dots; `(data)` for rows that are single tensors, `(objects)` for a list storage."""
     dtype: str
     """Dtype, or `object`."""
     shape: tuple[int, ...]
-    """Shape of one row's value."""
+    """Shape of one row."""
     rows: int
-    """Rows that have the field."""
+    """Number of rows that have the field."""
     nbytes: int
-    """Bytes of its values."""
+    """Bytes of the values."""
     minimum: float | int | None = None
-    """Smallest number, NaN left out; None without data, for complex numbers, objects, or if data was not read."""
+    """Minimum, without NaN; None without values, for complex numbers, for objects, or if data was not read."""
     maximum: float | int | None = None
-    """Largest number; None as above."""
+    """Maximum; None as for `minimum`."""
     mean: float | None = None
-    """Mean; None as above."""
+    """Mean; None as for `minimum`."""
     nan_count: int | None = None
-    """Numbers that are NaN; None as above."""
+    """Number of NaN; None as for `minimum`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +86,43 @@ class PriorityReport:
     """The priorities of a prioritized buffer."""
 
     rows: int
-    """Rows that have one: all."""
+    """Number of rows, which all have a priority."""
     alpha: float
-    """Exponent of priorities."""
+    """Exponent of the priorities."""
     beta: float
-    """Exponent of importance weights."""
+    """Exponent of the importance weights."""
     minimum: float | None = None
-    """Smallest priority; None without rows, or if data was not read."""
+    """Minimum; None without rows, or if data was not read."""
     mean: float | None = None
-    """Mean; None as above."""
+    """Mean; None as for `minimum`."""
     maximum: float | None = None
-    """Largest; None as above."""
+    """Maximum; None as for `minimum`."""
     zero_share: float | None = None
-    """Share of rows with priority 0; None as above."""
+    """Fraction of rows with priority 0; None as for `minimum`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """One file of an array: its base, or a patch over what comes before it."""
+    """One file of an array: its base or a patch."""
 
     kind: str
     """`base` or `patch`."""
     rows: int
-    """Rows that it holds."""
+    """Number of rows in the file."""
     runs: int
-    """Runs of rows that follow each other."""
+    """Number of ranges of consecutive rows."""
     nbytes: int
-    """Bytes of its file."""
+    """Bytes of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """An array that incremental saves have added to; `compact` folds it into one file."""
+    """An array with patches of incremental saves; `compact` merges them into one file."""
 
     name: str
-    """Name of the array: `rows.0` holds the packed rows of several fields."""
+    """Name of the array; `rows.0` has the packed rows of several fields."""
     links: tuple[LinkReport, ...]
-    """Its files, in the order in which they are laid over each other."""
+    """The files, in the order in which they are applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +130,7 @@ class CheckpointReport:
     """One checkpoint."""
 
     path: str
-    """Its directory."""
+    """The directory."""
     format: str
     """Kind of checkpoint."""
     version: str
@@ -111,42 +142,42 @@ class CheckpointReport:
     writer: str
     """Class of the writer."""
     rows: int
-    """Rows saved."""
+    """Number of saved rows."""
     capacity: int
-    """Rows that fitted into the buffer."""
+    """Capacity of the buffer."""
     rows_written: int
-    """Rows ever written."""
+    """Number of rows ever written."""
     rows_drawn: int
-    """Rows ever sampled."""
+    """Number of rows ever sampled."""
     exact_resume: bool
-    """Whether the state of a generator was saved, so that sampling goes on with the same rows."""
+    """Whether the state of a generator was saved, so that sampling resumes with the same rows."""
     nbytes: int
-    """Bytes of all files, the manifest among them."""
+    """Bytes of all files, including the manifest."""
     verified: bool
-    """Whether every file was read and its checksums compared."""
+    """Whether all files were read and their checksums verified."""
     fields: tuple[FieldReport, ...]
-    """The fields of the rows, in their order."""
+    """The fields of the rows, in order."""
     priorities: PriorityReport | None = None
-    """Priorities; None where the sampler has none."""
+    """The priorities; None if the sampler has none."""
     chains: tuple[ChainReport, ...] = ()
-    """Arrays that have patches of incremental saves."""
+    """Arrays with patches of incremental saves."""
 
 
 def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) -> CheckpointReport:
-    """Report on a checkpoint that `dumps` wrote.
+    """Return a report on a checkpoint that `dumps` wrote.
 
-    Files are read block by block: the extra memory is some tens of MB, whatever their size (and one byte per row for a
-    field that only some rows have).
+    Files are read in blocks: this takes some tens of MB of memory for files of any size, plus one byte per row for a
+    field that only some rows have.
 
     Args:
         path: Directory of the checkpoint.
-        read_data: Read every file, compare checksums and make statistics; without it only the manifest is read and
-            the size of each file compared.
+        read_data: Read all files, verify checksums and compute statistics. Otherwise only the manifest is read and the
+            size of each file is checked.
 
     Raises:
-        CheckpointNotFoundError: if there is no checkpoint.
-        CheckpointError: if it is one that this release cannot read.
-        DamagedFileError: naming the file that is damaged.
+        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointError: The version is not supported.
+        DamagedFileError: A file is damaged; the message names it.
 
     Example:
         >>> import torch
@@ -212,7 +243,7 @@ def _chain(root: Path, name: str, record: ArrayRecord) -> ChainReport:
 
 
 def _priorities(state: Any, *, read_data: bool) -> PriorityReport | None:
-    """Report on the state of a prioritized sampler; the manifest's loader has compared its checksums."""
+    """Return the report on the state of a prioritized sampler; its checksums were verified with the manifest."""
     kept = state.get("priorities") if isinstance(state, dict) else None
     if kept is None:
         return None
@@ -226,7 +257,7 @@ def _priorities(state: Any, *, read_data: bool) -> PriorityReport | None:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A field, the name of its array, and which rows have it (None: all)."""
+    """A field, the name of its array, and the mask of rows that have it (None: all)."""
 
     field: FieldReport
     name: str
@@ -234,7 +265,7 @@ class _Column:
 
 
 def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
-    """Find the fields: those that every row has, then those that came later."""
+    """Yield the fields: first those that every row has, then those that only some rows have."""
     if "items" in storage:
         field = FieldReport("(objects)", "object", (), int(storage["items"]), reader.record("items").nbytes)
         yield _Column(field, "items")
@@ -247,7 +278,7 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
     leaves = storage["schema"]["leaves"] if storage["schema"] else ()
     paths = {column_name(leaf["path"], position): leaf["path"] for position, leaf in enumerate(leaves)}
     for name in storage.get("objects", ()):
-        # the path stands behind the position, as in the names of columns
+        # the path follows the position, as in the names of columns
         shown, ends = name.partition(".")[2], reader.record(f"{name}.ends")
         text = reader.record(f"{name}.text")
         nbytes = ends.nbytes + text.nbytes
@@ -261,12 +292,12 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         rows = record.shape[0] if has is None else int(has.sum())
         shown = ".".join(str(key) for key in keys) or "(data)"
         if name not in paths and name not in late:
-            shown += " (kept apart)"  # the rest of a single copy is the field of the row that follows
+            shown += " (kept apart)"  # with single_copy, other rows use the field of the next row
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
 
 
 def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
-    """Find the arrays that saving hooks made of the rows."""
+    """Yield the arrays that saving hooks made from the rows."""
     for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
         yield from _converted(reader, child, (*path, key))
     if tree["kind"] == "tensor":
@@ -277,25 +308,31 @@ def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> It
 
 
 def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
-    """Read a column, comparing the checksum of each block, and add its statistics."""
+    """Read a column, verify the checksum of each block, and return the field with its statistics."""
     record, field = reader.record(column.name), column.field
     if field.dtype == "object" or record.torch_dtype.is_complex:
         if isinstance(record, ArrayRecord):
             verify_array(root, record)
         return field
-    width, start, tally = math.prod(field.shape), 0, Tally()
+    width, start, statistics = math.prod(field.shape), 0, RunningStatistics()
     for numbers in _numbers(root, reader, column.name):
         end = start + numbers.numel()
-        tally.see(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
+        statistics.update(numbers if column.has is None else numbers[_present(column.has, width, start, end)])
         start = end
-    return replace(field, minimum=tally.minimum, maximum=tally.maximum, mean=tally.mean, nan_count=tally.nan_count)
+    return replace(
+        field,
+        minimum=statistics.minimum,
+        maximum=statistics.maximum,
+        mean=statistics.mean,
+        nan_count=statistics.nan_count,
+    )
 
 
 def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor]:
-    """Yield the elements of a field in order; checksums of files of its own are compared, others were."""
+    """Yield the elements of a field in order; verifies the checksum of a field with its own file."""
     record = reader.record(name)
     if isinstance(record, ArrayRecord) and not record.patches:
-        raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the bytes of the file as they are
+        raw = replace(record, dtype="uint8", shape=(record.nbytes,))  # the raw bytes of the file
         yield from elements(read_stream(root, raw), record.torch_dtype)
         return
     whole = reader.whole(record.of) if isinstance(record, ColumnRecord) else record
@@ -305,7 +342,223 @@ def _numbers(root: Path, reader: CheckpointReader, name: str) -> Iterator[Tensor
 
 
 def _present(has: Tensor, width: int, start: int, end: int) -> Tensor:
-    """Spread a mask over rows of `width` elements to one over the elements `[start, end)`."""
+    """Expand a mask over rows of `width` elements to a mask over the elements `[start, end)`."""
     first = start // width
     rows = has[first : -(-end // width)]
     return rows.repeat_interleave(width)[start - first * width : end - first * width]
+
+
+_PIECE = 2**20
+"""Number of elements processed at a time: 8 MiB as float64."""
+
+
+@final
+class RunningStatistics:
+    """Count, bounds and mean of a stream of numbers; NaN is counted separately."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Numbers that are not NaN."""
+        self.nan_count = 0
+        self._low: float | int | None = None
+        self._high: float | int | None = None
+        self._sum = 0.0
+
+    def update(self, numbers: Tensor) -> None:
+        """Add real numbers of any dtype, `[n]`."""
+        for piece in torch.split(numbers, _PIECE):
+            self._update(piece)
+
+    def _update(self, piece: Tensor) -> None:
+        # Integers stay integers, so that their bounds are exact.
+        exact = not piece.is_floating_point() and piece.dtype is not torch.uint64
+        wide = piece.to(torch.int64 if exact else torch.float64)
+        if not exact:
+            missing = wide.isnan()
+            self.nan_count += int(missing.sum())
+            wide = wide[~missing]
+        if wide.numel() == 0:
+            return
+        low, high = wide.min().item(), wide.max().item()
+        self._low = low if self._low is None else min(self._low, low)
+        self._high = high if self._high is None else max(self._high, high)
+        self._sum += float(wide.double().sum())
+        self.count += wide.numel()
+
+    @property
+    def minimum(self) -> float | int | None:
+        """Smallest number; None if there are none."""
+        return self._low
+
+    @property
+    def maximum(self) -> float | int | None:
+        """Largest number; None if there are none."""
+        return self._high
+
+    @property
+    def mean(self) -> float | None:
+        """Mean; None if there are no numbers or infinities of both signs."""
+        mean = self._sum / self.count if self.count else math.nan
+        return None if math.isnan(mean) else mean
+
+
+def elements(blocks: Iterable[bytes], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Convert a stream of bytes to tensors of whole elements, `[n]` each.
+
+    Args:
+        blocks: Bytes of any lengths; an element can span two blocks.
+        dtype: Dtype of the elements.
+    """
+    rest = b""
+    for block in blocks:
+        raw = bytearray(rest + block)
+        whole = len(raw) // dtype.itemsize * dtype.itemsize
+        if whole:
+            yield torch.frombuffer(raw, dtype=dtype, count=whole // dtype.itemsize)
+        rest = bytes(raw[whole:])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReport:
+    """One key of the trajectories."""
+
+    name: str
+    """Keys joined by dots."""
+    dtype: str
+    """Dtype."""
+    shape: tuple[int, ...]
+    """Shape of one transition."""
+    trajectories: int
+    """Number of trajectories that have the key with this dtype and shape."""
+    nbytes: int
+    """Bytes of its rows in all trajectories."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """One directory of trajectories."""
+
+    path: str
+    """The directory."""
+    trajectory_format: str
+    """`pt`, `pkl` or `safetensors`."""
+    trajectories: int
+    """Number of trajectories."""
+    total_samples: int
+    """Number of transitions: the sum of T * B."""
+    trajectory_counter: int
+    """The next id."""
+    seed: int
+    """Seed of the buffer."""
+    exact_resume: bool
+    """Whether the state of a generator was saved, so that sampling resumes with the same rows."""
+    journal: bool
+    """Whether there is a journal: the directory is in use, or its process was killed."""
+    models: int
+    """Number of different model weights."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Different `[T, B]`."""
+    unlisted: tuple[str, ...]
+    """Trajectory files that are not in the index: removed or incomplete."""
+    nbytes: int | None = None
+    """Bytes of the files; None if they were not read."""
+    keys: tuple[KeyReport, ...] = ()
+    """Keys of the batches; empty if the files were not read."""
+
+
+def inspect_store(
+    path: str | os.PathLike[str], *, read_headers: bool = True, allow_pickle: bool = False
+) -> StoreReport:
+    """Return a report on a directory of trajectories.
+
+    Args:
+        path: The directory.
+        read_headers: Read the size and keys of each file (a `pkl` file is unpickled). Otherwise only the index is read.
+        allow_pickle: Allow unpickling, which executes the code in the files.
+
+    Raises:
+        CheckpointNotFoundError: There are no trajectories.
+        CheckpointError: The trajectories are pickled, and `allow_pickle` is False.
+        DamagedFileError: A file is damaged; the message names it.
+    """
+    root = Path(path)
+    listing = read_listing(root)
+    facts = listing.facts.values()
+    entries: list[Entry] = []
+    if read_headers:
+        consent(listing, allow_pickle=allow_pickle)
+        for _, found in resolve(listing, listing.facts, allow_pickle=allow_pickle):
+            if not isinstance(found, Entry):
+                raise found
+            entries.append(found)
+    return StoreReport(
+        path=str(root),
+        trajectory_format=listing.head.trajectory_format,
+        trajectories=len(listing.facts),
+        total_samples=sum(fact.num_samples for fact in facts),
+        trajectory_counter=listing.head.counter,
+        seed=listing.head.seed,
+        exact_resume=listing.head.generator is not None,
+        journal=(root / JOURNAL).exists(),
+        models=len({fact.model_weights_id for fact in facts}),
+        shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
+        unlisted=unlisted(listing),
+        nbytes=sum(e.place.nbytes for e in entries if e.place is not None) if read_headers else None,
+        keys=_keys(entries),
+    )
+
+
+def unlisted(listing: Listing) -> tuple[str, ...]:
+    """Return the names of trajectory files that are not in the index."""
+    listed = {file_name(fact, listing.head.trajectory_format) for fact in listing.facts.values()}
+    names = (path.name for path in listing.directory.iterdir())
+    return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
+
+
+def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
+    found: dict[Any, list[int]] = {}
+    for entry in entries:
+        for path, (dtype, shape) in entry.form.signature.items():
+            counts = found.setdefault((path, dtype, shape), [0, 0])
+            counts[0] += 1
+        for field in entry.form.fields:
+            found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
+    return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
+
+
+def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
+    """Return the kind of data in a directory: trajectories, or the checkpoint that `dumps` of a buffer wrote.
+
+    Raises:
+        CheckpointNotFoundError: Neither; the message describes what is there instead.
+        CheckpointError: The path is a file.
+    """
+    root = Path(path)
+    if is_store(root):
+        return "trajectories"
+    if (root / MANIFEST_NAME).exists():
+        return "buffer"
+    if not root.is_dir():
+        if root.exists():
+            msg = f"{root} is a file: give a directory of trajectories, or one that dumps() wrote"
+            raise CheckpointError(msg)
+        msg = f"there is no directory {root}"
+        raise CheckpointNotFoundError(msg)
+    if (root / "storage" / "storage_metadata.json").exists():
+        msg = f"{root} is a checkpoint of TorchRL: convert it first (ostinato convert)"
+        raise CheckpointNotFoundError(msg)
+    inside = sorted(child.name for child in root.iterdir() if is_store(child) or (child / MANIFEST_NAME).exists())
+    if inside:
+        names = ", ".join(inside[:_MAX_NAMES]) + (", ..." if len(inside) > _MAX_NAMES else "")
+        msg = f"{root} contains directories with data: give one of {names} in it"
+        if all(is_store(root / name) and name.startswith("rank_") for name in inside):
+            msg += ", or merge them first (ostinato merge)"
+    else:
+        msg = f"{root} has neither trajectories nor a checkpoint that dumps() wrote"
+    raise CheckpointNotFoundError(msg)
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Return whether a directory has trajectories, as opposed to the checkpoint of a buffer."""
+    root = Path(path)
+    return (root / METADATA).exists() or has_listing(root)

@@ -1,28 +1,25 @@
-"""Pictures: scenes say what to show as plain data; screens draw it: matplotlib, a prompt, a browser, Rerun."""
+"""Visualization: trajectories step by step, and figures of the contents of a buffer."""
 
-from ostinato.viz.folder import TrajectoryFolder
-from ostinato.viz.moment import Moment, moment
-from ostinato.viz.saved import SavedBuffer
-from ostinato.viz.scene import Bars, Curves, Layer, Level, Line, Mark, Points, Scene, Shares, Stack
-from ostinato.viz.screen import draw
-from ostinato.viz.walk import Spot, Walk
+from ostinato.viz.figures import Bars, Curves, FigureSpec, Layer, Level, Line, Mark, Points, Shares, Stack, draw
+from ostinato.viz.frames import Frame, Navigator, Position, read_frame
+from ostinato.viz.sources import SavedBuffer, TrajectoryFolder
 
 __all__ = [
     "Bars",
     "Curves",
+    "FigureSpec",
+    "Frame",
     "Layer",
     "Level",
     "Line",
     "Mark",
-    "Moment",
+    "Navigator",
     "Points",
+    "Position",
     "SavedBuffer",
-    "Scene",
     "Shares",
-    "Spot",
     "Stack",
     "TrajectoryFolder",
-    "Walk",
     "draw",
-    "moment",
+    "read_frame",
 ]

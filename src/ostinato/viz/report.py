@@ -1,4 +1,4 @@
-"""One page about a buffer: returns in order of insertion, lengths, priorities, age of rows, bytes by field."""
+"""A figure about a buffer: returns in order of insertion, lengths, priorities, ages of rows, bytes per field."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.viz.reel import plural
-from ostinato.viz.scene import Bars, Curves, Line, Scene, Shares, Stack, number, thin
+from ostinato.viz.figures import Bars, Curves, FigureSpec, Line, Shares, Stack, format_number, thin
+from ostinato.viz.sources import plural
 
 if TYPE_CHECKING:
-    from ostinato.viz.reel import Reels
-    from ostinato.viz.scene import Panel
+    from ostinato.viz.figures import Panel
+    from ostinato.viz.sources import TrajectorySource
 
 __all__ = ["report"]
 
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
-_MOST_POINTS = 5_000
+_MAX_POINTS = 5_000
 _BARS = 30
-_MOST_FIELDS = 7
+_MAX_FIELDS = 7
 
 
-def report(reels: Reels) -> Scene:
-    """Say what to draw of a buffer; every reward is read once, no observation.
+def report(source: TrajectorySource) -> FigureSpec:
+    """Return a figure that summarizes a buffer. Reads each reward once, and no observations.
 
     Args:
-        reels: A directory of trajectories or a checkpoint.
+        source: A directory of trajectories or a checkpoint.
     """
-    found = [reels.returns(index) for index in range(len(reels.ids))]
-    lengths = np.array([reels.extent(index)[0] for index in range(len(reels.ids))])
-    low: list[Panel] = [_bars(f"Steps of each {reels.unit}", "steps", plural(reels.unit), lengths)]
-    if reels.priorities is not None:
-        low.append(_bars("Priorities", "priority", "rows", reels.priorities))
-    low.append(_bars("Age of rows", "rows added since", "rows", reels.row_ages()))
-    low.append(_bytes(reels.field_bytes()))
+    found = [source.returns(index) for index in range(len(source.ids))]
+    lengths = np.array([source.extent(index)[0] for index in range(len(source.ids))])
+    low: list[Panel] = [_bars(f"Steps of each {source.unit}", "steps", plural(source.unit), lengths)]
+    if source.priorities is not None:
+        low.append(_bars("Priorities", "priority", "rows", source.priorities))
+    low.append(_bars("Age of rows", "rows added since", "rows", source.row_ages()))
+    low.append(_bytes(source.field_bytes()))
     found = [value if value is not None and np.isfinite(value) else None for value in found]
     known = [value for value in found if value is not None]
     rows: list[tuple[Panel, ...]] = [tuple(low[:2]), tuple(low[2:])] if len(low) > 2 else [tuple(low)]
     if known:
-        rows.insert(0, (_returns(found, reels.unit),))
+        rows.insert(0, (_returns(found, source.unit),))
     unread = len(found) - len(known)
-    said = [f"mean length {number(lengths.mean())}"]
+    summary = [f"mean length {format_number(lengths.mean())}"]
     if known:
-        said.append(f"mean return {number(float(np.mean(known)))}")
+        summary.append(f"mean return {format_number(float(np.mean(known)))}")
     if unread:
-        said.append(f"{unread:,} without readable rewards" if known else "no readable rewards")
-    if reels.history:
-        said.append(reels.history)
-    return Scene(reels.title, " · ".join(said), tuple(rows))
+        summary.append(f"{unread:,} without readable rewards" if known else "no readable rewards")
+    if source.history:
+        summary.append(source.history)
+    return FigureSpec(source.title, " · ".join(summary), tuple(rows))
 
 
 def _returns(found: list[float | None], unit: str) -> Curves:
-    """Show returns over the order of insertion; those that cannot be read leave a gap."""
+    """Plot returns in order of insertion; returns that cannot be read leave a gap."""
     places = np.array([place for place, value in enumerate(found) if value is not None], dtype=float)
     values = np.array([value for value in found if value is not None], dtype=float)
     window = 1 if len(values) < 100 else max(5, len(values) // 50)
@@ -60,7 +60,7 @@ def _returns(found: list[float | None], unit: str) -> Curves:
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
     means = (sums[ends] - sums[starts]) / (ends - starts)
-    kept = list(thin(len(values), _MOST_POINTS))
+    kept = list(thin(len(values), _MAX_POINTS))
     x = tuple(places[kept].tolist())
     each = Line(unit, x, tuple(values[kept].tolist()), "first" if window == 1 else "quiet", "dots")
     mean = Line(f"mean of {window}", x, tuple(means[kept].tolist()))
@@ -76,22 +76,22 @@ def _bars(title: str, x_label: str, y_label: str, values: np.ndarray) -> Bars:
     finite = values[np.isfinite(values)].astype(float)
     whole = finite.size > 0 and bool((finite == np.round(finite)).all())
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    if whole:  # each bar counts as many whole numbers as the next, else even counts would look uneven
-        room = max(0, 3 - round((high - low) / 2))  # one value alone would fill the panel
+    if whole:  # each bar has the same number of integers: otherwise uniform data looks uneven
+        room = max(0, 3 - round((high - low) / 2))  # a single value would fill the panel
         first = low - room if low < 0 else max(low - room, 0)
         edges = np.arange(first - 0.5, high + room + 1.5, np.ceil((high - low + 1) / _BARS))
         edges = edges if edges[-1] > high else np.append(edges, 2 * edges[-1] - edges[-2])
     else:
         edges = np.linspace(low, high if high > low else low + 1.0, _BARS + 1)
     counts, _ = np.histogram(finite, edges)
-    summary = f"mean {number(finite.mean())}, most {number(high)}" if finite.size else "none"
+    summary = f"mean {format_number(finite.mean())}, max {format_number(high)}" if finite.size else "none"
     stack = Stack(summary, tuple(counts.astype(float).tolist()))
     return Bars(title, x_label, y_label, tuple(edges.tolist()), (stack,))
 
 
 def _bytes(found: dict[str, int]) -> Shares:
     order = sorted(found, key=lambda name: -found[name])
-    most_shown = _MOST_FIELDS if len(order) > _MOST_FIELDS + 1 else _MOST_FIELDS + 1
+    most_shown = _MAX_FIELDS if len(order) > _MAX_FIELDS + 1 else _MAX_FIELDS + 1
     kept, rest = order[:most_shown], order[most_shown:]
     sizes = {name: found[name] for name in kept}
     if rest:

@@ -33,6 +33,8 @@ from ...tags import TENSORS, buffer, fill, read_ids, rows, same_state, snapshot,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def five(storage: str = "packed", **options: Any) -> ReplayBuffer:
     rb = buffer(storage, 8, **options)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from ostinato import Sampler, Storage, Writer
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
     "random": RandomSampler,

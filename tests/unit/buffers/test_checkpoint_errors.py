@@ -32,6 +32,7 @@ from ostinato import (
 )
 from ostinato.buffers import mixing as mixing_state
 from ostinato.buffers.checkpoint import state as checkpoint
+from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader
 from ostinato.durable.blocks import BlockReader
@@ -240,11 +241,11 @@ def used(storage: str = "packed", parts: str = "uniform", *, first: int = 0, cou
 
 def stays(rb: ReplayBuffer, load: Callable[[], object], error: type[BaseException]) -> None:
     """Let a load fail, and compare everything before and after it."""
-    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._feed.tickets]
+    before, held = snapshot(rb), [ticket.draw.slots.clone() for ticket in rb._pipeline.tickets]
     with pytest.raises(error):
         load()
     same_state(snapshot(rb), before)
-    now = [ticket.draw.slots for ticket in rb._feed.tickets]
+    now = [ticket.draw.slots for ticket in rb._pipeline.tickets]
     assert all(torch.equal(one, other) for one, other in zip(now, held, strict=True))
 
 
@@ -252,7 +253,7 @@ STEPS = {
     "transforms": (Compose, "load_state_dict"),
     "parts": (checkpoint, "_load_parts"),
     "end": (checkpoint, "end_load"),
-    "queued draws": (checkpoint, "retake"),
+    "queued draws": (LocalEngine, "retake"),
     "counts": (checkpoint, "_end_load"),
 }
 
@@ -451,7 +452,7 @@ def spoil_episodes(rb: ReplayBuffer) -> None:
 
 
 def spoil_priorities(rb: ReplayBuffer) -> None:
-    rb.sampler._ledger._raw[3] = -1.0  # type: ignore[attr-defined]
+    rb.sampler._raw[3] = -1.0  # type: ignore[attr-defined]
 
 
 def spoil_queue(rb: ReplayBuffer) -> None:
@@ -528,7 +529,7 @@ def test_shared_buffers_are_checked(tmp_path: Path) -> None:
     )
     rb.extend(numbered())
     rb.dumps(tmp_path / "save")
-    rb.sampler._ledger._raw[3] = -1.0  # type: ignore[attr-defined]
+    rb.sampler._raw[3] = -1.0  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError):
         rb.dumps(tmp_path / "save")
     other = ReplayBuffer(storage=LazyTensorStorage(16), sampler=PrioritizedSampler(16, 0.6, 0.4), batch_size=4)

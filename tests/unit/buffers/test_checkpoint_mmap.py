@@ -16,6 +16,8 @@ from ...tags import buffer, fill, read_ids, rows, same_state, snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def make(capacity: int = 60, **options: Any) -> ReplayBuffer:
     return buffer(LazyTensorStorage(capacity, **options), batch_size=5, generator=torch.Generator().manual_seed(0))

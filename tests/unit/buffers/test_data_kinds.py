@@ -15,6 +15,8 @@ from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictRep
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, table
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 DTYPES = [
     torch.bool,
     torch.uint8,

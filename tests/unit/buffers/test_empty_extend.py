@@ -33,6 +33,8 @@ from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, same_state,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 KINDS = ["dict", "tuple", "tensor", "tensordict"]
 
 

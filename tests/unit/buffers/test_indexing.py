@@ -10,6 +10,8 @@ import torch
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, table
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 INDICES: dict[str, tuple[Any, list[int]]] = {
     "int64": (torch.tensor([3, 0, -1]), [3, 0, 4]),
     "int32": (torch.tensor([3, 0, -1], dtype=torch.int32), [3, 0, 4]),

@@ -26,6 +26,8 @@ from ...tags import STORAGES, TENSORS, buffer, fill, read_ids
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def copied(rb: ReplayBuffer, way: str) -> ReplayBuffer:
     made = copy.deepcopy(rb) if way == "deepcopy" else pickle.loads(pickle.dumps(rb))

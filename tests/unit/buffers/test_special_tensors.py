@@ -30,6 +30,8 @@ from ostinato.errors import KindError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class Named(Tensor):
     """A subclass as they are made to carry a name."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 CAPACITY = 64
 

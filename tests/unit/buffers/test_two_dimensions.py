@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from ostinato import Storage
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 STORAGES: dict[str, Callable[[int], Storage]] = {
     "packed": lambda capacity: LazyTensorStorage(capacity, ndim=2),
     "columns": lambda capacity: LazyTensorStorage(capacity, ndim=2, packed=False),

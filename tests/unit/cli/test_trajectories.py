@@ -88,13 +88,13 @@ def test_inspect_and_verify(saved: Path) -> None:
     done = ostinato("inspect", saved)
     assert done.returncode == 0
     assert "4 trajectories, 24 transitions (3 x 2 steps x environments), 4 models" in done.stdout
-    assert "sampling goes on exactly where it stopped" in done.stdout
+    assert "sampling resumes exactly where it stopped" in done.stdout
     report = answer("inspect", saved)
     assert {key["name"] for key in report["keys"]} >= {"rewards", "curr_obs.main_images", "forward_inputs.action"}
     assert answer("inspect", saved, "--quick")["keys"] == []
     whole = ostinato("verify", saved)
     assert whole.returncode == 0
-    assert whole.stdout.splitlines()[-1] == "all whole"
+    assert whole.stdout.splitlines()[-1] == "no damage found"
 
 
 def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
@@ -111,7 +111,7 @@ def test_verify_names_each_damaged_file_and_exits_with_1(saved: Path) -> None:
     damaged = [line for line in done.stdout.splitlines() if line.startswith("damaged:")]
     assert [line.split()[1].rstrip(":") for line in damaged] == ["metadata.json", names[0], names[2]]
     assert "checksum" in damaged[1] or "differs" in damaged[1]
-    assert "1 trajectory files that no list names" in done.stdout
+    assert "1 trajectory files not in the index" in done.stdout
     report = json.loads(ostinato("verify", saved, "--json").stdout)
     assert [item["trajectory_id"] for item in report["damage"]] == [None, 0, 2]
     assert ostinato("verify", saved.parent / "nowhere").returncode == 1
@@ -189,7 +189,7 @@ def test_a_merge_names_the_ranks_that_got_more_meanwhile(saved: Path, tmp_path: 
         merge(tmp_path / "ranks", tmp_path / "t", move=True, on_progress=late)
     done = ostinato("merge", tmp_path / "ranks", tmp_path / "t", "--move")
     assert done.returncode == 0
-    assert f"{tmp_path}/ranks/rank_1 lists trajectories that came later" in done.stdout
+    assert f"{tmp_path}/ranks/rank_1 has trajectories that were added during the move" in done.stdout
 
 
 def test_an_unknown_format_is_wrong_usage(saved: Path, tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def test_every_command_says_what_lies_at_a_path_that_it_cannot_use(command: str,
     saved.rename(ranks / "rank_0")
     (tmp_path / "empty").mkdir()
     for path, words in (
-        (ranks, "give one of rank_0 in it, or join them first (ostinato merge)"),
-        (tmp_path / "empty", "holds neither trajectories nor a checkpoint that dumps() wrote"),
+        (ranks, "give one of rank_0 in it, or merge them first (ostinato merge)"),
+        (tmp_path / "empty", "has neither trajectories nor a checkpoint that dumps() wrote"),
         (tmp_path / "nowhere", "there is no directory"),
     ):
         done = ostinato(command, path, *more)

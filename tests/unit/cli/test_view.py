@@ -11,7 +11,7 @@ import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer
 from tests.unit.cli.test_trajectories import ostinato
-from tests.unit.viz.places import file_of, store
+from tests.unit.viz.rollouts import file_of, store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +154,7 @@ def test_the_window_takes_an_output_for_its_pictures(path: Path, tmp_path: Path)
     pytest.importorskip("matplotlib").use("agg")
     done = ostinato("view", path, "--output", tmp_path / "x.png")
     assert done.returncode == 1
-    assert "no window can be opened here" in done.stderr  # and not that --output has no effect
+    assert "cannot open a window" in done.stderr  # and not that --output has no effect
 
 
 def test_a_directory_is_named_where_a_dot_was_given(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

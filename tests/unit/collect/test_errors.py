@@ -16,7 +16,7 @@ from ostinato import (
     SequenceUnit,
     SliceSampler,
     TensorDictReplayBuffer,
-    VectorSteps,
+    VectorEnvRecorder,
 )
 from ostinato.errors import CapacityError, KindError, OptionError, SchemaError, UsageError
 from tests.unit.collect.envs import MODES, actions_for, log, make, run
@@ -30,20 +30,20 @@ def buffer(capacity: int = 100, ndim: int = 1, **options: Any) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(capacity, ndim=ndim), **options)
 
 
-def begun(rb: ReplayBuffer, mode: str = "SAME_STEP") -> VectorSteps:
+def begun(rb: ReplayBuffer, mode: str = "SAME_STEP") -> VectorEnvRecorder:
     """Two environments with observations of three numbers."""
-    steps = VectorSteps(rb, 2, mode)
+    steps = VectorEnvRecorder(rb, 2, mode)
     steps.reset(np.zeros((2, 3)))
     return steps
 
 
-def step(steps: VectorSteps, ends: np.ndarray = NO, info: Any = None, **changed: Any) -> torch.Tensor:
+def step(steps: VectorEnvRecorder, ends: np.ndarray = NO, info: Any = None, **changed: Any) -> torch.Tensor:
     given = {"action": np.zeros(2, int), "obs": np.ones((2, 3)), "reward": np.ones(2), "terminated": NO, **changed}
     return steps.add_step(**given, truncated=ends, info=info)
 
 
 BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "rows that reset, in lanes": (
+    "rows of reset steps": (
         {"ndim": 2},
         {"autoreset_mode": "NEXT_STEP"},
         r"episodes=Episodes\(mask_key='mask'\), or use ndim=1",
@@ -62,17 +62,17 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "an end overlooked": (
         {"ndim": 2, "sample_unit": SequenceUnit(3, done_key="terminated")},
         {},
-        r"must read both flags that end an episode, it reads 'terminated': .* episodes=Episodes\(\)",
+        r"must use both end flags of episodes, it uses 'terminated': .* episodes=Episodes\(\)",
     ),
     "all ends overlooked": (
         {"episodes": Episodes(traj_key="env")},
         {},
-        r"it reads none: .*Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
+        r"it uses none: .*Episodes\(traj_key='env', end_key=\['terminated', 'truncated'\]\)",
     ),
     "an end of another name": (
         {"ndim": 2, "episodes": Episodes()},
         {"keys": {"truncated": "timeout"}},
-        r"it reads 'terminated': .*Episodes\(end_key=\['terminated', 'timeout'\]\)",
+        r"it uses 'terminated': .*Episodes\(end_key=\['terminated', 'timeout'\]\)",
     ),
     "a mode that there is not": (
         {},
@@ -84,10 +84,10 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a part that there is not": (
         {},
         {"keys": {"observation": "o"}},
-        r"keys names parts of a step, .*got \['observation'\]",
+        r"keys must name parts of a step, .*got \['observation'\]",
     ),
-    "one name twice": ({}, {"keys": {"obs": "reward"}}, "each part of a step needs a name of its own"),
-    "fixed episodes": ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "rows that stay as they are"),
+    "one name twice": ({}, {"keys": {"obs": "reward"}}, "parts of a step must have different names"),
+    "fixed episodes": ({"ndim": 2, "episodes": Episodes(ends=torch.ones(4))}, {}, "describes stored rows only"),
 }
 
 
@@ -95,15 +95,15 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_what_could_not_keep_episodes_apart_is_refused_at_once(name: str) -> None:
     made, options, message = BUFFERS[name]
     with pytest.raises(OptionError, match=message):
-        VectorSteps(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
+        VectorEnvRecorder(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
 
 
 def test_what_the_messages_advise_works() -> None:
-    VectorSteps(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
-    VectorSteps(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
-    VectorSteps(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
-    VectorSteps(buffer(ndim=2, sample_unit=SequenceUnit(3)), 2, "SAME_STEP")
-    VectorSteps(buffer(sample_unit=NStep(3, 0.9)), 1, "NEXT_STEP")
+    VectorEnvRecorder(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
+    VectorEnvRecorder(buffer(ndim=2, sample_unit=SequenceUnit(3)), 2, "SAME_STEP")
+    VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9)), 1, "NEXT_STEP")
 
 
 @pytest.mark.parametrize(("ndim", "fits"), [(1, 40), (2, 37)])
@@ -113,17 +113,17 @@ def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fit
         "sample_unit": SequenceUnit(8, burn_in=2),
         "episodes": Episodes(**ONE_EACH),
     }
-    VectorSteps(buffer(fits, **options), 4, "SAME_STEP")
-    message = rf"max_size={fits - 1} keeps 9 steps of each of 4 environment\(s\), a window takes 10: use max_size >= 40"
+    VectorEnvRecorder(buffer(fits, **options), 4, "SAME_STEP")
+    message = rf"max_size={fits - 1} holds 9 steps of each of 4 environment\(s\), a window has 10: use max_size >= 40"
     with pytest.raises(CapacityError, match=message):
-        VectorSteps(buffer(fits - 1, **options), 4, "SAME_STEP")
+        VectorEnvRecorder(buffer(fits - 1, **options), 4, "SAME_STEP")
 
 
 def test_another_number_of_environments_raises() -> None:
     rb = buffer(ndim=2)
     step(begun(rb))
     with pytest.raises(OptionError, match=r"the storage has 2 environment\(s\), got num_envs=3"):
-        VectorSteps(rb, 3, "SAME_STEP")
+        VectorEnvRecorder(rb, 3, "SAME_STEP")
 
 
 def test_another_sampler_is_looked_at() -> None:
@@ -131,25 +131,23 @@ def test_another_sampler_is_looked_at() -> None:
     steps = begun(rb)
     step(steps)
     rb.set_sampler(SliceSampler(slice_len=2))
-    with pytest.raises(OptionError, match="rows of 2 environments follow each other"):
+    with pytest.raises(OptionError, match="rows of 2 environments are interleaved"):
         step(steps)
     assert len(rb) == 2
 
 
 def test_only_buffers_and_environments_that_say_their_mode() -> None:
     with pytest.raises(KindError, match="rb must be a ReplayBuffer, got list"):
-        VectorSteps([], 2, "SAME_STEP")  # type: ignore[arg-type]
+        VectorEnvRecorder([], 2, "SAME_STEP")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="ListStorage does not take: use LazyTensorStorage"):
-        VectorSteps(ReplayBuffer(), 2, "SAME_STEP")
+        VectorEnvRecorder(ReplayBuffer(), 2, "SAME_STEP")
 
     class Old:
         num_envs = 2
         metadata = None
 
-    with pytest.raises(
-        OptionError, match=r"Old does not say how it resets .* VectorSteps\(rb, num_envs, autoreset_mode\)"
-    ):
-        VectorSteps.for_env(buffer(), Old())
+    with pytest.raises(OptionError, match=r"Old has no metadata.* VectorEnvRecorder\(rb, num_envs, autoreset_mode\)"):
+        VectorEnvRecorder.for_env(buffer(), Old())
 
 
 CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -161,12 +159,12 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         SchemaError,
         r"'reward' must be float32, got float64 .*1e\+300 at \[1\]",
     ),
-    "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "they must stay the same"),
+    "entries": ({"obs": {"a": np.ones((2, 3))}}, SchemaError, "the entries of earlier observations"),
     "action": ({"action": np.zeros(3)}, SchemaError, r"action must be of 2 environment\(s\)"),
     "reward": ({"reward": np.ones((2, 2))}, SchemaError, r"reward must hold one value per environment, shape \[2\]"),
     "flag": ({"terminated": np.zeros(3, bool)}, SchemaError, r"terminated must hold one value .*got \[3\]"),
     "text": ({"obs": np.array(["a", "b"])}, KindError, "field 'obs' holds a numpy array of dtype"),
-    "extra": ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step are called 'obs'"),
+    "extra": ({"extra": {"obs": np.ones(2)}}, SchemaError, "two parts of a step have the name 'obs'"),
     "no last observation": ({"ends": YES}, UsageError, r"environment\(s\) \[1\] ended, and info\['final_obs'\] has no"),
     "the last of another": (
         {"ends": YES, "info": {"final_obs": np.ones((2, 3)), "_final_obs": ~YES}},
@@ -198,8 +196,8 @@ def test_a_bad_step_changes_nothing(name: str, ndim: int) -> None:
 
 
 def test_steps_need_a_reset_of_all_first() -> None:
-    steps = VectorSteps(buffer(), 2, "DISABLED")
-    with pytest.raises(UsageError, match=r"add_step\(\) came before reset\(\)"):
+    steps = VectorEnvRecorder(buffer(), 2, "DISABLED")
+    with pytest.raises(UsageError, match=r"add_step\(\) was called before reset\(\)"):
         step(steps)
     with pytest.raises(UsageError, match=r"the first reset\(\) must begin an episode in every environment"):
         steps.reset(np.zeros((2, 3)), YES)
@@ -228,13 +226,13 @@ def test_results_of_another_mode_are_noticed() -> None:
 
 
 def test_the_entries_of_a_dict_observation_have_their_own_names() -> None:
-    steps = VectorSteps(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
+    steps = VectorEnvRecorder(buffer(), 2, "SAME_STEP", keys={"obs": "o"})
     steps.reset({"a": np.zeros(2)})
-    with pytest.raises(OptionError, match="each entry of a dict observation is a field under its own name"):
+    with pytest.raises(OptionError, match="the entries of a dict observation are fields with their own names"):
         step(steps, obs={"a": np.zeros(2)})
-    clash = VectorSteps(buffer(), 2, "SAME_STEP")
+    clash = VectorEnvRecorder(buffer(), 2, "SAME_STEP")
     clash.reset({"action": np.zeros(2)})
-    with pytest.raises(SchemaError, match="two parts of a step are called 'action'"):
+    with pytest.raises(SchemaError, match="two parts of a step have the name 'action'"):
         step(clash, obs={"action": np.zeros(2)})
 
 
@@ -248,7 +246,7 @@ def test_last_observations_come_in_any_form() -> None:
     ]
     for info in forms:
         rb = buffer()
-        steps = VectorSteps(rb, 2, "SAME_STEP")
+        steps = VectorEnvRecorder(rb, 2, "SAME_STEP")
         steps.reset({"a": np.zeros((2, 3))})
         step(steps, ends=YES, info=info, obs={"a": np.ones((2, 3))})
         step(steps, obs={"a": np.full((2, 3), 2.0)})
@@ -263,7 +261,7 @@ def test_one_environment(mode: str, ndim: int) -> None:
     mask = {"mask_key": "mask"} if mode == "NEXT_STEP" and ndim == 2 else {}
     rb = buffer(ndim=ndim, sample_unit=NStep(3, 1.0), episodes=Episodes(**mask))  # type: ignore[arg-type]
     actions = actions_for(30, 1)
-    run(VectorSteps(rb, 1, mode), make(1, mode), actions)
+    run(VectorEnvRecorder(rb, 1, mode), make(1, mode), actions)
     rows = rb.storage.read(slice(None))
     kept = rows["mask"].reshape(-1) if mask else torch.ones(len(rb), dtype=torch.bool)
     assert rows["action"].reshape(-1)[kept].tolist() == [row.action for row in log(1, mode, actions)[0]]

@@ -23,7 +23,7 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
-    VectorSteps,
+    VectorEnvRecorder,
 )
 from ostinato.errors import CastWarning, SchemaError
 from tests.unit.collect.envs import MODES, Transition, actions_for, log, make, run
@@ -81,7 +81,7 @@ def _transition(flat: dict[str, torch.Tensor], i: int) -> Transition:
 @pytest.mark.parametrize(("mode", "layout", "ndim"), CASES)
 def test_rows_are_what_really_happened(mode: str, layout: str, ndim: int) -> None:
     rb, actions = buffer(mode, layout, ndim), actions_for(COUNT, ENVS)
-    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode), actions)
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
     truth = log(ENVS, mode, actions)
     assert stored(rb, layout) == truth
     assert sum(map(len, truth)) == (len(rb) if "mask" not in rb.storage.read(slice(None)) else rb_rows(rb))
@@ -98,7 +98,7 @@ def rb_rows(rb: ReplayBuffer) -> int:
 @pytest.mark.parametrize("capacity", [12, 30])
 def test_a_ring_that_wraps_keeps_the_newest(mode: str, layout: str, ndim: int, capacity: int) -> None:
     rb, actions = buffer(mode, layout, ndim, capacity), actions_for(COUNT, ENVS)
-    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode), actions)
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
     truth = log(ENVS, mode, actions)
     assert len(rb) == capacity
     for rows, expected in zip(stored(rb, layout), truth, strict=True):
@@ -111,7 +111,7 @@ def test_a_ring_that_wraps_keeps_the_newest(mode: str, layout: str, ndim: int, c
 def test_n_step_windows_stay_in_one_episode(mode: str, layout: str, ndim: int, capacity: int) -> None:
     rb = buffer(mode, layout, ndim, capacity, sample_unit=NStep(3, GAMMA))
     actions = actions_for(COUNT, ENVS)
-    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode), actions)
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
     truth = {row.obs: row for rows in stored(rb, layout) for row in rows}
     batch = columns(rb.sample(2_000), layout)
     seen = set()
@@ -144,7 +144,7 @@ def test_no_sampler_draws_a_row_that_is_no_transition(name: str, mode: str, ndim
     sampler: Sampler = make_sampler()
     rb = buffer(mode, "flat", ndim, sampler=sampler)
     actions = actions_for(COUNT, ENVS)
-    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode), actions)
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
     truth = {row.obs for rows in stored(rb, "flat") for row in rows}
     seen = set()
     for _ in range(60):
@@ -167,7 +167,7 @@ def test_entries_of_a_dict_observation_are_fields(mode: str, ndim: int) -> None:
         ("ted", (("next", "where"), ("next", "goal", "far"))),
     ):
         rb, actions = buffer(mode, layout, ndim), actions_for(COUNT, ENVS)
-        run(VectorSteps(rb, ENVS, mode), make(ENVS, mode, nested=True), actions)
+        run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode, nested=True), actions)
         flat = {name: rb.storage.read(key).reshape(-1, 3) for name, key in zip(("where", "far"), after, strict=True)}
         flat["obs"] = rb.storage.read("where").reshape(-1, 3)
         kept = torch.ones(len(rb), dtype=torch.bool)
@@ -182,14 +182,14 @@ def test_entries_of_a_dict_observation_are_fields(mode: str, ndim: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_that_reuse_their_memory_do_no_harm(mode: str) -> None:
     rb, actions = buffer(mode, "flat", 2), actions_for(COUNT, ENVS)
-    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode, copy=False), actions)
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode, copy=False), actions)
     assert stored(rb, "flat") == log(ENVS, mode, actions)
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_the_index_leads_to_each_environments_row(ndim: int) -> None:
     rb = buffer("NEXT_STEP", "flat", ndim)
-    env, steps = make(ENVS, "NEXT_STEP"), VectorSteps(rb, ENVS, "NEXT_STEP")
+    env, steps = make(ENVS, "NEXT_STEP"), VectorEnvRecorder(rb, ENVS, "NEXT_STEP")
     steps.reset(env.reset()[0])
     idle = np.zeros(ENVS, bool)
     for action in actions_for(COUNT, ENVS):
@@ -206,16 +206,16 @@ def test_the_index_leads_to_each_environments_row(ndim: int) -> None:
 
 def test_the_mode_is_read_off_the_environment() -> None:
     for mode in MODES:
-        steps = VectorSteps.for_env(buffer(mode, "flat", 2), make(ENVS, mode))
-        assert repr(steps) == f"VectorSteps(num_envs=3, autoreset_mode='{mode}', layout='flat')"
-        assert repr(VectorSteps(buffer(mode, "flat", 2), ENVS, MODES[mode].value)) == repr(steps)
+        steps = VectorEnvRecorder.for_env(buffer(mode, "flat", 2), make(ENVS, mode))
+        assert repr(steps) == f"VectorEnvRecorder(num_envs=3, autoreset_mode='{mode}', layout='flat')"
+        assert repr(VectorEnvRecorder(buffer(mode, "flat", 2), ENVS, MODES[mode].value)) == repr(steps)
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episode_that_reset_breaks_off_does_not_go_on(mode: str, ndim: int) -> None:
     rb = buffer(mode, "flat", ndim, sample_unit=NStep(9, 1.0))
-    env, steps = make(ENVS, mode), VectorSteps(rb, ENVS, mode)
+    env, steps = make(ENVS, mode), VectorEnvRecorder(rb, ENVS, mode)
     for _ in range(2):
         steps.reset(env.reset()[0])
         for action in actions_for(2, ENVS):
@@ -233,14 +233,14 @@ def test_an_episode_that_reset_breaks_off_does_not_go_on(mode: str, ndim: int) -
 def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int) -> None:
     old, action = buffer("SAME_STEP", "flat", ndim, 15), np.zeros(ENVS, np.int64)
     env = make(ENVS, "SAME_STEP")
-    steps = VectorSteps(old, ENVS, "SAME_STEP")
+    steps = VectorEnvRecorder(old, ENVS, "SAME_STEP")
     steps.reset(env.reset()[0])
     for _ in range(8):
         steps.add_step(action, *env.step(action))
     rb = buffer("SAME_STEP", "flat", ndim, 15, sample_unit=NStep(5, 1.0))
     rb.load_state_dict(old.state_dict())
     last = rb.storage.read("obs").reshape(-1, 3)[[(rb.storage.cursor - 3 + i) % 15 for i in range(3)]]
-    steps = VectorSteps(rb, ENVS, "SAME_STEP")
+    steps = VectorEnvRecorder(rb, ENVS, "SAME_STEP")
     fresh = make(ENVS, "SAME_STEP")
     steps.reset(fresh.reset()[0] + np.float32(100))
     for _ in range(2):
@@ -257,7 +257,9 @@ def test_a_buffer_that_was_loaded_does_not_go_on_with_its_old_episodes(ndim: int
 def test_more_fields_and_other_names() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(100))
     env = make(ENVS, "SAME_STEP")
-    steps = VectorSteps.for_env(rb, env, keys={"obs": ("state", "now"), "action": "a"}, reward_dtype=torch.float64)
+    steps = VectorEnvRecorder.for_env(
+        rb, env, keys={"obs": ("state", "now"), "action": "a"}, reward_dtype=torch.float64
+    )
     steps.reset(env.reset()[0])
     action = np.arange(ENVS)
     steps.add_step(action, *env.step(action), extra={"hidden": torch.arange(6.0).view(3, 2)})
@@ -271,7 +273,7 @@ def test_more_fields_and_other_names() -> None:
 def test_prioritized_rows_are_addressed_by_the_index() -> None:
     rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(100), batch_size=50)
     env = make(ENVS, "NEXT_STEP")
-    steps = VectorSteps.for_env(rb, env)
+    steps = VectorEnvRecorder.for_env(rb, env)
     steps.reset(env.reset()[0])
     for action in actions_for(6, ENVS):
         index = steps.add_step(action, *env.step(action))
@@ -286,9 +288,9 @@ def test_storages_that_keep_observations_once_hold_the_same_rows(mode: str, ndim
     actions = actions_for(COUNT, ENVS)
     rb = buffer(mode, "flat", ndim, capacity)
     rb.set_storage(LazyTensorStorage(capacity, ndim=ndim, single_copy=True))
-    run(VectorSteps(rb, ENVS, mode), make(ENVS, mode), actions)
+    run(VectorEnvRecorder(rb, ENVS, mode), make(ENVS, mode), actions)
     plain = buffer(mode, "flat", ndim, capacity)
-    run(VectorSteps(plain, ENVS, mode), make(ENVS, mode), actions)
+    run(VectorEnvRecorder(plain, ENVS, mode), make(ENVS, mode), actions)
     assert stored(rb, "flat") == stored(plain, "flat")
     assert all(stored(rb, "flat"))
 
@@ -299,7 +301,7 @@ def test_environments_in_processes_give_the_same_rows() -> None:
     for kind in (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv):
         rb = ReplayBuffer(storage=LazyTensorStorage(200))
         env = kind([lambda: gym.make("CartPole-v1")] * 2)
-        steps = VectorSteps.for_env(rb, env)
+        steps = VectorEnvRecorder.for_env(rb, env)
         steps.reset(env.reset(seed=3)[0])
         for action in np.random.default_rng(0).integers(2, size=(60, 2)):
             steps.add_step(action, *env.step(action))
@@ -312,7 +314,7 @@ def test_environments_in_processes_give_the_same_rows() -> None:
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP"])
 def test_results_of_other_dtypes_are_cast_to_those_before(mode: str) -> None:
     rb = buffer(mode, "flat", 1)
-    steps = VectorSteps(rb, 2, mode)
+    steps = VectorEnvRecorder(rb, 2, mode)
     steps.reset(np.zeros((2, 3), np.float32))
     no, yes = np.zeros(2, bool), np.ones(2, bool)
     steps.add_step(np.zeros(2, np.int32), np.full((2, 3), 0.1), [1, 2], no, no)
@@ -328,7 +330,7 @@ def test_results_of_other_dtypes_are_cast_to_those_before(mode: str) -> None:
 
 def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were() -> None:
     rb = buffer("SAME_STEP", "flat", 1)
-    steps = VectorSteps(rb, 2, "SAME_STEP")
+    steps = VectorEnvRecorder(rb, 2, "SAME_STEP")
     steps.reset(np.zeros((2, 3), np.uint8))
     no, yes = np.zeros(2, bool), np.ones(2, bool)
     bad = [
@@ -344,7 +346,7 @@ def test_values_that_do_not_fit_leave_steps_and_buffer_as_they_were() -> None:
 
 
 def test_rewards_that_are_rounded_to_half_precision_warn_once() -> None:
-    steps = VectorSteps(buffer("DISABLED", "flat", 1), 2, "DISABLED", reward_dtype=torch.float16)
+    steps = VectorEnvRecorder(buffer("DISABLED", "flat", 1), 2, "DISABLED", reward_dtype=torch.float16)
     steps.reset(np.zeros((2, 3)))
     no = np.zeros(2, bool)
     with pytest.warns(CastWarning, match="'reward' is stored as float16"):

@@ -19,6 +19,8 @@ from ostinato.errors import (
     SchemaError,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CPU = torch.device("cpu")
 
 
@@ -133,7 +135,7 @@ def test_draws_follow_torchs_generator() -> None:
         (
             {**rows(0, 3), "id": torch.zeros(3, dtype=torch.int64, device="meta")},
             OptionError,
-            "field 'id' lies on meta",
+            "field 'id' is on meta",
         ),
         ({**rows(0, 3), "id": [1, 2, 3]}, KindError, "field 'id' must be a tensor, got list"),
         (torch.zeros(3), KindError, "a dict of named tensors, got Tensor"),

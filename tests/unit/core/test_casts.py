@@ -26,6 +26,8 @@ from ...effort import examples
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 DOCS = Path(__file__).parents[3] / "docs" / "casts.md"
 CLASSES: dict[str, Rule] = {"=": "exact", "~": "usual", "w": "rounds", "c": "checked", "x": "never"}
 PAIRS = [(source, stored) for source in DTYPES for stored in DTYPES if source is not stored]

@@ -18,6 +18,8 @@ from ostinato.core.kinds import stack, unstack
 from ostinato.core.rows import Schema, describe, map_leaves
 from ostinato.errors import CheckpointError, KeyMissingError, KindError, SchemaError
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 (users have those too)
 

@@ -72,13 +72,13 @@ def test_goals_bootstrap_on_truncation_but_not_on_termination() -> None:
     choice = learner.act(following)
     with torch.no_grad():
         future = learner.target(following)[torch.arange(3), choice]
-    goals = learner.goals(batch)
+    goals = learner.targets(batch)
     assert torch.allclose(goals[:2], 0.5 + 0.9 * future[:2])
     assert goals[2] == 0.5
     before = learner.snapshot()
     several = {**batch, "gamma": torch.tensor([0.9, 0.81, 0.729])}
-    assert torch.allclose(learner.goals(several)[:2], 0.5 + torch.tensor([0.9, 0.81]) * future[:2])
-    assert learner.goals(several)[2] == 0.5
+    assert torch.allclose(learner.targets(several)[:2], 0.5 + torch.tensor([0.9, 0.81]) * future[:2])
+    assert learner.targets(several)[2] == 0.5
     error = learner.learn(batch, step=0)
     assert error.shape == (3,)
     moved = [name for name, value in learner.snapshot().items() if not torch.equal(value, before[name])]

@@ -9,6 +9,8 @@ from ostinato import RandomSampler, SamplerWithoutReplacement
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.testing import make_view
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def test_the_printed_draws_of_the_documents() -> None:
     """After manual_seed(0), `sample()` of five of ten rows gives these digits."""

@@ -13,6 +13,8 @@ from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 from ...tags import TENSORS, buffer, fill, read_ids, same_state, snapshot, table
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def rb_of_five(storage: str = "packed", **options: Any) -> ReplayBuffer:
     rb = buffer(storage, 8, **options)

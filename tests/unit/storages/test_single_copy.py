@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def transitions(ids: range | Tensor, ends: set[int] | None = None, width: int = 3) -> dict[str, Any]:
     """Rows of one environment: observation `i` leads to `i + 1`, or to `-i`, the final one, where an episode ends."""

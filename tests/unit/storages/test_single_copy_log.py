@@ -19,6 +19,8 @@ from ostinato.core.records import Request
 from ...effort import examples
 from .single import Lanes, Log, Row, equal, poison_memory, stack
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 OPERATIONS = (
     *("extend", "extend", "extend", "add", "add", "long"),
     *("edit", "column", "all", "clear", "save", "pickle", "larger"),

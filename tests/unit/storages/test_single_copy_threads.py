@@ -16,6 +16,8 @@ from ostinato.core.records import Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CAPACITY = 48
 
 

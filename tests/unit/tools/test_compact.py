@@ -130,7 +130,7 @@ def test_ensembles_are_folded_and_verified(tmp_path: Path) -> None:
     assert compact(tmp_path / "save").patches > 0
 
 
-def test_the_command_folds(chain: tuple[ReplayBuffer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_merges_patches(chain: tuple[ReplayBuffer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = chain
 
     def run(*words: str) -> tuple[int, str]:
@@ -142,7 +142,7 @@ def test_the_command_folds(chain: tuple[ReplayBuffer, Path], monkeypatch: pytest
 
     assert f"{NAME}: base of 15,000 rows" in run("inspect", "--quick", str(path))[1]
     status, told = run("compact", str(path))
-    assert (status, "folded" in told) == (0, True)
+    assert (status, "merged" in told) == (0, True)
     assert "no patches" in run("compact", str(path))[1]
     assert run("compact", str(path / "nowhere"))[0] == 1
     assert "ostinato compact runs/checkpoint" in run("compact", "--help")[1]

@@ -14,7 +14,7 @@ from ostinato import TrajectoryReplayBuffer
 from ostinato.durable import files as durable_files
 from ostinato.durable.locks import DirectoryLock
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, StorageMemoryError
-from ostinato.tools import convert, inspect_store, merge, moves, split, verify
+from ostinato.tools import convert, inspect_store, merge, merge_split, split, verify
 from tests.unit.trajectories.rollouts import check_batch, files, rollout
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_what_is_refused_touches_nothing(tmp_path: Path, how: str) -> None:
     refused(tmp_path, "does not exist", lambda: merge(tmp_path / "nowhere", tmp_path / "t", **WAYS[how]))
     one = tmp_path / "s" / "rank_0"
     refused(tmp_path, r"split_count must be in \[1, 2\]", lambda: split(one, tmp_path / "t", 3, **WAYS[how]))
-    refused(tmp_path, "split_count must be 1 or more", lambda: split(one, tmp_path / "t", 0, **WAYS[how]), OptionError)
+    refused(tmp_path, "split_count must be at least 1", lambda: split(one, tmp_path / "t", 0, **WAYS[how]), OptionError)
     (one / files(one)[1]).unlink()
     refused(tmp_path, "nothing was touched", lambda: merge(tmp_path / "s", tmp_path / "t", **WAYS[how]))
     refused(tmp_path, "nothing was touched", lambda: split(one, tmp_path / "t", 2, **WAYS[how]))
@@ -249,7 +249,7 @@ def stop_merge(root: Path, at: int) -> None:
 def stop_before_the_lists(root: Path) -> None:
     """Move all files, and stop before the lists of the sources are brought up to date."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moves, "_finish", lambda *_args, **_options: (_ for _ in ()).throw(OSError("disk on fire")))
+        patch.setattr(merge_split, "_finish", lambda *_args, **_options: (_ for _ in ()).throw(OSError("disk on fire")))
         with pytest.raises(OSError, match="disk on fire"):
             merge(root / "s", root / "t", move=True)
 
@@ -305,7 +305,7 @@ def test_a_merge_that_cannot_go_on_says_where_everything_lies(tmp_path: Path) ->
     lost = tmp_path / "s" / "rank_0" / files(tmp_path / "s" / "rank_0")[0]
     data = lost.read_bytes()
     lost.write_bytes(data[:50])
-    with pytest.raises(DamagedFileError, match=r"1 of 2 trajectories lie in .*t\.partial already.*same command again"):
+    with pytest.raises(DamagedFileError, match=r"1 of 2 trajectories are in .*t\.partial already.*same command again"):
         merge(tmp_path / "s", tmp_path / "t", move=True)
     lost.write_bytes(data)
     assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2

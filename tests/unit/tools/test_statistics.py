@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.tools.tally import Tally, elements
+from ostinato.tools.inspect import RunningStatistics, elements
 
 REALS = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -18,11 +18,11 @@ REALS = [
 ]  # fmt: skip
 
 
-def tally(*pieces: torch.Tensor) -> Tally:
+def tally(*pieces: torch.Tensor) -> RunningStatistics:
     """Show all pieces to a new tally."""
-    made = Tally()
+    made = RunningStatistics()
     for piece in pieces:
-        made.see(piece)
+        made.update(piece)
     return made
 
 

@@ -142,6 +142,7 @@ def test_rows_that_differ_in_shape_or_dtype_are_named() -> None:
         buffer.sample(1, missing="drop")
 
 
+@pytest.mark.usefixtures("backend")  # positioned reads
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
 @pytest.mark.parametrize("auto_save", [False, True])
 def test_rows_come_back_whatever_the_format_and_the_place(tmp_path: Path, form: str, auto_save: bool) -> None:

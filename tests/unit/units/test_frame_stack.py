@@ -15,6 +15,8 @@ from ...episodes import Log, batch_of
 from ...windows import check_frames
 from .rings import buffer, episode, written
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("padding", ["repeat", "zeros"])
 def test_stacks_take_no_frame_of_an_episode_that_was_truncated(padding: str) -> None:

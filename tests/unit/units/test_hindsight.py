@@ -13,6 +13,8 @@ from ...episodes import Log
 from ...windows import check_hindsight, reward_of
 from .rings import buffer, written
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("written_rows", [29, 30, 31, 45, 63])
 def test_future_goals_come_later_in_the_same_episode_at_the_seam_too(written_rows: int) -> None:

@@ -19,6 +19,8 @@ from ...episodes import Log, batch_of
 from ...windows import check_nstep
 from .rings import ENDS, buffer, episode, steps, written
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("n", [1, 2, 5, 50])
 def test_n_step_returns_are_those_of_a_loop_over_the_log_once_full(n: int) -> None:

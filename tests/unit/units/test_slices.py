@@ -20,6 +20,8 @@ from ...episodes import Log, batch_of
 from ...windows import check_slices
 from .rings import ENDS, buffer, slices, written
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slice_has_one_episode_and_consecutive_steps(seed: int) -> None:

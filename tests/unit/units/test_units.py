@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Plan, View
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def filled(unit: Any = None, rows: int = 20, size: int = 4, change: Any = None, **options: Any) -> ReplayBuffer:
     rb = ReplayBuffer(storage=LazyTensorStorage(40), sample_unit=unit, batch_size=size, **options)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from ostinato import Sampler
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 ENDS = [("next", "terminated"), ("next", "truncated")]
 

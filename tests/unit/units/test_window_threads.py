@@ -15,6 +15,8 @@ from ostinato.errors import EmptyBufferError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 LENGTH = 5
 SECONDS = 0.6
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from ostinato import Sampler
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def _frames_and_steps(log: Log, batch: Any, info: dict[Any, Any]) -> None:
     check_nstep(log, batch, info, n=3, gamma=0.5, frames=True)
@@ -156,8 +158,8 @@ def test_windows_over_resets_stay_in_their_lane(sampler: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", SLICES)
 def test_every_slice_is_what_the_log_says(name: str, tmp_path: Path) -> None:
     case = SLICES[name]
-    options = case.make()._slicing
-    need = options.need(options.split(case.size)[1])
+    sampler = case.make()
+    need = sampler._need(sampler._split(case.size)[1])
 
     @examples(0.25)
     @given(histories())

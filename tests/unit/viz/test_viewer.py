@@ -1,309 +1,276 @@
-"""What a viewer shows: the right picture at the right step, over the ends of trajectories, and broken files as such."""
+"""The window and the prompt: real key events on a real figure, the picture that is on it read back."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ostinato import tools
-from ostinato.errors import CheckpointError
-from ostinato.viz import Spot, TrajectoryFolder, Walk, moment
-from ostinato.viz.folder import CACHE_SIZE
-from ostinato.viz.moment import ALL_CAMERAS
-from ostinato.viz.reel import is_picture, picture_of
-from tests.unit.viz.places import CAMERAS, file_of, read_stamp, rollout, store
+from ostinato.errors import OptionError
+from ostinato.viz import Navigator, Position, TrajectoryFolder, read_frame
+from tests.unit.viz.rollouts import file_of, read_stamp, store
 
-from ...effort import examples
+if TYPE_CHECKING:
+    from pathlib import Path
 
-SAMPLES = os.environ.get("OSTINATO_RLINF_CHECKPOINTS")
-FORMATS = ("safetensors", "pt", "pkl")
+matplotlib = pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_each_step_shows_its_own_pictures(form: str, tmp_path: Path) -> None:
-    reels = TrajectoryFolder(store(tmp_path / "a", form=form), allow_pickle=form == "pkl")
-    walk, seen = Walk(reels), []
-    while True:
-        shown = moment(reels, walk.spot, ALL_CAMERAS)
-        index, step, env = walk.spot
-        seen.append((index, step))
-        for following, side in enumerate((shown.current, shown.following)):
-            blue = env * 50 + following * 5
-            stamps = [read_stamp(picture.pixels) for picture in side.pictures]
-            assert stamps == [(index, step, blue + extra) for extra in (0, 10, 20, 21)]
-            assert [p.camera for p in side.pictures][2:] == ["extra_view_images [0]", "extra_view_images [1]"]
-        facts = dict(shown.facts)
-        assert facts["step"] == f"{step} of {shown.steps}"
-        assert float(facts["reward"]) == pytest.approx(index + step / 100)
-        assert facts["done"] == ("yes (terminated)" if step == shown.steps - 1 else "no")
-        assert facts["action"] == f"[{', '.join([f'{step / 10:.4g}'] * 4)}]"
-        assert facts["task"] == f"task of {env}"
-        if not walk.next():
-            break
-    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
-    back = [walk.spot[:2]]
-    while walk.previous():
-        back.append(walk.spot[:2])
-    assert back == seen[::-1]
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return store(tmp_path / "a")
 
 
-def test_strip_covers_the_trajectory(tmp_path: Path) -> None:
-    reels = TrajectoryFolder(store(tmp_path / "a"))
-    strip = moment(reels, Spot(2, 1, 1)).strip
-    assert strip is not None
-    assert strip.reward is not None
-    assert strip.action is not None
-    assert strip.reward.values[:, 0] == pytest.approx([2.0, 2.01, 2.02, 2.03])
-    assert strip.ends.tolist() == [3]
-    assert strip.action.values[:, 0] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+class Keys:
+    """A window on a canvas without display, and what is on it."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        from ostinato.viz.viewer import Window
+
+        self.source = TrajectoryFolder(path)
+        self.navigator = Navigator(self.source)
+        figure = Figure(figsize=(9.6, 6.6), dpi=50)
+        self.canvas = FigureCanvasAgg(figure)
+        self.window = Window(figure, self.source, self.navigator, **options)
+
+    def press(self, *keys: str) -> tuple[int, ...]:
+        from matplotlib.backend_bases import KeyEvent
+
+        for key in keys:
+            self.canvas.callbacks.process("key_press_event", KeyEvent("key_press_event", self.canvas, key))
+        return self.left() if self.window.frame_figure.pictures else ()
+
+    def _pixels(self, axes: Any) -> tuple[int, ...]:
+        return read_stamp(axes.get_images()[0].get_array())
+
+    def left(self) -> tuple[int, ...]:
+        return self._pixels(self.window.frame_figure.pictures[0])
+
+    def right(self) -> tuple[int, ...]:
+        return self._pixels(self.window.frame_figure.pictures[-1])
+
+    def texts(self) -> str:
+        return "\n".join(text.get_text() for text in self.window.figure.texts)
+
+    def type(self, text: str, end: str = "enter") -> None:
+        """Click into the box and press keys, as a person does."""
+        from matplotlib.backend_bases import MouseButton, MouseEvent
+
+        x, y = self.window._box.ax.transAxes.transform((0.5, 0.5))
+        for name in ("button_press_event", "button_release_event"):
+            self.canvas.callbacks.process(name, MouseEvent(name, self.canvas, x, y, MouseButton.LEFT))
+        self.press(*text, end)
 
 
-def test_cameras(tmp_path: Path) -> None:
-    reels = TrajectoryFolder(store(tmp_path / "a"))
-    assert [p.camera for p in moment(reels, Spot(0, 1, 1)).current.pictures] == ["main_images"]
-    assert read_stamp(moment(reels, Spot(0, 1, 1), "wrist_images").following.pictures[0].pixels) == (0, 1, 65)
-    assert len(moment(reels, Spot(), "extra_view_images").current.pictures) == 2
-    states = moment(reels, Spot(0, 1, 1), "states").following
-    assert not states.pictures
-    assert states.traces[0].values[:, 0].tolist() == [0.5, 1.5, 2.5]
-    missing = moment(reels, Spot(), "left_images").current
-    assert missing.note.startswith("no left_images here: there are states, main_images")
+def test_keys_move_as_the_document_says(path: Path) -> None:
+    keys = Keys(path)
+    assert keys.left() == (0, 0, 0)
+    assert keys.right() == (0, 0, 5)
+    assert keys.press("right") == (0, 1, 0)
+    assert keys.press("n") == (0, 2, 0)
+    assert keys.press("right") == (1, 0, 0), "over the end"
+    assert keys.press("left") == (0, 2, 0), "and back"
+    assert keys.press("p") == (0, 1, 0)
+    assert keys.press("up", "up") == (2, 0, 0)
+    assert keys.press("up") == (2, 0, 0)
+    assert "no further step" in keys.texts()
+    assert keys.press("end") == (2, 3, 0)
+    assert keys.press("b") == (2, 3, 50)
+    assert keys.right() == (2, 3, 55)
+    assert keys.press("v") == (2, 3, 0)
+    assert keys.press("home") == (2, 0, 0)
+    assert keys.press("down") == (1, 0, 0)
+    assert keys.press("x", "f1") == (1, 0, 0)
 
 
-def test_states_alone_are_lines(tmp_path: Path) -> None:
-    reels = TrajectoryFolder(store(tmp_path / "a", images=False))
-    shown = moment(reels, Spot(2, 0, 0))
-    assert not shown.current.pictures
-    assert [trace.name for trace in shown.current.traces] == ["states"]
-    assert shown.current.traces[0].values.shape == (4, 3)
+def test_facts_stand_on_the_figure(path: Path) -> None:
+    keys = Keys(path)
+    keys.press("up", "right")
+    for words in ("trajectory 1 (2 of 3)", "step: 1 of 2", "batch: 0 of 1", "reward: 1.01", "done: yes", "action: ["):
+        assert words in keys.texts()
 
 
-def test_missing_observations_are_said_to_be_missing(tmp_path: Path) -> None:
-    reels = TrajectoryFolder(store(tmp_path / "a", next_obs=None))
-    assert moment(reels, Spot()).following.note == "not stored"
+def test_the_text_box_jumps_and_keys_typed_there_do_not_move(path: Path) -> None:
+    keys = Keys(path)
+    keys.type("2")
+    assert keys.left() == (2, 0, 0)
+    keys.type("99")
+    assert keys.left() == (2, 0, 0)
+    assert "there is no trajectory 99: ids are 0 to 2, 3 in all" in keys.texts()
+    keys.type("-1")
+    keys.type("q")
+    assert keys.left() == (2, 0, 0)
+    keys.type("pq1", "left")
+    assert keys.left() == (2, 0, 0)
+    assert not keys.window.closed
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pt"])
-@pytest.mark.parametrize("how", ["gone", "cut", "garbage", "empty", "other shape"])
-def test_a_broken_file_shows_as_such_and_the_rest_goes_on(how: str, form: str, tmp_path: Path) -> None:
-    path = store(tmp_path / "a", form=form)
-    bad = file_of(path, 1)
-    if how == "gone":
-        bad.unlink()
-    elif how == "other shape":
-        shutil.copy(file_of(path, 2), bad)
-    else:
-        data = bad.read_bytes()
-        bad.write_bytes({"cut": data[: len(data) // 2], "garbage": b"\x07" * len(data), "empty": b""}[how])
-    reels = TrajectoryFolder(path)
-    walk = Walk(reels, Spot(0, 2))
-    assert walk.next()
-    assert walk.spot == Spot(1, 0, 0)
-    shown = moment(reels, walk.spot)
-    assert bad.name in shown.problem
-    assert shown.strip is None
-    assert dict(shown.facts) == {"problem": shown.problem}
-    assert walk.next()
-    assert walk.spot == Spot(2, 0, 0)
-    assert moment(reels, walk.spot).problem == ""
-    if how in {"gone", "cut", "empty"}:
-        assert reels.returns(1) is None
-    assert reels.returns(2) == pytest.approx(8.06)
+def test_after_enter_or_escape_in_the_box_keys_move_again(path: Path) -> None:
+    keys = Keys(path)
+    keys.type("2")
+    assert keys.press("right") == (2, 1, 0)
+    keys.type("1", "escape")
+    assert keys.left() == (2, 1, 0), "Esc leaves the box without a jump"
+    assert not keys.window.closed
+    assert keys.press("down") == (1, 0, 0)
+    keys.press("q")
+    assert keys.window.closed
 
 
-def test_a_file_that_comes_back_is_shown_and_one_that_goes_is_not(tmp_path: Path) -> None:
-    path = store(tmp_path / "a")
-    bad = file_of(path, 1)
-    bad.rename(tmp_path / "aside")
-    reels = TrajectoryFolder(path)
-    assert moment(reels, Spot(1)).problem
-    (tmp_path / "aside").rename(bad)
-    assert read_stamp(moment(reels, Spot(1)).current.pictures[0].pixels) == (1, 0, 0)
-    bad.unlink()
-    assert "missing" in moment(reels, Spot(1)).problem  # its header is in the cache, its pictures are not
+@pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "1 2", "n"])
+def test_what_is_no_number_is_no_id(text: str, path: Path, tmp_path: Path) -> None:
+    from ostinato.viz.viewer import run_prompt
+
+    keys = Keys(path)
+    keys.window._submit(text)
+    assert "there is no trajectory" in keys.texts()
+    said: list[str] = []
+    run_prompt(keys.source, keys.navigator, tmp_path / "x.png", [f"j {text}"], said.append)
+    assert "there is no trajectory" in said[-1] or "no command" in said[-1]
 
 
-@pytest.mark.skipif(not SAMPLES, reason="OSTINATO_RLINF_CHECKPOINTS names no folder")
-@pytest.mark.parametrize("name", ["ranks_pt/rank_0", "ranks_pt/rank_1", "single_pkl", "done_rows_pt"])
-def test_samples_of_rlinf(name: str) -> None:
-    reels = TrajectoryFolder(Path(SAMPLES or "") / name, allow_pickle=True)
-    walk, serials = Walk(reels), []
-    while True:
-        shown = moment(reels, walk.spot, ALL_CAMERAS)
-        assert [picture.camera for picture in shown.current.pictures] == list(CAMERAS)
-        states = moment(reels, walk.spot, "states")
-        here = states.current.traces[0].values[walk.spot.step, 0]
-        assert states.following.traces[0].values[walk.spot.step, 0] == here + 0.5
-        assert dict(shown.facts)["action"].startswith(f"[{int(here)},")
-        serials.append(int(here) % 1000)
-        if not walk.next():
-            break
-    assert serials == [step * 2 for _ in reels.ids for step in range(12)]
+def test_s_saves_and_q_and_escape_end(path: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    keys = Keys(path, output=tmp_path / "out.png")
+    keys.press("right", "s")
+    saved = tmp_path / "out_0_1_0.png"
+    with Image.open(saved) as picture:
+        assert picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+        assert picture.size == (1440, 990)
+    assert not (tmp_path / "out.png").exists()
+    assert f"saved {saved}" in keys.texts()
+    keys.press("q")
+    assert keys.window.closed
+    assert Keys(path).press("escape") == (0, 0, 0)
 
 
-def test_flags_with_leading_rows_pair_up(tmp_path: Path) -> None:
-    done = torch.zeros(7, 1, 1, dtype=torch.bool)
-    done[[0, 3]] = True  # row 0 precedes step 0, row 3 is of step 2
-    path = store(tmp_path / "a", [(6, 1)], dones=done, terminations=None)
-    reels = TrajectoryFolder(path)
-    assert [dict(moment(reels, Spot(0, step)).facts)["done"] for step in range(6)] == ["no", "no", "yes", *["no"] * 3]
+def test_every_move_writes_the_picture_where_asked(path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "viz.png"
+    keys = Keys(path, output=output, autosave=True)
+    first = output.read_bytes()
+    keys.press("right")
+    assert output.read_bytes() != first
 
 
-def test_pickles_need_consent_and_an_empty_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="allow_pickle"):
-        TrajectoryFolder(store(tmp_path / "a", form="pkl"))
-    with pytest.raises(CheckpointError, match="no trajectories at"):
-        TrajectoryFolder(tmp_path)
-    with pytest.raises(CheckpointError, match="lists no trajectory"):
-        TrajectoryFolder(store(tmp_path / "b", []))
+def test_all_cameras_and_broken_files_are_drawn(path: Path) -> None:
+    file_of(path, 1).unlink()
+    keys = Keys(path, camera="*")
+    assert len(keys.window.frame_figure.pictures) == 8
+    keys.press("up")
+    assert keys.window.frame_figure.pictures == []
+    assert any("missing" in text.get_text() for axes in keys.window.figure.axes for text in axes.texts)
+    assert keys.press("up") == (2, 0, 0)
 
 
-def test_few_trajectories_stay_open_and_hold_no_pictures(tmp_path: Path) -> None:
-    reels = TrajectoryFolder(store(tmp_path / "a", [(2, 1)] * 9))
-    first = reels.open(0)
-    for index in range(9):
-        moment(reels, Spot(index), ALL_CAMERAS)
-    assert reels.open(8) is reels.open(8)
-    assert reels.open(8 - CACHE_SIZE + 1) is reels.open(8 - CACHE_SIZE + 1)
-    assert reels.open(0) is not first
-    columns: Any = reels.open(8).columns
-    assert all(tensor.nbytes < 100 for tensor in columns._whole.values())
+def test_states_are_drawn_as_lines(tmp_path: Path) -> None:
+    from ostinato.viz.viewer import FrameFigure
+
+    drawing = FrameFigure.headless()
+    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "a", images=False)), Position(2)))
+    lines = [
+        line for axes in drawing.figure.axes for line in axes.get_lines() if axes.get_title(loc="left") == "states"
+    ]
+    assert [list(line.get_ydata()) for line in lines[:3]] == [[0, 1, 2, 3], [0, 2, 4, 6], [2, 2, 2, 2]]
 
 
-def test_jumps_go_by_id_where_ids_have_gaps(tmp_path: Path) -> None:
-    path = store(tmp_path / "a", [(2, 1)] * 4)
-    tools.split(path, tmp_path / "first", 2, move=True)
-    reels = TrajectoryFolder(path)
-    assert reels.ids == (2, 3)
-    walk = Walk(reels)
-    assert walk.jump(3)
-    assert walk.spot == Spot(1, 0, 0)
-    assert not walk.jump(1)
-    assert walk.spot == Spot(1, 0, 0)
-    assert read_stamp(moment(reels, walk.spot).current.pictures[0].pixels)[0] == 3
+def test_one_step_alone_is_seen(tmp_path: Path) -> None:
+    from ostinato.viz.viewer import FrameFigure
+
+    drawing = FrameFigure.headless()
+    drawing.show(read_frame(TrajectoryFolder(store(tmp_path / "a", [(1, 1)], images=False)), Position()))
+    lines = [line for axes in drawing.figure.axes for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert len(lines) == 3 + 3 + 4 + 1  # states of both observations, action, reward
+    assert all(line.get_marker() == "o" for line in lines)
 
 
-class Lengths:
-    """Reels of nothing but lengths."""
+def test_facts_without_room_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    from ostinato.viz.viewer import _packed
 
-    title, history, unit = "lengths", "", "trajectory"
-    priorities = None
-
-    def __init__(self, extents: list[tuple[int, int]]) -> None:
-        self.extents = extents
-        self.ids = tuple(range(len(extents)))
-
-    def find(self, trajectory_id: int) -> int | None:
-        return trajectory_id if trajectory_id in self.ids else None
-
-    def extent(self, index: int) -> tuple[int, int]:
-        return self.extents[index]
-
-    def open(self, index: int) -> Any:
-        from ostinato.viz.reel import Reel
-
-        return Reel(f"t{index}", *self.extents[index])
-
-    def returns(self, index: int) -> float | None:
-        return None
-
-    def row_ages(self) -> np.ndarray:
-        return np.zeros(0)
-
-    def field_bytes(self) -> dict[str, int]:
-        return {}
+    assert _packed((("a", "1"), ("b", "2"))) == ["a: 1     b: 2"]
+    assert _packed(tuple(("word", "x" * 100) for _ in range(5)))[-1].endswith("     ...")
 
 
-MOVES = ("next", "previous", "next_trajectory", "previous_trajectory", "next_env", "previous_env", "first", "last")
+@pytest.mark.parametrize(("count", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
+def test_pictures_are_as_large_as_the_place_allows(count: int, across: int) -> None:
+    from ostinato.viz.viewer import _across
+
+    assert _across([(64, 64, 3)] * count, 4.4, 2.8) == across
 
 
-@examples(0.5)
-@given(
-    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=5),
-    st.lists(st.sampled_from(MOVES), max_size=30),
-)
-def test_walks_stay_inside_and_steps_are_a_line(extents: list[tuple[int, int]], moves: list[str]) -> None:
-    line = [(index, step) for index, (steps, _) in enumerate(extents) for step in range(steps)]
-    walk = Walk(Lengths(extents))
-    for move in moves:
-        before = walk.spot
-        moved = getattr(walk, move)()
-        index, step, env = walk.spot
-        assert (index, step) in line
-        assert 0 <= env < extents[index][1]
-        assert moved == (walk.spot != before)
-        at = line.index(before[:2])
-        if move in {"next", "previous"}:
-            to = min(max(at + (1 if move == "next" else -1), 0), len(line) - 1)
-            assert (index, step) == line[to]
-        if move in {"next_env", "previous_env"}:
-            assert (index, step) == before[:2]
+def test_figures_do_not_grow(path: Path) -> None:
+    from ostinato.viz.viewer import FrameFigure
+
+    source, drawing, counts = TrajectoryFolder(path), FrameFigure.headless(), set()
+    for step in range(3):
+        drawing.show(read_frame(source, Position(0, step)))
+        counts.add((len(drawing.figure.axes), len(drawing.figure.texts)))
+    assert len(counts) == 1
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((8, 8, 3), True),
-        ((2, 8, 8, 3), True),
-        ((3, 64, 64), True),
-        ((4, 84, 84), True),
-        ((8,), False),
-        ((8, 8), False),
-        ((2, 3, 3), False),
-        ((0, 8, 3), False),
-    ],
-)
-def test_what_is_a_picture(shape: tuple[int, ...], expected: bool) -> None:
-    assert is_picture(shape) == expected
+def test_without_a_display_a_window_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.viz.viewer import open_window
+
+    matplotlib.use("agg")
+    source = TrajectoryFolder(path)
+    with pytest.raises(OptionError, match="use --headless"):
+        open_window(source, Navigator(source))
 
 
-def test_pictures_of_all_kinds_become_rgb() -> None:
-    grey = picture_of(np.full((8, 8, 1), 7, dtype=np.uint8))
-    assert grey[0].shape == (8, 8, 3)
-    assert (grey[0] == 7).all()
-    planes = np.stack([np.full((8, 8), value, dtype=np.uint8) for value in (1, 2, 3)])
-    assert read_stamp(picture_of(planes)[0]) == (1, 2, 3)
-    frames = np.stack([np.full((8, 8), value, dtype=np.uint8) for value in (1, 2, 3, 4)])
-    assert [read_stamp(view)[0] for view in picture_of(frames)] == [1, 2, 3, 4]
-    assert read_stamp(picture_of(np.full((8, 8, 3), 0.5, dtype=np.float32))[0]) == (127, 127, 127)
-    assert read_stamp(picture_of(np.full((8, 8, 4), 200.0))[0]) == (200, 200, 200)
-    assert read_stamp(picture_of(np.full((8, 8, 3), np.nan))[0]) == (0, 0, 0)
+def test_the_prompt_follows_commands(path: Path, tmp_path: Path) -> None:
+    from ostinato.viz.viewer import run_prompt
+
+    said: list[str] = []
+    pictures = []
+    source = TrajectoryFolder(path)
+    navigator = Navigator(source)
+    script = [
+        ("n\n", (0, 1)), ("next", (0, 2)), ("n", (1, 0)), ("info", (1, 0)), ("prev", (0, 2)), ("pt", (0, 2)),
+        ("j 2", (2, 0)), ("j 9", (2, 0)), ("what is this", (2, 0)), ("prevtraj", (1, 0)), ("nt", (2, 0)),
+    ]  # fmt: skip
+
+    def lines() -> Any:
+        for line, position in script:
+            yield line
+            assert navigator.position[:2] == position, line
+            pictures.append((tmp_path / "viz.png").read_bytes())
+        yield "quit"
+        pytest.fail("quit must end it")
+
+    run_prompt(source, navigator, tmp_path / "viz.png", lines(), said.append)
+    assert said[3].startswith("trajectory 0 (1 of 3): step 1 of 3, batch 0 of 2, action [")
+    assert "no further step in this direction" in said[8]
+    assert "there is no trajectory 9" in said[10]
+    assert "no command 'what is this'" in said[11]
+    assert pictures[2] == pictures[3] != pictures[4] == pictures[1]
 
 
-def test_scenes_are_computed_without_matplotlib(tmp_path: Path) -> None:
-    path = store(tmp_path / "a", [(2, 1)])
+@pytest.mark.slow
+def test_a_window_on_a_virtual_display(path: Path) -> None:
+    pytest.importorskip("tkinter")
+    if shutil.which("xvfb-run") is None:
+        pytest.skip("xvfb-run is needed for a real window")
     code = (
-        "import sys; from ostinato.viz import *\n"
-        "reels = TrajectoryFolder(sys.argv[1]); print(moment(reels, Walk(reels).spot).title)\n"
-        "assert not {'matplotlib', 'PIL', 'starlette', 'rerun'} & set(sys.modules)"
+        "import sys; from ostinato.viz import *; from ostinato.viz.viewer import open_window\n"
+        "import matplotlib; matplotlib.use('TkAgg'); import matplotlib.pyplot as plt\n"
+        "from matplotlib.backend_bases import KeyEvent\n"
+        "source = TrajectoryFolder(sys.argv[1]); navigator = Navigator(source)\n"
+        "def drive():\n"
+        "    canvas = plt.gcf().canvas\n"
+        "    for key in ('right', 'q'): KeyEvent('key_press_event', canvas, key)._process()\n"
+        "show = plt.show\n"
+        "def timed(**more):\n"
+        "    timer = plt.gcf().canvas.new_timer(interval=200); timer.single_shot = True\n"
+        "    timer.add_callback(drive); timer.start(); show(**more)\n"
+        "plt.show = timed\n"
+        "open_window(source, navigator); print(tuple(navigator.position))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert done.stdout == "trajectory 0 (1 of 1)\n", done.stderr
-
-
-def test_bfloat16_and_odd_dtypes_are_shown(tmp_path: Path) -> None:
-    values = torch.ones(2, 1, 1).bfloat16()
-    path = store(tmp_path / "a", [(2, 1)], rewards=values * 2, actions=torch.ones(2, 1, 20, dtype=torch.int64))
-    facts = dict(moment(TrajectoryFolder(path), Spot()).facts)
-    assert facts["reward"] == "2"
-    assert facts["action"] == "[1, 1, 1, 1, 1, 1, 1, 1, ... (20 in all)]"
-
-
-def test_a_running_buffer_can_be_looked_at(tmp_path: Path) -> None:
-    from ostinato import TrajectoryReplayBuffer
-
-    with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "a") as buffer:
-        future = buffer.add_trajectories([rollout(0, 2, 1)])
-        assert future is not None
-        future.result()
-        assert TrajectoryFolder(tmp_path / "a").ids == (0,)
+    command = ["xvfb-run", "-a", sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "(0, 1, 0)\n", done.stderr

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato.viz import Spot, TrajectoryFolder
-from tests.unit.viz.places import file_of, store
+from ostinato.viz import Position, TrajectoryFolder
+from tests.unit.viz.rollouts import file_of, store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,14 +42,14 @@ HAS_BLUE = """canvas => {
 
 
 @contextmanager
-def served(path: Path, start: Spot | None = None) -> Iterator[str]:
+def served(path: Path, start: Position | None = None) -> Iterator[str]:
     """Serve a directory from a thread."""
     import socket
 
     from ostinato.viz.web import make_app
 
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(TrajectoryFolder(path), start or Spot()), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(make_app(TrajectoryFolder(path), start or Position()), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
@@ -85,18 +85,18 @@ def opened(browser: Any, url: str) -> Iterator[Any]:
         page.close()
 
 
-def at(page: Any, reel: int, step: int, env: int = 0) -> list[tuple[int, ...]]:
+def at(page: Any, trajectory: int, step: int, env: int = 0) -> list[tuple[int, ...]]:
     """Wait until a step is shown, and return the colours of its pictures."""
-    page.locator(f"body[data-shown='{reel}/{step}/{env}']").wait_for(state="attached", timeout=20_000)
+    page.locator(f"body[data-shown='{trajectory}/{step}/{env}']").wait_for(state="attached", timeout=20_000)
     images = page.locator(".views img").element_handles()
     found = [tuple(image.evaluate(READ_PIXEL)) for image in images]
     assert {size[:2] for size in found} <= {(8, 8)}
     return [colour[2:] for colour in found]
 
 
-def colours(reel: int, step: int, env: int = 0) -> list[tuple[int, int, int]]:
+def colours(trajectory: int, step: int, env: int = 0) -> list[tuple[int, int, int]]:
     blues = [env * 50 + 5 * following + extra for following in (0, 1) for extra in (0, 10, 20, 21)]
-    return [(reel, step, blue) for blue in blues]
+    return [(trajectory, step, blue) for blue in blues]
 
 
 def test_all_cameras_of_the_right_step(browser: Any, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_list_filters_and_jumps(browser: Any, tmp_path: Path) -> None:
 def test_broken_and_stateless_trajectories(browser: Any, tmp_path: Path) -> None:
     path = store(tmp_path / "a")
     file_of(path, 1).unlink()
-    with served(path, Spot(1)) as url, opened(browser, url) as page:
+    with served(path, Position(1)) as url, opened(browser, url) as page:
         assert at(page, 1, 0) == []
         assert "missing" in page.locator("#current .note").inner_text()
         page.keyboard.press("ArrowRight")
@@ -258,15 +258,15 @@ def test_answers_are_for_this_machine_alone(tmp_path: Path) -> None:
 
         assert ask("/")[0] == 200
         assert ask("/", Host="evil.example")[0] == 400
-        assert ask("/api/moment?reel=-1")[0] == 400
-        assert ask("/api/moment?reel=x")[0] == 400
-        assert ask("/api/moment?reel=99&step=99&env=99")[0] == 200
-        assert ask("/api/moment?real=1")[0] == 400
-        assert ask("/api/moment?reel=99999999999999999999")[0] == 400
+        assert ask("/api/frame?trajectory=-1")[0] == 400
+        assert ask("/api/frame?trajectory=x")[0] == 400
+        assert ask("/api/frame?trajectory=99&step=99&env=99")[0] == 200
+        assert ask("/api/frame?real=1")[0] == 400
+        assert ask("/api/frame?trajectory=99999999999999999999")[0] == 400
         for path in ("/../server.py", "/..%2fserver.py", "/%2e%2e/server.py", "//etc/passwd", "/page.js/../server.py"):
             assert ask(path)[0] == 404
         for name in ("127.0.0.1.evil.example", "0.0.0.0", "[::1]", "www.127.0.0.1", ""):
-            assert ask("/api/place", Host=name)[0] == 400
+            assert ask("/api/source", Host=name)[0] == 400
 
 
 def test_the_command_serves_and_ends(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_the_command_serves_and_ends(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
         assert url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{url}api/place", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}api/source", timeout=30) as answer:
             assert b'"start":[2,1,0]' in answer.read()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)

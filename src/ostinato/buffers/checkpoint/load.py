@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ostinato.buffers.checkpoint.state import Lineage, readable, restoring
-from ostinato.core.ring import Ring
+from ostinato.buffers.checkpoint.state import readable, restoring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.errors import OptionError
 from ostinato.storages.object_columns import unpack, unpack_column
-from ostinato.storages.tensor import refuse_mapped_ring
+from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.buffers.records import AnyEngine
+    from ostinato.storages import Storage
 
 __all__ = ["Reading", "load_buffer", "open_state"]
 
@@ -83,12 +82,15 @@ class _Saved:
 
 
 def load_buffer(
-    path: str | Path, restore: Callable[[dict[str, Any]], None], engines: Sequence[AnyEngine], reading: Reading
-) -> None:
+    path: str | Path, restore: Callable[[dict[str, Any]], None], storages: Sequence[Storage], reading: Reading
+) -> str | None:
     """Read a directory and hand its state to `restore`; rows are read straight into the storages' memory.
 
     A storage that holds rows already is only touched once every file is open and every checksum was compared: its rows
     are then copied out of the open files, whatever others save to the directory meanwhile.
+
+    Returns:
+        The name of the save that was loaded, from which an incremental save can go on.
 
     Raises:
         CheckpointNotFoundError: if there is no checkpoint.
@@ -96,7 +98,6 @@ def load_buffer(
         DamagedFileError: naming the damaged file.
         OptionError: if rows of a storage cannot be mapped.
     """
-    storages = [engine.storage for engine in engines]
     for storage in storages if reading.mmap else ():
         if not storage.mappable or storage.load_hooks:
             msg = (
@@ -115,12 +116,9 @@ def load_buffer(
             saved = mine["storage"]["state"]
             seam = storage.seam(saved)
         if seam:
-            refuse_mapped_ring(saved, seam, storage.capacity)
+            raise_mapped_ring(saved, seam, storage.capacity)
     restoring(restore, storages)(state)
-    for engine in engines:
-        stamps = engine.ring
-        if isinstance(stamps, Ring):  # a shared buffer saves everything in any case
-            engine.saves.remember(reader.save or "", Lineage(stamps, stamps.written, engine.storage, {}), None)
+    return reader.save
 
 
 def open_state(

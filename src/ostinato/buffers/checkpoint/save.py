@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostinato.buffers.checkpoint.load import Reading, open_state
-from ostinato.buffers.checkpoint.state import Cut, Lineage, converted, readable, rows_since
+from ostinato.buffers.checkpoint.state import Lineage, Snapshot, converted, readable, rows_since
 from ostinato.durable import CheckpointWriter
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.durable.dtypes import dtype_name
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.engine import LocalEngine
     from ostinato.durable.checkpoint_writer import RowFile
     from ostinato.durable.row_ranges import Runs
     from ostinato.storages.table import RowArray
@@ -29,7 +29,7 @@ __all__ = ["Saving", "one_at_a_time", "save_buffer", "save_state"]
 class Saving(NamedTuple):
     """What is saved."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[LocalEngine]
     """Of one buffer, or of the members of an ensemble."""
     state: Callable[[], dict[str, Any]]
     """Returns the state; called under the locks. That of an ensemble has those of its buffers under `members`."""
@@ -64,14 +64,14 @@ def save_buffer(path: str | Path, saving: Saving, *, incremental: bool = False) 
                     check, storages = saving.checker(), [engine.storage for engine in engines]
                     lineages = [Lineage(e.ring, e.ring.written, e.storage, writer.prints) for e in engines]
                     _begin(begun, saving, incremental=incremental)
-                for engine, cut in zip(engines, begun.cuts, strict=True):
-                    cut.write_out(engine.lock)
+                for engine, snapshot in zip(engines, begun.snapshots, strict=True):
+                    snapshot.write_out(engine.lock)
                 for name, file in begun.files:
                     writer.end_rows(name, file)
             finally:
                 with saving.locked():
                     for engine in engines:
-                        engine.saves.cut = None
+                        engine.saves.snapshot = None
                 for _, file in begun.files:
                     file.close()
             _verify(path, writer, storages, check)
@@ -102,7 +102,7 @@ def _verify(
 
 
 @contextlib.contextmanager
-def one_at_a_time(engines: Sequence[Engine]) -> Iterator[None]:
+def one_at_a_time(engines: Sequence[LocalEngine]) -> Iterator[None]:
     """Keep other saves and loads of these buffers out; taken before any engine's lock, in an order that is the same."""
     with contextlib.ExitStack() as stack:
         for engine in sorted(engines, key=id):
@@ -110,19 +110,19 @@ def one_at_a_time(engines: Sequence[Engine]) -> Iterator[None]:
         yield
 
 
-def _row_bytes(engine: Engine) -> int:
+def _row_bytes(engine: LocalEngine) -> int:
     rows = len(engine.storage)
     return sum(array.row_bytes * rows for array in engine.storage.row_arrays())
 
 
 class _Begun(NamedTuple):
     writer: CheckpointWriter
-    cuts: list[Cut]
+    snapshots: list[Snapshot]
     files: list[tuple[str, RowFile]]
 
 
 def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
-    """Under the locks: write what is small, begin the files of the rows, and make the cuts."""
+    """Under the locks: write what is small, begin the files of the rows, and take the snapshots."""
     writer = begun.writer
     older = writer.older_save if incremental else None
     known = [None if older is None else engine.saves.lineages.get(older) for engine in saving.engines]
@@ -135,12 +135,12 @@ def _begin(begun: _Begun, saving: Saving, *, incremental: bool) -> None:
         for i, (engine, lineage, mine) in enumerate(zip(saving.engines, known, members or [state], strict=True))
     ]
     writer.take_state(put[0] if members is None else {**state, "members": put})
-    for engine, cut in zip(saving.engines, begun.cuts, strict=True):
-        engine.saves.cut = cut
+    for engine, snapshot in zip(saving.engines, begun.snapshots, strict=True):
+        engine.saves.snapshot = snapshot
 
 
 def _put_rows(
-    begun: _Begun, engine: Engine, lineage: Lineage | None, state: dict[str, Any], prefix: str
+    begun: _Begun, engine: LocalEngine, lineage: Lineage | None, state: dict[str, Any], prefix: str
 ) -> dict[str, Any]:
     """Begin or write the rows of one buffer, and return its state with their names in their place."""
     writer, storage = begun.writer, dict(state["storage"]["state"])
@@ -160,7 +160,7 @@ def _put_rows(
         _put_items(writer, storage, prefix)
     if "objects" in storage:
         _put_objects(writer, storage, prefix)
-    begun.cuts.append(Cut(engine.ring, arrays))
+    begun.snapshots.append(Snapshot(engine.ring, arrays))
     return {**state, "storage": {**state["storage"], "state": storage}}
 
 
@@ -203,7 +203,7 @@ def save_state(path: str | Path, state: dict[str, Any], format_name: str) -> Non
         writer.commit({**state, "storage": {**state["storage"], "state": storage}})
 
 
-def _changed(engine: Engine, lineage: Lineage | None) -> Runs | None:
+def _changed(engine: LocalEngine, lineage: Lineage | None) -> Runs | None:
     """Return the rows that have changed since a save; None if that cannot be told."""
     storage = engine.storage
     if lineage is None or storage.exposed or lineage.ring is not engine.ring or lineage.storage is not storage:

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ostinato.buffers.pipeline import expand_again
-from ostinato.buffers.rate_limit import retake
 from ostinato.buffers.records import Ticket
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
@@ -28,13 +26,13 @@ from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
-from ostinato.storages.single_copy import dense
+from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from ostinato.buffers.engine import Engine
+    from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.core.records import Placement
     from ostinato.durable.checkpoint_writer import Piece, RowFile
@@ -49,10 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
-    "Cut",
     "Lineage",
     "Parts",
     "Saves",
+    "Snapshot",
     "Target",
     "begin_load",
     "check_counts",
@@ -71,6 +69,7 @@ __all__ = [
     "read_generator",
     "read_ticket",
     "readable",
+    "remember_load",
     "restoring",
     "revive",
     "rows_since",
@@ -105,7 +104,7 @@ class Saves:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """One save or load at a time; taken before the engine's lock."""
-        self.cut: Cut | None = None
+        self.snapshot: Snapshot | None = None
         self.lineages: dict[str, Lineage] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,14 +117,14 @@ class Saves:
 
     def before(self, ring: Ring, where: Placement | Tensor) -> None:
         """Hear of slots that are about to be written; before they get their ring, under the engine's lock."""
-        if self.cut is not None:
+        if self.snapshot is not None:
             slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
-            self.cut.keep(ring, slots)
+            self.snapshot.keep(ring, slots)
 
-    def before_clear(self, ring: Ring, rows: int) -> None:
+    def before_clear(self, ring: Ring) -> None:
         """Hear that ring are about to be forgotten, under the engine's lock."""
-        if self.cut is not None:
-            self.cut.note_replaced(ring, rows)
+        if self.snapshot is not None:
+            self.snapshot.note_replaced(ring, ring.rows)
 
     def remember(self, save: str, lineage: Lineage, instead: str | None) -> None:
         """Remember a save, in the place of the one that it was written over."""
@@ -160,7 +159,7 @@ def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
 
 
 @final
-class Cut:
+class Snapshot:
     """The rows at the moment when this was made, under the engine's lock.
 
     Args:
@@ -173,7 +172,7 @@ class Cut:
         self._serial = ring.written
         self._arrays = arrays
         self._earlier: Runs = one_run(0, 0)
-        """Rows replaced since the cut whose ring were forgotten since."""
+        """Rows replaced since the snapshot whose ring were forgotten since."""
         self._error: Exception | None = None
 
     def keep(self, ring: Ring, slots: Tensor) -> None:
@@ -189,7 +188,7 @@ class Cut:
             self._error = error
 
     def note_replaced(self, ring: Ring, rows: int) -> None:
-        """Remember which rows were replaced since the cut, before their ring are forgotten."""
+        """Remember which rows were replaced since the snapshot, before their ring are forgotten."""
         if ring is self._ring:
             self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, rows))
 
@@ -228,7 +227,7 @@ class Cut:
             file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
 
     def _replaced(self, rows: np.ndarray) -> np.ndarray:
-        """Return which rows (ascending) were replaced since the cut, bool: what was there lies in the file."""
+        """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
         slots = torch.from_numpy(rows).to(self._ring.device)
         replaced: np.ndarray[Any, Any] = (self._ring.generations(slots) > self._serial).cpu().numpy()
         both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
@@ -407,7 +406,7 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     """Return the data that `_take_apart` was given; its tensors are read now, on the CPU."""
     kind = tree["kind"]
     if kind == "tensor":
-        return dense(columns[tree["name"]])
+        return read_column(columns[tree["name"]])
     if kind == "value":
         return tree["value"]
     if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
@@ -527,7 +526,7 @@ def _whole(what: str, value: Any, low: int, high: int) -> int:
 _FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")
 
 
-def hold(engine: Engine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
+def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
     """Return what brings a buffer back to its state of now, if a load fails after it has begun to change things.
 
     Memory: a copy of the sampler's state, and of the rows, unless they are `replaced`; see `Storage.hold`.
@@ -570,12 +569,17 @@ def own_tensors(state: Any) -> Any:
     return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
 
 
-def begin_load(engine: Engine) -> None:
+def begin_load(engine: LocalEngine) -> None:
     """Put new stamps in place before rows change, so that gathers in flight notice."""
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
-def end_load(engine: Engine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
+def remember_load(engine: LocalEngine, save: str | None) -> None:
+    """Let incremental saves go on from the save that was just loaded."""
+    engine.saves.remember(save or "", Lineage(engine.ring, engine.ring.written, engine.storage, {}), None)
+
+
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
     """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots.
 
     Where the capacity is another one now, rows lie by age from slot 0 on, or have stamps in an array.
@@ -601,7 +605,7 @@ _PARTS = ("storage", "sampler", "writer")
 
 
 def engine_state(
-    engine: Engine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
+    engine: LocalEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     parts = {name: getattr(engine, name) for name in _PARTS}
@@ -632,12 +636,12 @@ class Parts(NamedTuple):
     ring: Ring
 
 
-def parts_of(engine: Engine) -> Parts:
+def parts_of(engine: LocalEngine) -> Parts:
     """Return the parts of a buffer; the caller holds its lock."""
     return Parts(engine.storage, engine.sampler, engine.writer, engine.tracker, engine.unit, engine.ring)
 
 
-def checker(engine: Engine) -> Callable[[dict[str, Any]], None]:
+def checker(engine: LocalEngine) -> Callable[[dict[str, Any]], None]:
     """Return what checks a saved state against the parts as they are now; the caller holds the lock."""
     return partial(check_saved, parts_of(engine))
 
@@ -657,12 +661,12 @@ def check_saved(parts: Parts, state: dict[str, Any]) -> None:
 class Target(NamedTuple):
     """A buffer that a state is to be loaded into."""
 
-    engine: Engine
+    engine: LocalEngine
     transform: Compose
     batch_size: int | None
 
 
-def unit_name(engine: Engine | Parts) -> str | None:
+def unit_name(engine: LocalEngine | Parts) -> str | None:
     """Return what a buffer's unit is, with its options."""
     return None if engine.unit is None else repr(engine.unit)
 
@@ -678,7 +682,7 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     return copied if items is None else {**copied, "storage": storage}
 
 
-def load_engine_state(engine: Engine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
     """Restore a state, by copy; what does not fit is refused before anything changes.
 
     Raises:
@@ -725,15 +729,17 @@ def load_engine_states(
         raise
 
 
-def _end_load(engine: Engine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None) -> None:
+def _end_load(
+    engine: LocalEngine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None
+) -> None:
     """Take over queued draws, counts and the generator."""
     engine.pending.clear()
-    for ticket in retake(engine, pending):
+    for ticket in engine.retake(pending):
         again = revive(engine, ticket)
         if again is not None:
             engine.pending.append(again)
     if engine.gate is not None:
-        engine.gate.load_state_dict(engine, state.get("flow"))
+        engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
     engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
     engine.rows_since_empty = int(state["rows_since_empty"])
     if generator is not None:
@@ -741,7 +747,7 @@ def _end_load(engine: Engine, state: dict[str, Any], pending: list[Ticket], gene
 
 
 def _check_state(
-    engine: Engine | Parts, state: dict[str, Any], batch_size: int | None
+    engine: LocalEngine | Parts, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
     _check_form(engine, state)
@@ -851,7 +857,7 @@ def saved_rows(state: dict[str, Any]) -> int:
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def _check_form(engine: Engine | Parts, state: dict[str, Any]) -> None:
+def _check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
         msg = (
@@ -876,7 +882,7 @@ def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
             target.engine.storage.load_state_dict(state["storage"]["state"])
 
 
-def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
+def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
     """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
     draw = ticket.draw
     if draw.generations is not None:  # rows replaced since the draw are read as they are now
@@ -885,10 +891,10 @@ def revive(engine: Engine, ticket: Ticket) -> Ticket | None:
     if plan is not None and schema is not None:
         plan = plan._replace(schema=schema)
         return ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring, plan=plan)
-    return expand_again(engine, ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
+    return engine.expand_again(ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
 
 
-def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
+def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     """Return a queued draw as plain values and tensors.
 
     Its windows are saved as they were drawn: episodes may have gone on since. Those of which a row has been replaced
@@ -903,7 +909,7 @@ def show_ticket(ticket: Ticket, engine: Engine) -> dict[str, Any]:
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
-def read_ticket(state: dict[str, Any], rows: int, engine: Engine | Parts, schema: Any) -> Ticket:
+def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, schema: Any) -> Ticket:
     """Return what `show_ticket` gave, not of the buffer's writes yet, and expanded only if its windows were saved.
 
     Args:

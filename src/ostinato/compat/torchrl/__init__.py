@@ -1,4 +1,4 @@
-"""Checkpoints that TorchRL 0.14 wrote, read without TorchRL; what is carried over: `docs/compat/torchrl.md`."""
+"""Import of TorchRL 0.14 checkpoints, without TorchRL. `docs/compat/torchrl.md` lists what is imported."""
 
 from ostinato.compat.torchrl.checkpoint import ImportReport, convert_checkpoint, is_checkpoint, load_checkpoint
 

@@ -1,4 +1,4 @@
-"""Files of a TorchRL checkpoint: JSON and raw arrays. Nothing is executed, no name leads out, no link is followed."""
+"""The files of a TorchRL checkpoint: JSON and raw arrays. Executes nothing and follows no links."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _PLAIN = (bool, int, float, str, list, type(None))
 @final
 @dataclass(frozen=True)
 class Folder:
-    """A directory that is read with suspicion; below its root no symbolic link is followed.
+    """An untrusted directory. Below its root no symbolic link is followed.
 
     Attributes:
-        root: the directory.
-        read: files that were opened, by their names from the root.
-        notes: what was found and cannot be carried over.
+        root: The directory.
+        read: Files that were opened, relative to the root.
+        notes: What was found and cannot be imported.
     """
 
     root: Path
@@ -41,14 +41,14 @@ class Folder:
     notes: list[str] = field(default_factory=list)
 
     def has(self, *names: str) -> bool:
-        """Whether there is anything of that name."""
+        """Return whether a path exists."""
         return os.path.lexists(self.root.joinpath(*names))
 
     def json(self, *names: str) -> dict[str, Any]:
-        """Read an object of JSON.
+        """Read a JSON object.
 
         Raises:
-            DamagedFileError: naming the file, if it is missing, too long, or something else.
+            DamagedFileError: The file is missing, too long, or not a JSON object.
         """
         path = self._path(names)
         fd = open_file(path)
@@ -58,42 +58,42 @@ class Folder:
                 damaged(path, f"{size} bytes of JSON, at most {_MAX_JSON_BYTES} are read")
             found = parse_json(file.read(), path)
         if not isinstance(found, dict):
-            damaged(path, "it is no object of JSON")
+            damaged(path, "it is not a JSON object")
         return found
 
     def array(self, entry: Any, *names: str) -> Tensor:
-        """Map an array copy-on-write; its file must have exactly the bytes that its dtype and shape take.
+        """Map an array copy-on-write. The size of its file must match its dtype and shape.
 
         Args:
-            entry: what the metadata says: `dtype`, as in `torch.float32`, and `shape`.
-            names: of the file, from the root.
+            entry: The metadata: `dtype`, such as `torch.float32`, and `shape`.
+            names: The path of the file, relative to the root.
 
         Raises:
-            DamagedFileError: naming the file.
+            DamagedFileError: The metadata or the file is invalid.
         """
         path = self._path(names)
         named = entry.get("dtype") if isinstance(entry, dict) else None
         dtype = DTYPES.get(named.removeprefix("torch.")) if isinstance(named, str) else None
         shape = check_shape(entry.get("shape")) if dtype is not None else None
         if dtype is None or shape is None or entry.get("is_nested", False) is not False:
-            damaged(path, f"its metadata must tell a dtype, a shape, and that it is not nested, got {str(entry)[:200]}")
+            damaged(path, f"its metadata must have a dtype and a shape and not be nested, got {str(entry)[:200]}")
         nbytes = shape_nbytes(shape, dtype)
         fd = open_file(path)
         size = os.fstat(fd).st_size
         os.close(fd)
         if size != nbytes:
-            damaged(path, f"it has {size} bytes, its metadata says {named}{list(shape)}, which takes {nbytes}")
+            damaged(path, f"it has {size} bytes, but {named}{list(shape)} in its metadata has {nbytes}")
         if nbytes == 0:
             return torch.empty(shape, dtype=dtype, device="cpu")
         raw = torch.from_file(str(path), shared=False, size=nbytes, dtype=torch.uint8)
         return raw.view(dtype).view(shape)
 
     def tensordict(self, *names: str) -> Any:
-        """Read a TensorDict that tensordict memory-mapped; arrays are mapped, not read.
+        """Read a memory-mapped TensorDict; its arrays are mapped, not read.
 
         Raises:
-            CheckpointError: if it holds something else than TensorDicts, tensors and plain values.
-            DamagedFileError: naming the file that is missing or damaged.
+            CheckpointError: It has values other than TensorDicts, tensors and plain values.
+            DamagedFileError: A file is missing or damaged.
         """
         return self._level(names, 0)
 
@@ -103,12 +103,12 @@ class Folder:
         kind, batch = meta.get("_type"), check_shape(meta.get("shape"))
         if kind != _TENSORDICT:
             msg = (
-                f"{path} is of {str(kind)[:200]}, only TensorDicts are read (of a tensorclass give its fields: load it "
-                "with TorchRL and save `data.to_tensordict()`)"
+                f"{path} describes {str(kind)[:200]}, only TensorDicts are read (convert a tensorclass: load it with "
+                "TorchRL and save `data.to_tensordict()`)"
             )
             raise CheckpointError(msg)
         if batch is None or depth > _MAX_DEPTH:
-            damaged(path, "it must tell a batch size, and nest at most 64 deep")
+            damaged(path, "it must have a batch size and at most 64 levels")
         tensors, values, stacks = self._fields(names, meta, batch, depth)
         self._check_batch(path, batch, tensors)
         made = kinds.make(
@@ -123,7 +123,7 @@ class Folder:
     def _fields(
         self, names: tuple[str, ...], meta: dict[str, Any], batch: tuple[int, ...], depth: int
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Read the fields of a level: tensors and levels below, values, and values of each row."""
+        """Return the fields of a level: tensors and nested TensorDicts, values, and values per row."""
         path = self.root.joinpath(*names) / "meta.json"
         tensors: dict[str, Any] = {}
         values: dict[str, Any] = {}
@@ -131,7 +131,7 @@ class Folder:
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 if key not in {"shape", "device", "_type"}:
-                    damaged(path, f"the entry of {key[:80]!r}")
+                    damaged(path, f"invalid entry {key[:80]!r}")
             elif "type" not in entry:
                 tensors[key] = self.array(entry, *names, f"{key}.memmap")
             elif entry["type"] == "NonTensorData":
@@ -141,11 +141,11 @@ class Folder:
             else:
                 tensors[key] = self._level((*names, key), depth + 1)
                 if not kinds.is_tensordict(tensors[key]) or entry["type"] != "TensorDict":
-                    damaged(path, f"the entry of {key[:80]!r}")
+                    damaged(path, f"invalid entry {key[:80]!r}")
         return tensors, values, stacks
 
     def _stack(self, batch: tuple[int, ...], *names: str) -> Any:
-        """Read one value for each row, if they were written as JSON."""
+        """Read one value per row, if the values were written as JSON."""
         path = self.root.joinpath(*names) / "meta.json"
         values, dim = self._value(*names), self.json(*names, "meta.json").get("stack_dim")
         try:
@@ -160,12 +160,12 @@ class Folder:
                 damaged(path, f"{key[:80]!r} has the shape {list(value.shape)} in a batch of {list(batch)}")
 
     def _value(self, *names: str) -> Any:
-        """Read a value that is no tensor, if it was written as JSON."""
+        """Read a value that is not a tensor, if it was written as JSON."""
         meta = self.json(*names, "meta.json")
         value = meta.get("data", NotImplemented)
         if not isinstance(value, _PLAIN):
             msg = (
-                f"{self.root.joinpath(*names)} holds a value that is no tensor, and not as JSON: it is not read, since "
+                f"{self.root.joinpath(*names)} holds a value that is neither a tensor nor JSON: it is not read, since "
                 "unpickling runs code"
             )
             raise CheckpointError(msg)
@@ -176,17 +176,17 @@ class Folder:
         for name in names[:-1]:
             path = path / self._checked(name)
             if path.is_symlink() or (path.exists() and not path.is_dir()):
-                damaged(path, "a directory is expected here, and links are not followed")
+                damaged(path, "it must be a directory; links are not followed")
         self.read.add("/".join(names))
         return path / self._checked(names[-1])
 
     def _checked(self, name: str) -> str:
         if name in {"", ".", ".."} or any(c in name for c in "/\\\0") or Path(name).name != name or len(name) > 250:
-            damaged(self.root, f"its metadata names the file {name[:80]!r}, which may lead out of the directory")
+            damaged(self.root, f"its metadata names the file {name[:80]!r}, which can be outside the directory")
         return name
 
     def unread(self, *names: str) -> list[str]:
-        """Return the files below a directory that were not opened, at most 10,000 looked at."""
+        """Return files below a directory that were not opened, among the first 10,000."""
         found = []
         top = self.root.joinpath(*names)
         for looked, path in enumerate(sorted(top.rglob("*")) if top.is_dir() else ()):
@@ -197,10 +197,10 @@ class Folder:
 
 
 def damaged(path: Path, problem: str) -> NoReturn:
-    """Raise for a file that is not as it should be.
+    """Raise for a damaged file.
 
     Raises:
-        DamagedFileError: always.
+        DamagedFileError: Always.
     """
-    msg = f"{path} is damaged, or not of a TorchRL checkpoint: {problem}"
+    msg = f"{path} is damaged or not part of a TorchRL checkpoint: {problem}"
     raise DamagedFileError(msg)

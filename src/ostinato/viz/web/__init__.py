@@ -1,4 +1,4 @@
-"""The same scenes in a browser: a page, and the few answers that it asks for, served on this machine alone."""
+"""The viewer as a web page, served on the loopback interface."""
 
 from ostinato.viz.web.server import make_app, serve
 

@@ -1,4 +1,4 @@
-// The page: a list with filters, one step with all its pictures, strips over the whole trajectory.
+// The page: a list with filters, one step with all its images, and timelines of the trajectory.
 "use strict";
 
 const ROW = 24;
@@ -6,15 +6,15 @@ const KEPT = 48;
 const LEFT = 56, RIGHT = 8, TOP = 8, BOTTOM = 18;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const $ = (id) => document.getElementById(id);
-const here = { reel: 0, step: 0, env: 0 };
-// Where the last wish leads: keys pressed while a step is on its way count from there.
+const here = { trajectory: 0, step: 0, env: 0 };
+// The position requested last: keys pressed while a step is loading are relative to it.
 let target = { ...here };
-let place = null;
+let source = null;
 let returns = [];
 let chosen = [];
-let strip = null;
-let stripOf = "";
-let wanted = null;
+let timeline = null;
+let timelineOf = "";
+let requested = null;
 let busy = false;
 const cache = new Map();
 
@@ -27,27 +27,27 @@ async function ask(what, given = {}) {
   return found;
 }
 
-function momentAt(spot) {
-  const key = `${spot.reel}/${spot.step}/${spot.env}`;
+function frameAt(position) {
+  const key = `${position.trajectory}/${position.step}/${position.env}`;
   let found = cache.get(key);
   if (found) cache.delete(key);
-  else found = ask("moment", spot);
+  else found = ask("frame", position);
   cache.set(key, found);
   while (cache.size > KEPT) cache.delete(cache.keys().next().value);
   found.catch(() => cache.delete(key));
   return found;
 }
 
-// Only the latest wish is followed: scrubbing never queues up.
-async function go(spot) {
-  wanted = target = { ...target, ...spot };
+// Only the latest request is executed: scrubbing does not queue requests.
+async function go(position) {
+  requested = target = { ...target, ...position };
   if (busy) return;
   busy = true;
   try {
-    while (wanted) {
-      const next = wanted;
-      wanted = null;
-      const seen = await momentAt(next);
+    while (requested) {
+      const next = requested;
+      requested = null;
+      const seen = await frameAt(next);
       await show(seen);
     }
     target = { ...here };
@@ -59,7 +59,7 @@ async function go(spot) {
     busy = false;
   }
   const ahead = step(1, here);
-  if (ahead) momentAt(ahead);
+  if (ahead) frameAt(ahead);
 }
 
 function say(text) {
@@ -68,18 +68,18 @@ function say(text) {
 
 function step(by, from) {
   const to = from.step + by;
-  const steps = from.reel === shown.reel ? shown.steps : place.steps[from.reel];
+  const steps = from.trajectory === shown.trajectory ? shown.steps : source.steps[from.trajectory];
   if (to >= 0 && to < steps) return { ...from, step: to };
-  const reel = neighbour(from.reel, by);
-  return reel === null ? null : { ...from, reel, step: by > 0 ? 0 : place.steps[reel] - 1 };
+  const trajectory = neighbour(from.trajectory, by);
+  return trajectory === null ? null : { ...from, trajectory, step: by > 0 ? 0 : source.steps[trajectory] - 1 };
 }
 
-// The one after (by = 1) or before (by = -1) in the list as it is filtered; null at its ends.
-function neighbour(reel, by) {
+// The next (by = 1) or previous (by = -1) trajectory in the filtered list; null at its ends.
+function neighbour(trajectory, by) {
   let low = 0, high = chosen.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (chosen[middle] < reel + (by > 0 ? 1 : 0)) low = middle + 1;
+    if (chosen[middle] < trajectory + (by > 0 ? 1 : 0)) low = middle + 1;
     else high = middle;
   }
   const at = by > 0 ? low : low - 1;
@@ -90,11 +90,11 @@ let shown = { steps: 1, envs: 1 };
 const pending = [];
 
 async function show(seen) {
-  const fresh = [...fill($("current"), seen.sides[0], seen), ...fill($("following"), seen.sides[1], seen)];
+  const fresh = [...fill($("current"), seen.observations[0], seen), ...fill($("following"), seen.observations[1], seen)];
   await Promise.all(fresh.map((image) => image.decode().catch(() => {})));
   for (const change of pending.splice(0)) change();
   shown = seen;
-  Object.assign(here, { reel: seen.reel, step: seen.step, env: seen.env });
+  Object.assign(here, { trajectory: seen.trajectory, step: seen.step, env: seen.env });
   $("title").textContent = seen.title;
   $("facts").replaceChildren(...(seen.problem ? [] : seen.facts).map(([word, value]) => {
     const pair = document.createElement("div");
@@ -106,47 +106,47 @@ async function show(seen) {
   if ($("env").length !== seen.envs)
     $("env").replaceChildren(...Array.from({ length: seen.envs }, (_, env) => new Option(env, env)));
   $("env").value = seen.env;
-  document.body.dataset.shown = `${seen.reel}/${seen.step}/${seen.env}`;
+  document.body.dataset.shown = `${seen.trajectory}/${seen.step}/${seen.env}`;
   reveal();
-  const key = `${seen.reel}/${seen.env}`;
-  if (stripOf !== key) {
-    stripOf = key;
-    strip = null;
-    ask("strip", { reel: seen.reel, env: seen.env }).then((found) => {
-      if (stripOf !== key) return;
-      strip = found;
+  const key = `${seen.trajectory}/${seen.env}`;
+  if (timelineOf !== key) {
+    timelineOf = key;
+    timeline = null;
+    ask("timeline", { trajectory: seen.trajectory, env: seen.env }).then((found) => {
+      if (timelineOf !== key) return;
+      timeline = found;
       lines();
     }).catch((error) => {
-      stripOf = "";
+      timelineOf = "";
       say(error.message);
     });
   }
   lines();
 }
 
-// New pictures are decoded before they take the place of the old ones, so that nothing flickers.
-function fill(section, side, seen) {
+// New images are decoded before they replace the old ones, which avoids flicker.
+function fill(section, view, seen) {
   const images = [];
-  const views = side.pictures.map((picture) => {
+  const views = view.pictures.map((picture) => {
     const figure = document.createElement("figure");
     const image = new Image();
-    image.alt = `${side.title}, ${picture.camera}`;
+    image.alt = `${view.title}, ${picture.camera}`;
     image.src = picture.source;
     images.push(image);
     figure.append(text("figcaption", picture.camera), image);
     return figure;
   });
   pending.push(() => {
-    section.querySelector("h3").textContent = side.title;
+    section.querySelector("h3").textContent = view.title;
     const area = section.querySelector(".views");
-    const names = JSON.stringify(side.vectors);
-    if (area.dataset.vectors === names && side.vectors.length) return;
+    const names = JSON.stringify(view.vectors);
+    if (area.dataset.vectors === names && view.vectors.length) return;
     area.dataset.vectors = names;
-    area.style.setProperty("--count", side.vectors.length);
+    area.style.setProperty("--count", view.vectors.length);
     area.style.setProperty("--across", views.length > 3 ? Math.ceil(Math.sqrt(views.length)) : Math.max(views.length, 1));
-    if (side.note) {
-      area.replaceChildren(Object.assign(text("p", side.note), { className: seen.problem ? "note problem" : "note" }));
-    } else area.replaceChildren(...views, ...side.vectors.map(lined));
+    if (view.note) {
+      area.replaceChildren(Object.assign(text("p", view.note), { className: seen.problem ? "note problem" : "note" }));
+    } else area.replaceChildren(...views, ...view.vectors.map(lined));
   });
   return images;
 }
@@ -168,22 +168,22 @@ function text(tag, words) {
 }
 
 function lines() {
-  const { reward = null, action = null, sides = [[], []] } = strip || {};
-  draw($("reward"), { ...(reward || { name: "reward", lines: [], components: 0 }), zero: true }, strip ? strip.ends : []);
+  const { reward = null, action = null, observations = [[], []] } = timeline || {};
+  draw($("reward"), { ...(reward || { name: "reward", lines: [], components: 0 }), zero: true }, timeline ? timeline.ends : []);
   draw($("action"), action || { name: "action", lines: [], components: 0 }, []);
   ["current", "following"].forEach((name, number) => {
     $(name).querySelectorAll("figure.lines").forEach((figure, at) => {
-      draw(figure, sides[number][at] || { name: figure.firstChild.textContent, lines: [], components: 0 }, []);
+      draw(figure, observations[number][at] || { name: figure.firstChild.textContent, lines: [], components: 0 }, []);
     });
   });
 }
 
-// What a line stands for is written in its colour, over the canvas.
+// The legend over the canvas: component numbers in the colours of their lines.
 function caption(figure, traces, ends) {
   const words = [document.createTextNode(traces.name)];
   if (traces.components > 1) words.push(...traces.lines.map((_, number) => {
     const key = text("em", number);
-    key.style.color = place.colours[number];
+    key.style.color = source.colours[number];
     return key;
   }));
   if (traces.components > traces.lines.length) words.push(text("span", `of ${traces.components}`));
@@ -192,13 +192,13 @@ function caption(figure, traces, ends) {
   figure.querySelector("figcaption").replaceChildren(...words);
 }
 
-// A number in few letters: 12.3M, -0.0846, 1.2e-7.
+// A number in compact notation: 12.3M, -0.0846, 1.2e-7.
 function brief(value) {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e15)) return value.toExponential(1).replace("+", "");
   return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
-// Steps at which a number stands under the lines: whole, even, not too many.
+// Steps with a tick label: evenly spaced integers.
 function ticks(steps, most) {
   const rough = Math.max(1, (steps - 1) / most), power = 10 ** Math.floor(Math.log10(rough));
   const by = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough);
@@ -207,7 +207,7 @@ function ticks(steps, most) {
 
 function draw(figure, traces, ends) {
   caption(figure, traces, ends);
-  figure.hidden = Boolean(strip) && !traces.lines.length;
+  figure.hidden = Boolean(timeline) && !traces.lines.length;
   const canvas = figure.querySelector("canvas"), { lines: series, at } = traces;
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth, height = canvas.clientHeight;
@@ -238,7 +238,7 @@ function draw(figure, traces, ends) {
   pen.strokeStyle = colour("red");
   for (const end of ends) stroke(pen, [[x(end), TOP - 4], [x(end), floor]], 1.5);
   series.forEach((values, number) => {
-    pen.strokeStyle = place.colours[number];
+    pen.strokeStyle = source.colours[number];
     stroke(pen, values.map((value, number) => (value === null ? null : [x(at[number]), y(value)])), 1.4);
   });
   pen.strokeStyle = colour("ink");
@@ -255,7 +255,7 @@ function stroke(pen, points, width) {
     if (point === null) up = true;
     else if (up) {
       pen.moveTo(...point);
-      pen.lineTo(point[0] + 0.01, point[1]);  // so that one point alone is a dot
+      pen.lineTo(point[0] + 0.01, point[1]);  // a single point is drawn as a dot
       up = false;
     } else pen.lineTo(...point);
   }
@@ -272,37 +272,37 @@ function filter() {
   const least = bound("length-low", 0), most = bound("length-high", Infinity);
   const byReturn = $("return-low").value !== "" || $("return-high").value !== "";
   chosen = [];
-  for (let reel = 0; reel < place.ids.length; reel++) {
-    const value = returns[reel];
+  for (let trajectory = 0; trajectory < source.ids.length; trajectory++) {
+    const value = returns[trajectory];
     if (byReturn && !(typeof value === "number" && value >= low && value <= high)) continue;
-    if (place.steps[reel] >= least && place.steps[reel] <= most) chosen.push(reel);
+    if (source.steps[trajectory] >= least && source.steps[trajectory] <= most) chosen.push(trajectory);
   }
-  const read = returns.length < place.ids.length ? `, returns of ${returns.length.toLocaleString("en")} read` : "";
-  $("count").textContent = `${chosen.length.toLocaleString("en")} of ${place.ids.length.toLocaleString("en")}${read}`;
+  const read = returns.length < source.ids.length ? `, returns of ${returns.length.toLocaleString("en")} read` : "";
+  $("count").textContent = `${chosen.length.toLocaleString("en")} of ${source.ids.length.toLocaleString("en")}${read}`;
   $("filler").style.height = `${chosen.length * ROW}px`;
   rows();
 }
 
-// Only the rows in sight exist.
+// Only visible rows are in the document.
 function rows() {
   const list = $("list");
   const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 5);
   const last = Math.min(chosen.length, first + Math.ceil(list.clientHeight / ROW) + 10);
   $("rows").style.transform = `translateY(${first * ROW}px)`;
-  $("rows").replaceChildren(...chosen.slice(first, last).map((reel) => {
-    const row = document.createElement("div"), value = returns[reel];
-    const words = [place.ids[reel], place.steps[reel].toLocaleString("en"), place.envs[reel], typeof value === "number" ? Number(value.toPrecision(5)) : value === null ? "–" : ""];
-    row.className = reel === here.reel ? "row here" : "row";
-    row.dataset.reel = reel;
+  $("rows").replaceChildren(...chosen.slice(first, last).map((trajectory) => {
+    const row = document.createElement("div"), value = returns[trajectory];
+    const words = [source.ids[trajectory], source.steps[trajectory].toLocaleString("en"), source.envs[trajectory], typeof value === "number" ? Number(value.toPrecision(5)) : value === null ? "–" : ""];
+    row.className = trajectory === here.trajectory ? "row here" : "row";
+    row.dataset.trajectory = trajectory;
     row.setAttribute("role", "option");
-    row.setAttribute("aria-selected", reel === here.reel);
+    row.setAttribute("aria-selected", trajectory === here.trajectory);
     row.append(...words.map((word) => text("span", word)));
     return row;
   }));
 }
 
 function reveal() {
-  const at = chosen.indexOf(here.reel);
+  const at = chosen.indexOf(here.trajectory);
   const list = $("list");
   if (at >= 0 && (at * ROW < list.scrollTop || (at + 1) * ROW > list.scrollTop + list.clientHeight))
     list.scrollTop = at * ROW - list.clientHeight / 2;
@@ -310,7 +310,7 @@ function reveal() {
 }
 
 async function readReturns() {
-  while (returns.length < place.ids.length) {
+  while (returns.length < source.ids.length) {
     const found = await ask("returns", { first: returns.length });
     returns = returns.concat(found.values);
     filter();
@@ -319,8 +319,8 @@ async function readReturns() {
 }
 
 function near(by) {
-  const reel = neighbour(target.reel, by);
-  if (reel !== null) go({ reel, step: 0 });
+  const trajectory = neighbour(target.trajectory, by);
+  if (trajectory !== null) go({ trajectory, step: 0 });
 }
 
 function turn(by) {
@@ -333,19 +333,19 @@ const KEYS = {
   ArrowLeft: () => turn(-1),
   ArrowUp: () => near(1),
   ArrowDown: () => near(-1),
-  b: () => go({ env: Math.min(target.env + 1, place.envs[target.reel] - 1) }),
+  b: () => go({ env: Math.min(target.env + 1, source.envs[target.trajectory] - 1) }),
   v: () => go({ env: Math.max(target.env - 1, 0) }),
   Home: () => go({ step: 0 }),
-  End: () => go({ step: place.steps[target.reel] - 1 }),
+  End: () => go({ step: source.steps[target.trajectory] - 1 }),
 };
 KEYS.n = KEYS.ArrowRight;
 KEYS.p = KEYS.ArrowLeft;
 
-function jump(wish) {
-  if (wish === "") return;
-  const reel = /^[0-9]+$/.test(wish) ? place.ids.indexOf(Number(wish)) : -1;
-  if (reel >= 0) go({ reel, step: 0 });
-  else say(`there is no ${place.unit} ${wish}: ids are ${place.span}`);
+function jump(id) {
+  if (id === "") return;
+  const trajectory = /^[0-9]+$/.test(id) ? source.ids.indexOf(Number(id)) : -1;
+  if (trajectory >= 0) go({ trajectory, step: 0 });
+  else say(`there is no ${source.unit} ${id}: ${source.span}`);
 }
 
 function listen() {
@@ -366,13 +366,13 @@ function listen() {
   $("back").addEventListener("click", () => turn(-1));
   $("on").addEventListener("click", () => turn(1));
   $("env").addEventListener("change", () => {
-    $("env").blur();  // so that arrows are steps again
+    $("env").blur();  // so that the arrow keys change the step again
     go({ env: Number($("env").value) });
   });
   $("list").addEventListener("scroll", rows);
   $("rows").addEventListener("click", (event) => {
     const row = event.target.closest(".row");
-    if (row) go({ reel: Number(row.dataset.reel), step: 0 });
+    if (row) go({ trajectory: Number(row.dataset.trajectory), step: 0 });
   });
   for (const name of ["reward", "action"]) {
     const canvas = $(name).querySelector("canvas");
@@ -386,11 +386,11 @@ function listen() {
 }
 
 async function begin() {
-  place = await ask("place");
-  document.title = $("place").textContent = place.title;
-  $("history").textContent = place.history;
-  const [reel, step, env] = place.start;
-  target = { reel, step, env };
+  source = await ask("source");
+  document.title = $("source").textContent = source.title;
+  $("history").textContent = source.history;
+  const [trajectory, step, env] = source.start;
+  target = { trajectory, step, env };
   listen();
   filter();
   await go(target);

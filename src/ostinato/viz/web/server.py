@@ -1,4 +1,4 @@
-"""Serves the page and its answers. Listens on the loopback interface only, and answers no other host's name."""
+"""The web server of the viewer. Listens on the loopback interface and accepts requests for local host names only."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import math
 import socket
 import threading
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato._optional import require
 from ostinato.errors import OptionError
-from ostinato.viz.moment import ALL_CAMERAS, moment, strip_of
-from ostinato.viz.reel import number_in, span
-from ostinato.viz.screen import LINES
-from ostinato.viz.walk import Spot
+from ostinato.viz.figures import LINES
+from ostinato.viz.frames import ALL_CAMERAS, Position, read_frame, read_timeline
+from ostinato.viz.sources import id_range, parse_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     import numpy as np
 
-    from ostinato.viz.moment import Side, Traces
-    from ostinato.viz.reel import Reels
+    from ostinato.viz.frames import ObservationView, Traces
+    from ostinato.viz.sources import TrajectorySource
 
 __all__ = ["make_app", "serve"]
 
@@ -41,75 +41,89 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAUSE_S = 0.1
-_ASKED = ("reel", "step", "env", "first")
+_PARAMETERS = ("trajectory", "step", "env", "first")
 
 
 @final
-class _Returns:
-    """Reads the return of every trajectory in the background, while nobody asks for pictures."""
+class _ReturnReader:
+    """Reads the return of each trajectory in a background thread; pauses while frames are requested."""
 
-    def __init__(self, reels: Reels) -> None:
-        self._reels = reels
+    def __init__(self, source: TrajectorySource) -> None:
+        self._source = source
         self.values: list[float | None] = []
         self._quiet_from = 0.0
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, once."""
+        """Start the thread, unless it runs already."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._read, name="ostinato-returns", daemon=True)
                 self._thread.start()
 
     def wait(self) -> None:
-        """Pause for a moment: somebody wants a picture."""
+        """Pause briefly, so that frames are served first."""
         self._quiet_from = time.monotonic() + _PAUSE_S
 
+    def close(self) -> None:
+        """Stop the thread and wait for it."""
+        self._closed.set()
+        with self._lock:
+            if self._thread is not None:
+                self._thread.join()
+
     def _read(self) -> None:
-        for index in range(len(self._reels.ids)):
-            while time.monotonic() < self._quiet_from:
+        for index in range(len(self._source.ids)):
+            while time.monotonic() < self._quiet_from and not self._closed.is_set():
                 time.sleep(_PAUSE_S / 4)
-            value = self._reels.returns(index)
+            if self._closed.is_set():
+                return
+            value = self._source.returns(index)
             self.values.append(value if value is not None and math.isfinite(value) else None)
 
 
 @final
-class _Answers:
-    """What the page asks for, as plain values."""
+class _Api:
+    """The JSON responses to the requests of the page."""
 
-    def __init__(self, reels: Reels, start: Spot) -> None:
-        self._reels, self._start = reels, start
-        self._returns = _Returns(reels)
+    def __init__(self, source: TrajectorySource, start: Position) -> None:
+        self._source, self._start = source, start
+        self._returns = _ReturnReader(source)
 
-    def place(self, _: dict[str, int]) -> dict[str, Any]:
-        """All trajectories: ids, steps, environments."""
-        extents = [self._reels.extent(index) for index in range(len(self._reels.ids))]
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._returns.close()
+
+    def source(self, _: dict[str, int]) -> dict[str, Any]:
+        """Return all trajectories: ids, steps, environments."""
+        extents = [self._source.extent(index) for index in range(len(self._source.ids))]
         return {
-            "title": self._reels.title,
-            "history": self._reels.history,
-            "unit": self._reels.unit,
-            "span": span(self._reels),
+            "title": self._source.title,
+            "history": self._source.history,
+            "unit": self._source.unit,
+            "span": id_range(self._source),
             "colours": LINES,
-            "ids": self._reels.ids,
+            "ids": self._source.ids,
             "steps": [steps for steps, _ in extents],
             "envs": [envs for _, envs in extents],
             "start": self._start,
         }
 
     def returns(self, given: dict[str, int]) -> dict[str, Any]:
-        """Returns read so far, from a position on."""
+        """Return the returns read so far, from the position `first` on."""
         self._returns.start()
         first = given.get("first", 0)
         return {"first": first, "values": self._returns.values[first:]}
 
-    def moment(self, given: dict[str, int]) -> dict[str, Any]:
-        """One step: facts, and the pictures of all cameras."""
+    def frame(self, given: dict[str, int]) -> dict[str, Any]:
+        """Return one step: facts, and the images of all cameras."""
         self._returns.wait()
-        spot = self._spot(given)
-        seen = moment(self._reels, spot, ALL_CAMERAS)
+        position = self._position(given)
+        seen = read_frame(self._source, position, ALL_CAMERAS)
         return {
-            "reel": spot.reel,
+            "trajectory": position.trajectory,
             "step": seen.step,
             "steps": seen.steps,
             "env": seen.env,
@@ -117,38 +131,40 @@ class _Answers:
             "title": seen.title,
             "facts": seen.facts,
             "problem": seen.problem,
-            "sides": [_pictures(seen.current), _pictures(seen.following)],
+            "observations": [_pictures(seen.current), _pictures(seen.following)],
         }
 
-    def strip(self, given: dict[str, int]) -> dict[str, Any]:
-        """One trajectory: reward, ends and action of every step, and vectors where there are no pictures."""
-        spot = self._spot(given)
-        seen = moment(self._reels, spot._replace(step=0), ALL_CAMERAS)
-        strip = None if seen.problem else strip_of(self._reels.open(spot.reel), spot.env)
-        if strip is None:
-            return {"reward": None, "ends": [], "action": None, "sides": [[], []]}
+    def timeline(self, given: dict[str, int]) -> dict[str, Any]:
+        """Return reward, ends, action and vectors of one trajectory over all steps."""
+        position = self._position(given)
+        seen = read_frame(self._source, position._replace(step=0), ALL_CAMERAS)
+        timeline = None if seen.problem else read_timeline(self._source.open(position.trajectory), position.env)
+        if timeline is None:
+            return {"reward": None, "ends": [], "action": None, "observations": [[], []]}
         return {
-            "reward": None if strip.reward is None else _traces(strip.reward),
-            "ends": strip.ends.tolist(),
-            "action": None if strip.action is None else _traces(strip.action),
-            "sides": [[_traces(item) for item in side.traces] for side in (seen.current, seen.following)],
+            "reward": None if timeline.reward is None else _traces(timeline.reward),
+            "ends": timeline.ends.tolist(),
+            "action": None if timeline.action is None else _traces(timeline.action),
+            "observations": [[_traces(item) for item in view.traces] for view in (seen.current, seen.following)],
         }
 
-    def _spot(self, given: dict[str, int]) -> Spot:
-        """Return a place that exists: what is too large becomes the last one."""
-        index = min(given.get("reel", 0), len(self._reels.ids) - 1)
-        reel = self._reels.open(index)
-        return Spot(index, min(given.get("step", 0), reel.steps - 1), min(given.get("env", 0), reel.envs - 1))
+    def _position(self, given: dict[str, int]) -> Position:
+        """Return the requested position, clipped to the positions that exist."""
+        index = min(given.get("trajectory", 0), len(self._source.ids) - 1)
+        trajectory = self._source.open(index)
+        return Position(
+            index, min(given.get("step", 0), trajectory.steps - 1), min(given.get("env", 0), trajectory.envs - 1)
+        )
 
 
-def _pictures(side: Side) -> dict[str, Any]:
-    shown = [{"camera": item.camera, "source": _source(item.pixels)} for item in side.pictures]
-    vectors = [traces.name for traces in side.traces]
-    return {"title": side.title, "note": side.note, "pictures": shown, "vectors": vectors}
+def _pictures(view: ObservationView) -> dict[str, Any]:
+    shown = [{"camera": item.camera, "source": _data_url(item.pixels)} for item in view.pictures]
+    vectors = [traces.name for traces in view.traces]
+    return {"title": view.title, "note": view.note, "pictures": shown, "vectors": vectors}
 
 
-def _source(pixels: np.ndarray) -> str:
-    """Return a picture as an address that holds it."""
+def _data_url(pixels: np.ndarray) -> str:
+    """Return an image as a `data:` URL."""
     memory = io.BytesIO()
     require("PIL.Image", "web").fromarray(pixels).save(memory, format="png", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(memory.getvalue()).decode()
@@ -160,16 +176,16 @@ def _traces(traces: Traces) -> dict[str, Any]:
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
-    """Return numbers that JSON has words for, rounded to what a line of pixels can show."""
+    """Return JSON numbers, rounded to the resolution of the screen; None if not finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def make_app(reels: Reels, start: Spot) -> Any:
+def make_app(source: TrajectorySource, start: Position) -> Any:
     """Return the ASGI application.
 
     Args:
-        reels: The trajectories.
-        start: Where the page begins.
+        source: The trajectories.
+        start: The position that the page shows first.
 
     Raises:
         MissingExtraError: The extra `web` is not installed.
@@ -179,9 +195,9 @@ def make_app(reels: Reels, start: Spot) -> Any:
         for name in ("applications", "middleware", "middleware.trustedhost", "responses", "routing")
     )
     require("PIL.Image", "web")
-    answers = _Answers(reels, start)
+    api = _Api(source, start)
 
-    def asked(answer: Callable[[dict[str, int]], Any]) -> Callable[[Any], Any]:
+    def endpoint_of(answer: Callable[[dict[str, int]], Any]) -> Callable[[Any], Any]:
         def endpoint(request: Any) -> Any:
             try:
                 given = _numbers(request.query_params)
@@ -194,47 +210,53 @@ def make_app(reels: Reels, start: Spot) -> Any:
     def file(path: Path, kind: str) -> Callable[[Any], Any]:
         return lambda _: responses.FileResponse(path, media_type=kind, headers=_HEADERS)
 
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        api.close()
+
     here = Path(__file__).parent
     routes = [routing.Route(url, file(here / name, kind)) for url, (name, kind) in _FILES.items()]
     routes += [
-        routing.Route(f"/api/{name}", asked(getattr(answers, name))) for name in ("place", "returns", "moment", "strip")
+        routing.Route(f"/api/{name}", endpoint_of(getattr(api, name)))
+        for name in ("source", "returns", "frame", "timeline")
     ]
     trusted = middleware.Middleware(hosts.TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
-    return applications.Starlette(routes=routes, middleware=[trusted])
+    return applications.Starlette(routes=routes, middleware=[trusted], lifespan=lifespan)
 
 
 def _numbers(given: Any) -> dict[str, int]:
     numbers = {}
     for name, text in given.items():
-        number = number_in(text)
-        if number is None or name not in _ASKED:
-            msg = f"a question has {', '.join(_ASKED)}, each a number of 0 or more, got {name[:20]}={text[:20]!r}"
+        number = parse_number(text)
+        if number is None or name not in _PARAMETERS:
+            msg = f"parameters are {', '.join(_PARAMETERS)}, each a non-negative integer, got {name[:20]}={text[:20]!r}"
             raise OptionError(msg)
         numbers[name] = number
     return numbers
 
 
-def serve(reels: Reels, start: Spot, port: int, say: Callable[[str], None]) -> None:
+def serve(source: TrajectorySource, start: Position, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until the process is interrupted.
 
     Args:
-        reels: The trajectories.
-        start: Where the page begins.
-        port: Port on the loopback interface; 0 takes a free one.
-        say: Called with the address.
+        source: The trajectories.
+        start: The position that the page shows first.
+        port: Port on the loopback interface; 0 selects a free port.
+        say: Called with the URL.
 
     Raises:
         OptionError: The port cannot be opened.
     """
     uvicorn = require("uvicorn", "web")
-    app = make_app(reels, start)
+    app = make_app(source, start)
     try:
         listener = socket.create_server((_HOST, port))
     except OSError as error:
-        msg = f"port {port} cannot be opened ({error.strerror}): give another --port, or none to take a free one"
+        msg = f"port {port} cannot be opened ({error.strerror}): give another --port, or leave it out to use a free one"
         raise OptionError(msg) from error
     with listener:
-        say(f"http://{_HOST}:{listener.getsockname()[1]}/ (end it with Ctrl-C)")
+        say(f"http://{_HOST}:{listener.getsockname()[1]}/ (press Ctrl-C to stop)")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         try:
             server.run(sockets=[listener])

@@ -10,9 +10,9 @@ import torch
 
 from ostinato import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer, SliceSampler
 from ostinato.errors import CheckpointError
-from ostinato.viz import Bars, Curves, SavedBuffer, Shares, Spot, TrajectoryFolder, Walk, moment
+from ostinato.viz import Bars, Curves, Navigator, Position, SavedBuffer, Shares, TrajectoryFolder, read_frame
 from ostinato.viz.report import report
-from tests.unit.viz.places import file_of, read_stamp, store
+from tests.unit.viz.rollouts import file_of, read_stamp, store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,12 +43,12 @@ def saved(path: Path, lengths: list[int], capacity: int = 100, **parts: Any) -> 
 def test_episodes_are_shown_row_by_row(sampler: Any, tmp_path: Path) -> None:
     parts = {} if sampler is None else {"sampler": sampler}
     saved(tmp_path / "a", [3, 5, 2], **parts)
-    reels = SavedBuffer(tmp_path / "a")
-    assert reels.unit == "episode"
-    walk, seen = Walk(reels), []
+    source = SavedBuffer(tmp_path / "a")
+    assert source.unit == "episode"
+    navigator, seen = Navigator(source), []
     while True:
-        shown = moment(reels, walk.spot)
-        index, step, _ = walk.spot
+        shown = read_frame(source, navigator.position)
+        index, step, _ = navigator.position
         seen.append((index, step))
         current, following = shown.current.traces[0].values, shown.following.traces[0].values
         assert current[step].tolist() == [index + 1, step]
@@ -57,30 +57,30 @@ def test_episodes_are_shown_row_by_row(sampler: Any, tmp_path: Path) -> None:
         assert float(facts["reward"]) == index + 1
         assert facts["done"] == ("yes" if step == shown.steps - 1 else "no")
         assert int(facts["rows since"]) == 10 - len(seen)
-        if not walk.next():
+        if not navigator.next():
             break
     assert seen == [(index, step) for index, rows in enumerate([3, 5, 2]) for step in range(rows)]
-    assert [reels.returns(index) for index in range(3)] == [3.0, 10.0, 6.0]
+    assert [source.returns(index) for index in range(3)] == [3.0, 10.0, 6.0]
 
 
 def test_a_full_ring_begins_with_its_oldest_row(tmp_path: Path) -> None:
     saved(tmp_path / "a", [6, 5, 4], capacity=10)
-    reels = SavedBuffer(tmp_path / "a")
-    assert [reels.extent(index)[0] for index in range(3)] == [1, 5, 4]
-    assert moment(reels, Spot(0)).current.traces[0].values.tolist() == [[1.0, 5.0]]
-    assert reels.ages.sum() == 45
+    source = SavedBuffer(tmp_path / "a")
+    assert [source.extent(index)[0] for index in range(3)] == [1, 5, 4]
+    assert read_frame(source, Position(0)).current.traces[0].values.tolist() == [[1.0, 5.0]]
+    assert source.ages.sum() == 45
 
 
 def test_rows_without_episodes_are_shown_in_blocks(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(3000))
     rb.extend({"obs": torch.arange(3500.0)[:, None]})
     rb.dumps(tmp_path / "a")
-    reels = SavedBuffer(tmp_path / "a")
-    assert reels.unit == "block"
-    assert [reels.extent(index)[0] for index in range(3)] == [1000, 1000, 1000]
-    assert moment(reels, Spot(1, 2)).current.traces[0].values[2, 0] == 1502
-    assert reels.returns(0) is None
-    assert moment(reels, Spot()).following.note == "not stored"
+    source = SavedBuffer(tmp_path / "a")
+    assert source.unit == "block"
+    assert [source.extent(index)[0] for index in range(3)] == [1000, 1000, 1000]
+    assert read_frame(source, Position(1, 2)).current.traces[0].values[2, 0] == 1502
+    assert source.returns(0) is None
+    assert read_frame(source, Position()).following.note == "not stored"
 
 
 def test_priorities_are_shown_where_there_are_some(tmp_path: Path) -> None:
@@ -90,10 +90,10 @@ def test_priorities_are_shown_where_there_are_some(tmp_path: Path) -> None:
     rb.update_priority(torch.arange(8), torch.arange(8.0) + 1)
     rb.sample(4)
     rb.dumps(tmp_path / "a")
-    reels = SavedBuffer(tmp_path / "a")
-    assert [dict(moment(reels, Spot(1, step)).facts)["priority"] for step in range(5)] == list("45678")
-    assert reels.history == "4 rows drawn so far, 0.5 for each row written (counted in all, not row by row)"
-    assert reels.history in report(reels).subtitle
+    source = SavedBuffer(tmp_path / "a")
+    assert [dict(read_frame(source, Position(1, step)).facts)["priority"] for step in range(5)] == list("45678")
+    assert source.history == "4 rows drawn so far, 0.5 for each row written (counted in all, not row by row)"
+    assert source.history in report(source).subtitle
     assert SavedBuffer(tmp_path / "plain").history == "no row drawn so far"
 
 
@@ -102,20 +102,22 @@ def test_pictures_single_tensors_and_lanes(tmp_path: Path) -> None:
     pixels = torch.zeros(4, 3, 16, 16, dtype=torch.uint8) + torch.arange(4, dtype=torch.uint8)[:, None, None, None]
     rb.extend({"pixels": pixels, "next_pixels": pixels + 100, "reward": torch.ones(4)})
     rb.dumps(tmp_path / "a")
-    shown = moment(SavedBuffer(tmp_path / "a"), Spot(0, 2))
+    shown = read_frame(SavedBuffer(tmp_path / "a"), Position(0, 2))
     assert read_stamp(shown.current.pictures[0].pixels) == (2, 2, 2)
     assert read_stamp(shown.following.pictures[0].pixels) == (102, 102, 102)
     rb = ReplayBuffer(storage=LazyTensorStorage(20))
     rb.extend(torch.arange(5.0)[:, None])
     rb.dumps(tmp_path / "b")
-    assert moment(SavedBuffer(tmp_path / "b"), Spot()).current.traces[0].name == "(data)"
+    assert read_frame(SavedBuffer(tmp_path / "b"), Position()).current.traces[0].name == "(data)"
     rb = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), dim_extend=1)
     flags = torch.zeros(2, 4, 1, dtype=torch.bool)
     flags[1, 1] = True
     rb.extend({"obs": torch.arange(8.0).reshape(2, 4, 1), "done": flags})
     rb.dumps(tmp_path / "c")
-    reels = SavedBuffer(tmp_path / "c")
-    found = [moment(reels, Spot(index)).current.traces[0].values[:, 0].tolist() for index in range(len(reels.ids))]
+    source = SavedBuffer(tmp_path / "c")
+    found = [
+        read_frame(source, Position(index)).current.traces[0].values[:, 0].tolist() for index in range(len(source.ids))
+    ]
     assert sorted(found) == [[0, 1, 2, 3], [4, 5], [6, 7]]
 
 
@@ -125,7 +127,7 @@ def test_single_copy_and_late_fields(tmp_path: Path) -> None:
     obs = torch.arange(6.0)[:, None]
     rb.extend({"observation": obs[:5], "next": {"observation": obs[1:], "done": torch.zeros(5, 1, dtype=torch.bool)}})
     rb.dumps(tmp_path / "a")
-    shown = moment(SavedBuffer(tmp_path / "a"), Spot(0, 1))
+    shown = read_frame(SavedBuffer(tmp_path / "a"), Position(0, 1))
     assert shown.current.traces[0].values[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert shown.following.traces[0].values[:, 0].tolist() == [1, 2, 3, 4, 5]
 
@@ -148,8 +150,8 @@ def test_the_episode_key_of_a_buffer_counts(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=2)
     rb.extend({"obs": torch.arange(6.0)[:, None], "run": torch.tensor([7, 8, 7, 8, 7, 8])})
     rb.dumps(tmp_path / "a")
-    reels = SavedBuffer(tmp_path / "a")
-    found = [moment(reels, Spot(index), "obs").current.traces[0].values[:, 0].tolist() for index in range(2)]
+    source = SavedBuffer(tmp_path / "a")
+    found = [read_frame(source, Position(index), "obs").current.traces[0].values[:, 0].tolist() for index in range(2)]
     assert found == [[0, 2, 4], [1, 3, 5]]
 
 
@@ -195,9 +197,9 @@ def test_fields_that_only_some_rows_have_are_named_and_counted(tmp_path: Path) -
     rb.write_all({"obs": torch.rand(8, 2), "late": torch.rand(8)})
     rb.extend({"obs": torch.rand(1, 2)})
     rb.dumps(tmp_path / "a")
-    reels = SavedBuffer(tmp_path / "a")
-    assert dict(moment(reels, Spot()).facts)["not shown"] == "late (only some rows have it)"
-    assert reels.field_bytes() == {"obs": 72, "late": 36}
+    source = SavedBuffer(tmp_path / "a")
+    assert dict(read_frame(source, Position()).facts)["not shown"] == "late (only some rows have it)"
+    assert source.field_bytes() == {"obs": 72, "late": 36}
 
 
 def test_slots_and_whole_actions_are_written_out(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_slots_and_whole_actions_are_written_out(tmp_path: Path) -> None:
     action = torch.arange(12_500) + 1_000_000
     rb.extend({"obs": torch.zeros(12_500, 1), "action": action, "reward": action / 10})
     rb.dumps(tmp_path / "a")
-    facts = dict(moment(SavedBuffer(tmp_path / "a"), Spot(12, 345)).facts)
+    facts = dict(read_frame(SavedBuffer(tmp_path / "a"), Position(12, 345)).facts)
     assert (facts["slot"], facts["rows since"], facts["action"]) == ("12345", "154", "1012345")
     assert facts["reward"] == "101234.5"
 
@@ -217,15 +219,15 @@ def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: P
     rb = ReplayBuffer(storage=LazyTensorStorage(rows))
     rb.extend({"obs": torch.arange(float(rows))[:, None], "reward": reward, "done": torch.arange(rows) % 2 == 2})
     rb.dumps(tmp_path / "a")
-    reels = SavedBuffer(tmp_path / "a")
-    shown = moment(reels, Spot(0, 50_000))
-    assert shown.strip is not None
-    assert shown.strip.reward is not None
-    found = shown.strip.reward
+    source = SavedBuffer(tmp_path / "a")
+    shown = read_frame(source, Position(0, 50_000))
+    assert shown.timeline is not None
+    assert shown.timeline.reward is not None
+    found = shown.timeline.reward
     assert len(found.steps) == len(found.values) <= 2_000
     assert (found.values.min(), found.values.max()) == (-3, 9)
     assert abs(found.steps[found.values[:, 0].argmax()] - 77_777) <= 100
-    assert moment(reels, Spot(0, 50_001)).strip is shown.strip  # read once, not at every step
+    assert read_frame(source, Position(0, 50_001)).timeline is shown.timeline  # read once, not at every step
     assert len(shown.current.traces[0].steps) <= 2_000
 
 
@@ -250,4 +252,4 @@ def test_bars_over_whole_numbers_are_equally_wide_and_even(rows: int, tmp_path: 
     assert len(counts) <= 31
     assert len(set(counts[: rows // int(max(counts))])) == 1
     assert bars.edges[0] >= -0.5
-    assert f"most {rows - 1:,}" in bars.stacks[0].label
+    assert f"max {rows - 1:,}" in bars.stacks[0].label

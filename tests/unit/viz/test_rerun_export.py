@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.errors import DamagedFileError, OptionError
 from ostinato.viz import TrajectoryFolder
-from tests.unit.viz.places import CAMERAS, file_of, store
+from tests.unit.viz.rollouts import CAMERAS, file_of, store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, dict[str, list[Any]]]:
 
 
 def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
-    from ostinato.viz.recording import export
+    from ostinato.viz.rerun_export import export
 
     path = export(TrajectoryFolder(store(tmp_path / "a")), 2, tmp_path / "out.rrd")
     found = read(path)
@@ -51,32 +51,32 @@ def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
 
 
 def test_one_camera_and_refusals(tmp_path: Path) -> None:
-    from ostinato.viz.recording import export
+    from ostinato.viz.rerun_export import export
 
-    source = store(tmp_path / "a")
-    reels = TrajectoryFolder(source)
-    found = read(export(reels, 1, tmp_path / "out.rrd", camera="wrist_images"))
+    path = store(tmp_path / "a")
+    source = TrajectoryFolder(path)
+    found = read(export(source, 1, tmp_path / "out.rrd", camera="wrist_images"))
     assert "/current/wrist_images" in found
     assert "/current/main_images" not in found
     for name in ("out.png", "gone/out.rrd"):
-        with pytest.raises(OptionError, match=r"ends in \.rrd"):
-            export(reels, 0, tmp_path / name)
-    file_of(source, 0).unlink()
+        with pytest.raises(OptionError, match=r"must end in \.rrd"):
+            export(source, 0, tmp_path / name)
+    file_of(path, 0).unlink()
     with pytest.raises(DamagedFileError, match="missing"):
-        export(reels, 0, tmp_path / "broken.rrd")
+        export(source, 0, tmp_path / "broken.rrd")
     assert not (tmp_path / "broken.rrd").exists()
 
 
 def test_a_trajectory_that_breaks_leaves_the_file_that_was_there(tmp_path: Path) -> None:
-    from ostinato.viz.recording import export
+    from ostinato.viz.rerun_export import export
 
-    source = store(tmp_path / "a")
-    reels = TrajectoryFolder(source)
+    path = store(tmp_path / "a")
+    source = TrajectoryFolder(path)
     target = tmp_path / "out.rrd"
     target.write_bytes(b"before")
-    reels.open(2)
-    file_of(source, 2).unlink()  # its header is in the cache, its pictures are not
+    source.open(2)
+    file_of(path, 2).unlink()  # its header is in the cache, its pictures are not
     with pytest.raises(DamagedFileError, match="missing"):
-        export(reels, 2, target)
+        export(source, 2, target)
     assert target.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["out.rrd"]

@@ -1,23 +1,196 @@
-"""How a scene looks: matplotlib's Agg canvas, no display, no global state of pyplot."""
+"""Figures as plain data, and `draw`, which renders them as PNG files with matplotlib."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ostinato._optional import require
 from ostinato.errors import OptionError
-from ostinato.viz.scene import Bars, Curves, Level, Line, Panel, Points, Scene, Shares
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
-    from ostinato.viz.scene import Layer
+__all__ = [
+    "FAINT",
+    "GRID",
+    "INK",
+    "LINES",
+    "STYLE",
+    "Bars",
+    "Curves",
+    "FigureSpec",
+    "Layer",
+    "Level",
+    "Line",
+    "Mark",
+    "Panel",
+    "Points",
+    "Shares",
+    "Stack",
+    "draw",
+    "format_number",
+    "thin",
+]
 
-__all__ = ["FAINT", "GRID", "INK", "LINES", "STYLE", "draw"]
+Layer: TypeAlias = Literal["first", "second", "third", "quiet"]
+"""Colour of a series: three that are easy to distinguish, and a muted one for the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series of a line chart."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    layer: Layer = "first"
+    style: Literal["line", "dots", "beads"] = "line"
+    """A line; dots without a line; or a line with a marker at each value."""
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        _same_length(self.label, self.x, self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A thin line across the panel at one value."""
+
+    value: float
+    label: str = ""
+    axis: Literal["x", "y"] = "y"
+    """The axis of the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One highlighted point."""
+
+    x: float
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Lines over a common axis."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    levels: tuple[Level, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    y_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A scatter plot, coloured by a third value."""
+
+    title: str
+    x_label: str
+    y_label: str
+    value_label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    value: tuple[float, ...]
+    levels: tuple[Level, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        _same_length(self.title, self.x, self.y)
+        _same_length(self.title, self.x, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One layer of stacked bars: a count for each bar."""
+
+    label: str
+    counts: tuple[float, ...]
+    layer: Layer = "first"
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A histogram of stacked layers."""
+
+    title: str
+    x_label: str
+    y_label: str
+    edges: tuple[float, ...]
+    """Edges of the bars: one more than there are counts."""
+    stacks: tuple[Stack, ...]
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        for stack in self.stacks:
+            _same_length(stack.label, self.edges[1:], stack.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Horizontal bars, one for each name, from top to bottom."""
+
+    title: str
+    x_label: str
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    notes: tuple[str, ...]
+    """Text at the end of each bar."""
+
+    def __post_init__(self) -> None:
+        """Check the lengths."""
+        _same_length(self.title, self.names, self.values)
+        _same_length(self.title, self.names, self.notes)
+
+    @property
+    def y_label(self) -> str:
+        """Empty: the names label the axis."""
+        return ""
+
+
+Panel: TypeAlias = Curves | Points | Bars | Shares
+
+
+@dataclass(frozen=True, slots=True)
+class FigureSpec:
+    """The content of a figure: rows of panels; the panels of a row are side by side."""
+
+    title: str
+    subtitle: str
+    rows: tuple[tuple[Panel, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Check that there is at least one panel in each row."""
+        if not self.rows or not all(self.rows):
+            msg = f"rows must not be empty, and each must have a panel, got {[len(row) for row in self.rows]} panels"
+            raise OptionError(msg)
+
+
+def format_number(value: float) -> str:
+    """Format a number with four significant digits; from 1,000 on, without a fraction."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def thin(count: int, most: int) -> range:
+    """Return at most `most` of the positions `[0, count)`, evenly spaced, with the first."""
+    return range(0, count, max(1, math.ceil(count / most)))
+
+
+def _same_length(name: str, first: Sequence[object], second: Sequence[object]) -> None:
+    if len(first) != len(second):
+        msg = f"{name!r} must have series of equal length, got {len(first)} and {len(second)}"
+        raise OptionError(msg)
+
 
 _COLOURS: dict[Layer, str] = {"first": "#0072B2", "second": "#E69F00", "third": "#56B4E9", "quiet": "#8A97A6"}
-"""Okabe and Ito's palette: told apart with every kind of colour vision; the first also in grey."""
+"""The palette of Okabe and Ito, which is safe for colour-blind readers."""
 INK = "#1F2933"
 FAINT = "#52606D"
 GRID = "#E4E7EB"
@@ -26,7 +199,7 @@ LINES = (
     "#0072B2", "#D98E00", "#009E73", "#C2649A", "#3C9FD6", "#D55E00",
     "#8A97A6", "#6A5ACD", "#A397C9", "#2E8B57", "#A6761D", "#777777",
 )  # fmt: skip
-"""Colours of the components of a vector, readable on white and on black."""
+"""Colours for the components of a vector, readable on white and on black."""
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -53,24 +226,24 @@ STYLE: dict[str, Any] = {
 }
 
 
-def draw(scene: Scene, path: str | os.PathLike[str], *, size: tuple[int, int] = (1600, 1000)) -> Path:
-    """Draw a scene as a PNG file.
+def draw(spec: FigureSpec, path: str | os.PathLike[str], *, size: tuple[int, int] = (1600, 1000)) -> Path:
+    """Render a figure as a PNG file with the Agg backend; needs no display and leaves pyplot alone.
 
     Args:
-        scene: What to show.
-        path: The file to write, replaced if it is there; it must end in `.png`.
+        spec: The figure.
+        path: The file to write, which is replaced if it exists; must end in `.png`.
         size: Width and height in pixels.
 
     Returns:
         The path.
 
     Raises:
-        MissingExtraError: if matplotlib is not installed.
-        OptionError: if the path is no `.png`, or the picture smaller than 200 pixels.
+        MissingExtraError: matplotlib is not installed.
+        OptionError: The path does not end in `.png`, or the size is below 200 pixels.
     """
     target = Path(path)
     if target.suffix.lower() != ".png" or min(size) < 200:
-        msg = f"a picture needs a path that ends in .png and at least 200 x 200 pixels, got {target.name} and {size}"
+        msg = f"path must end in .png and size must be at least 200 x 200 pixels, got {target.name} and {size}"
         raise OptionError(msg)
     matplotlib = require("matplotlib", "viz")
     agg = require("matplotlib.backends.backend_agg", "viz")
@@ -79,24 +252,24 @@ def draw(scene: Scene, path: str | os.PathLike[str], *, size: tuple[int, int] = 
     with matplotlib.rc_context(STYLE):
         figure = figures.Figure(figsize=(size[0] / dpi, size[1] / dpi), dpi=dpi, layout="constrained")
         canvas = agg.FigureCanvasAgg(figure)
-        _compose(figure, scene)
+        _compose(figure, spec)
         canvas.print_png(target)
     return target
 
 
-def _compose(figure: Any, scene: Scene) -> None:
+def _compose(figure: Any, spec: FigureSpec) -> None:
     """Place titles and panels."""
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.02)
     head, body = figure.subfigures(2, 1, height_ratios=(0.1, 1.0))
     room = figure.get_figwidth() * 72 * 0.97
     for y, text, size, more in (
-        (0.62, scene.title, 16, {"fontweight": "bold"}),
-        (0.08, scene.subtitle, 10.5, {"color": FAINT}),
+        (0.62, spec.title, 16, {"fontweight": "bold"}),
+        (0.08, spec.subtitle, 10.5, {"color": FAINT}),
     ):
-        fitting = min(size, room / (0.68 * max(len(text), 1)))  # letters are about 0.68 of the size wide
+        fitting = min(size, room / (0.68 * max(len(text), 1)))  # a character is about 0.68 of the font size wide
         head.text(0.012, y, text, fontsize=fitting, va="center", parse_math=False, **more)
-    strips = body.subfigures(len(scene.rows), 1, squeeze=False)[:, 0]
-    for strip, panels in zip(strips, scene.rows, strict=True):
+    strips = body.subfigures(len(spec.rows), 1, squeeze=False)[:, 0]
+    for strip, panels in zip(strips, spec.rows, strict=True):
         for axes, panel in zip(strip.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _panel(axes, panel)
 
@@ -131,7 +304,7 @@ def _curves(axes: Any, panel: Curves) -> None:
         axes.set_ylim(*panel.y_range)
     whole = all(float(x).is_integer() for line in panel.lines for x in line.x)
     low, high = axes.get_xlim()
-    if whole and high - low < 2:  # such as one point: room for a tick on either side
+    if whole and high - low < 2:  # for example a single point: leave room for a tick on each side
         axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
     _ticks(axes.xaxis, 10, whole=whole)
     _ticks(axes.yaxis, 6)
@@ -191,7 +364,7 @@ def _bars(axes: Any, panel: Bars) -> None:
 
 def _shares(axes: Any, panel: Shares) -> None:
     axes.barh(panel.names, panel.values, height=0.7, color=_COLOURS["first"])
-    axes.set_ylim(max(len(panel.names), 5) - 0.5, -0.5)  # the first on top, and few bars not fat
+    axes.set_ylim(max(len(panel.names), 5) - 0.5, -0.5)  # first name on top; a few bars stay narrow
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, (max(panel.values, default=0.0) or 1.0) * 1.25)  # room for the notes
     for place, (value, note) in enumerate(zip(panel.values, panel.notes, strict=True)):
@@ -200,7 +373,7 @@ def _shares(axes: Any, panel: Shares) -> None:
 
 
 def _ticks(axis: Any, most: int = 6, *, whole: bool = False) -> None:
-    """Put at most `most` intervals on an axis, at whole numbers if asked; write 12000 as 12,000."""
+    """Put at most `most` intervals on an axis, at integers if `whole`; format 12000 as 12,000."""
     ticker = require("matplotlib.ticker", "viz")
     axis.set_major_locator(ticker.MaxNLocator(most, steps=(1, 2, 2.5, 5, 10), integer=whole))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")))

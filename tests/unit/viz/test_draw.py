@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ostinato.errors import OptionError
-from ostinato.viz import Bars, Curves, Level, Line, Mark, Points, Scene, Stack, draw
+from ostinato.viz import Bars, Curves, FigureSpec, Level, Line, Mark, Points, Stack, draw
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytest.importorskip("matplotlib")
 
 
-def scene() -> Scene:
+def scene() -> FigureSpec:
     """One panel of each kind."""
     x = tuple(float(i) for i in range(10))
     curves = Curves(
@@ -31,7 +31,7 @@ def scene() -> Scene:
     )
     points = Points("where", "x", "y", "age", x, x, x, (Level(3.0, "end", "x"), Level(4.0)))
     bars = Bars("ages", "age", "rows", (*x, 10.0), (Stack("low", x), Stack("high", x, "third")))
-    return Scene("A title", "and a subtitle", ((curves,), (points, bars)))
+    return FigureSpec("A title", "and a subtitle", ((curves,), (points, bars)))
 
 
 def size_of(png: Path) -> tuple[int, int]:
@@ -55,13 +55,13 @@ def test_drawing_is_deterministic_and_replaces(tmp_path: Path) -> None:
 
 
 def test_data_change_the_picture(tmp_path: Path) -> None:
-    other = Scene("A title", "and a subtitle", scene().rows[:1])
+    other = FigureSpec("A title", "and a subtitle", scene().rows[:1])
     assert draw(scene(), tmp_path / "a.png").read_bytes() != draw(other, tmp_path / "b.png").read_bytes()
 
 
 @pytest.mark.parametrize(("name", "size"), [("out.pdf", (800, 600)), ("out", (800, 600)), ("out.png", (100, 600))])
 def test_wrong_paths_and_sizes_are_refused(name: str, size: tuple[int, int], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"ends in \.png and at least 200 x 200"):
+    with pytest.raises(OptionError, match=r"end in \.png and size must be at least 200 x 200"):
         draw(scene(), tmp_path / name, size=size)
 
 
@@ -70,7 +70,7 @@ def test_pyplot_and_its_state_are_left_alone(tmp_path: Path) -> None:
         "import sys, ostinato, ostinato.viz as viz\n"
         "assert 'matplotlib' not in sys.modules\n"
         "line = viz.Line('a', (0.0, 1.0), (0.0, 1.0))\n"
-        "scene = viz.Scene('t', 's', ((viz.Curves('c', 'x', 'y', (line,)),),))\n"
+        "scene = viz.FigureSpec('t', 's', ((viz.Curves('c', 'x', 'y', (line,)),),))\n"
         "viz.draw(scene, sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
         "import matplotlib; assert matplotlib.rcParams['font.size'] == matplotlib.rcParamsDefault['font.size']\n"

@@ -1,16 +1,16 @@
-"""Scenes are plain data that refuse what cannot be drawn."""
+"""Figures are plain data; invalid ones raise."""
 
 from __future__ import annotations
 
 import pytest
 
 from ostinato.errors import OptionError
-from ostinato.viz import Bars, Line, Points, Scene, Stack
-from ostinato.viz.scene import thin
+from ostinato.viz import Bars, FigureSpec, Line, Points, Stack
+from ostinato.viz.figures import thin
 
 
 def test_a_line_has_as_many_x_as_y() -> None:
-    with pytest.raises(OptionError, match="'return' must have as many values on both sides, got 2 and 1"):
+    with pytest.raises(OptionError, match="'return' must have series of equal length, got 2 and 1"):
         Line("return", (1.0, 2.0), (1.0,))
 
 
@@ -26,9 +26,9 @@ def test_bars_have_one_edge_more_than_counts() -> None:
 
 
 @pytest.mark.parametrize("rows", [(), ((),)])
-def test_an_empty_scene_is_refused(rows: tuple[()]) -> None:
-    with pytest.raises(OptionError, match="at least one row"):
-        Scene("nothing", "", rows)
+def test_an_empty_figure_raises(rows: tuple[()]) -> None:
+    with pytest.raises(OptionError, match="each must have a panel"):
+        FigureSpec("nothing", "", rows)
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 5), (3, 5), (5, 5), (6, 5), (1000, 7)])

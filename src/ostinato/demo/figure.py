@@ -1,4 +1,4 @@
-"""The demo's picture: how it learned, and what its buffer holds."""
+"""The figure of a training run: learning curve and contents of the buffer."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 
 from ostinato import PrioritizedSampler
 from ostinato.demo.config import ENV_ID, SOLVED_RETURN
-from ostinato.viz.scene import Bars, Curves, Level, Line, Mark, Points, Scene, Stack, thin
+from ostinato.viz.figures import Bars, Curves, FigureSpec, Level, Line, Mark, Points, Stack, thin
 
 if TYPE_CHECKING:
     from ostinato.demo.config import Report
 
-__all__ = ["picture"]
+__all__ = ["training_figure"]
 
 _SMOOTH_EPISODES = 10
-_MOST_POINTS = 6_000
+_MAX_POINTS = 6_000
 _BARS = 24
 _TRACK_M = 2.4
 _LEANING_DEGREES = 12.0
 
 
-def picture(report: Report) -> Scene:
-    """Say what to draw of a run.
+def training_figure(report: Report) -> FigureSpec:
+    """Return the figure of a run.
 
     Args:
-        report: What `train` returned; its buffer is read, not changed.
+        report: The result of `train`; its buffer is read, not changed.
     """
     rows = {name: column.numpy() for name, column in report.buffer.read_all_in_order().items()}
     evaluated = len(report.evaluation_returns)
-    return Scene(
+    return FigureSpec(
         title=f"Double DQN on {ENV_ID}: mean return {report.mean_return:.1f} over {evaluated} new episodes",
         subtitle=(
             f"seed {report.config.seed} · {report.steps:,} environment steps · {report.updates:,} updates of "
@@ -40,7 +40,7 @@ def picture(report: Report) -> Scene:
         ),
         rows=(
             (_learning(report),),
-            (_places(rows, report.steps), _ages(rows, report.steps), _last_panel(report, rows)),
+            (_states(rows, report.steps), _ages(rows, report.steps), _last_panel(report, rows)),
         ),
     )
 
@@ -52,14 +52,14 @@ def _drawn(n_step: int) -> str:
 def _learning(report: Report) -> Curves:
     steps, returns = report.episode_steps, report.episode_returns
     return Curves(
-        title="Return per episode while it learned",
+        title="Return per training episode",
         x_label="environment steps",
         y_label="return (steps upright)",
         lines=(
-            Line("episode, exploring", _floats(steps), _floats(returns), "quiet", "dots"),
+            Line("episode, with exploration", _floats(steps), _floats(returns), "quiet", "dots"),
             Line(f"mean of {_SMOOTH_EPISODES} episodes", _floats(steps), _trailing_mean(returns), "first"),
             Line(
-                f"validation: mean of {report.config.validation_episodes}\nepisodes, not exploring",
+                f"validation: mean of {report.config.validation_episodes}\nepisodes, greedy",
                 _floats(report.validation_steps),
                 report.validation_returns,
                 "second",
@@ -67,16 +67,16 @@ def _learning(report: Report) -> Curves:
             ),
         ),
         levels=(Level(SOLVED_RETURN, f"solved: {SOLVED_RETURN:g}"),),
-        marks=(Mark(report.snapshot_step, report.mean_return, "final evaluation,\nat its snapshot's step"),),
+        marks=(Mark(report.snapshot_step, report.mean_return, "final evaluation,\nat the step of its weights"),),
         y_range=(0.0, 520.0),
     )
 
 
-def _places(rows: dict[str, Any], now: int) -> Points:
-    """Show where the rows were recorded, the oldest drawn first."""
+def _states(rows: dict[str, Any], now: int) -> Points:
+    """Plot the states of the rows."""
     order = np.argsort(rows["step"])
-    chosen = order[list(thin(len(order), _MOST_POINTS))]
-    share = "" if len(chosen) == len(order) else f" (1 row in {math.ceil(len(order) / _MOST_POINTS)})"
+    chosen = order[list(thin(len(order), _MAX_POINTS))]
+    share = "" if len(chosen) == len(order) else f" (1 row in {math.ceil(len(order) / _MAX_POINTS)})"
     observations = rows["observation"][chosen]
     return Points(
         title=f"States in the buffer{share}",
@@ -87,7 +87,7 @@ def _places(rows: dict[str, Any], now: int) -> Points:
         y=_floats(np.degrees(observations[:, 2])),
         value=_floats(now - rows["step"][chosen]),
         levels=(
-            Level(-_TRACK_M, "an episode ends here", axis="x"),
+            Level(-_TRACK_M, "end of episode", axis="x"),
             Level(_TRACK_M, axis="x"),
             Level(-_LEANING_DEGREES),
             Level(_LEANING_DEGREES),
@@ -96,13 +96,13 @@ def _places(rows: dict[str, Any], now: int) -> Points:
 
 
 def _ages(rows: dict[str, Any], now: int) -> Bars:
-    """Count rows by age and by how the episode that they belong to ended."""
+    """Plot rows by age and by how their episode ended."""
     ages = now - rows["step"]
     terminated = np.isin(rows["episode"], rows["episode"][rows["terminated"]])
     truncated = np.isin(rows["episode"], rows["episode"][rows["truncated"]]) & ~terminated
     edges = np.linspace(0, max(int(ages.max()), 1), _BARS + 1)
     return Bars(
-        title="Age, and how episodes ended",
+        title="Age of rows by end of episode",
         x_label="age (environment steps)",
         y_label="rows",
         edges=_floats(edges),
@@ -115,11 +115,11 @@ def _ages(rows: dict[str, Any], now: int) -> Bars:
 
 
 def _actions(rows: dict[str, Any]) -> Bars:
-    """Count rows by the pole's angle and the push that answered it."""
+    """Plot rows by pole angle and action."""
     angles = np.degrees(rows["observation"][:, 2])
     edges = np.linspace(-_LEANING_DEGREES, _LEANING_DEGREES, _BARS + 1)
     return Bars(
-        title="Pole angle and the push chosen",
+        title="Pole angle by action",
         x_label="pole angle (degrees)",
         y_label="rows",
         edges=_floats(edges),
@@ -138,19 +138,19 @@ def _last_panel(report: Report, rows: dict[str, Any]) -> Bars:
 
 
 def _priorities(sampler: PrioritizedSampler, rows: dict[str, Any]) -> Bars:
-    """Count rows by priority, on a logarithmic axis, and by the share of draws that they get."""
+    """Plot rows by priority, on a logarithmic axis."""
     kept = sampler.priorities.numpy() + sampler.eps
     exponents = np.log10(kept)
     edges = np.linspace(exponents.min() - 0.05, exponents.max() + 0.05, _BARS + 1)
     ended = rows["terminated"]
     return Bars(
-        title="Priorities: |TD error|, last seen",
+        title="Priorities: last |TD error|",
         x_label=f"log10(priority + {sampler.eps:g})",
         y_label="rows",
         edges=_floats(edges),
         stacks=(
-            Stack("going on", _counts(exponents[~ended], edges), "first"),
-            Stack("last of an episode", _counts(exponents[ended], edges), "second"),
+            Stack("not terminal", _counts(exponents[~ended], edges), "first"),
+            Stack("terminal", _counts(exponents[ended], edges), "second"),
         ),
     )
 

@@ -1,0 +1,688 @@
+"""The commands of the command line: their options, the checks of these, and the calls of the library."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ostinato import __version__
+from ostinato._optional import require
+from ostinato.cli import output as show
+from ostinato.durable.files import atomic_write
+from ostinato.errors import CheckpointError, OstinatoError, StorageMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import typer
+
+    from ostinato import TrajectoryReplayBuffer
+    from ostinato.viz import Position
+    from ostinato.viz.sources import TrajectorySource
+else:
+    typer = require("typer", "cli")
+
+__all__ = ["SampleReport", "app", "run"]
+
+app = typer.Typer(
+    name="ostinato",
+    help="Ostinato: fast and exact replay buffers.",
+    epilog="Examples:  ostinato demo   ·   ostinato inspect ostinato-demo/checkpoint\n\n"
+    "Exit status of every command: 0 success, 1 failure, 2 wrong usage, 130 interrupted (Ctrl-C).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def run() -> None:
+    """Parse the arguments and run the command. Errors of the library and the system are printed as one line.
+
+    Raises:
+        SystemExit: Always; 0 success, 1 failure, 2 wrong usage, 130 interrupted.
+    """
+    try:
+        app()
+    except (OstinatoError, OSError) as error:
+        show.error(str(error))
+        raise SystemExit(1) from None
+
+
+# -- options of several commands ----------------------------------------------------------------------------------
+
+_ALLOW_PICKLE = typer.Option("--allow-pickle", help="Allow unpickling: reading a .pkl file executes the code in it.")
+_JSON = typer.Option("--json", help="Print JSON.")
+_OVERWRITE = typer.Option("--overwrite", help="Replace existing files; without it they cause an error.")
+_COPY = typer.Option(
+    "--copy", help="Copy the files. The default is hard links, which use no disk space and keep the source."
+)
+_MOVE = typer.Option("--move", help="Move the files out of the source.")
+_SOURCE = typer.Option("--source-path", help="Same as the argument SOURCE_PATH.", show_default=False)
+_SAVE = typer.Option("--save-path", help="Same as the argument SAVE_PATH.", show_default=False)
+_CHECKPOINT_OR_TRAJECTORIES = "Checkpoint that dumps() wrote, or directory of trajectories."
+
+
+def _one_path(argument: Path | None, option: Path | None, name: str, metavar: str = "") -> Path:
+    """Return a path that can be given as an argument or as an option.
+
+    Args:
+        argument: The value of the argument.
+        option: The value of the option.
+        name: The option.
+        metavar: The argument; by default the option's name in capitals.
+
+    Raises:
+        BadParameter: Neither or both were given.
+    """
+    metavar = metavar or name.removeprefix("--").replace("-", "_").upper()
+    if argument is not None and option is not None:
+        msg = f"the path was given twice, as {metavar} {argument} and as {name} {option}: give one of them"
+        raise typer.BadParameter(msg)
+    path = option if argument is None else argument
+    if path is None:
+        msg = f"a path is missing: give {metavar}, or {name}"
+        raise typer.BadParameter(msg)
+    return path
+
+
+def _source_and_save(
+    source: Path | None, source_path: Path | None, save: Path | None, save_path: Path | None
+) -> tuple[Path, Path]:
+    """Return the paths of a command that reads one directory and writes another."""
+    return _one_path(source, source_path, "--source-path"), _one_path(save, save_path, "--save-path")
+
+
+def _check_free_paths(*paths: Path, overwrite: bool) -> None:
+    """Check before any work that the files to be written do not exist, unless they may be replaced.
+
+    Raises:
+        CheckpointError: A file exists; the message names the first one.
+    """
+    for path in paths:
+        if not overwrite and os.path.lexists(path):
+            msg = f"{path} exists: give --overwrite to replace it, or choose another path"
+            raise CheckpointError(msg)
+
+
+def _check_copy_or_move(*, copy: bool, move: bool) -> None:
+    if copy and move:
+        msg = "--copy and --move exclude each other: give one of them, or neither for hard links"
+        raise typer.BadParameter(msg)
+
+
+def _no_pickle_option(path: Path) -> typer.BadParameter:
+    return typer.BadParameter(f"--allow-pickle applies to directories of trajectories, which {path} is not")
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        typer.echo(f"ostinato {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Fast and exact replay buffers."""
+
+
+# -- demo ---------------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example:  ostinato demo runs/demo --seed 3")
+def demo(
+    output: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OUTPUT_DIR",
+            help="Directory for the checkpoint, the figure and the report; default ostinato-demo.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=10, help="Maximum number of environment steps; below 10,000 all phases are shortened.")
+    ] = 30_000,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Same as the argument OUTPUT_DIR.", show_default=False)
+    ] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
+    prioritized: Annotated[
+        bool, typer.Option("--prioritized", help="Sample in proportion to temporal-difference errors, not uniformly.")
+    ] = False,
+    n_step: Annotated[int, typer.Option(min=1, help="Number of steps of the n-step return.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Number of threads for torch.")] = 1,
+) -> None:
+    """Train a small agent on CartPole; then save, reload and plot its buffer.
+
+    Runs double DQN on Gymnasium's CartPole-v1 for about half a minute, with the public API: collect, extend, sample,
+    learn. Writes a checkpoint of the buffer, demo.png and report.json to the output directory.
+
+    Exit status: 0 success, 1 failure, 2 wrong usage.
+    """
+    for module, extra in (("gymnasium", "demo"), ("matplotlib", "viz")):
+        require(module, extra)  # before the training, not after it
+    from ostinato.demo import DqnConfig, save_and_reopen, train, training_figure
+    from ostinato.viz import draw
+
+    given = output is not None or output_dir is not None
+    directory = _one_path(output, output_dir, "--output-dir") if given else Path("ostinato-demo")
+    checkpoint, image, summary_file = (directory / name for name in ("checkpoint", "demo.png", "report.json"))
+    _check_free_paths(checkpoint, image, summary_file, overwrite=overwrite)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = DqnConfig(seed=seed, threads=threads, prioritized=prioritized, n_step=n_step).over(steps)
+    with show.training(config) as on_progress:
+        report = train(config, on_progress)
+    show.result(report)
+    reopened = save_and_reopen(report, checkpoint)
+    draw(training_figure(report), image)
+    summary = {field.name: getattr(report, field.name) for field in fields(report) if field.name != "buffer"}
+    summary = {**summary, "config": asdict(config), "mean_return": report.mean_return}
+    atomic_write(summary_file, f"{show.to_json(summary)}\n".encode())
+    show.files(reopened, image)
+
+
+# -- contents of a directory --------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples:  ostinato inspect runs/checkpoint   ·   ostinato inspect --json runs/rollouts | jq .total_samples"
+)
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
+    *,
+    as_json: Annotated[bool, _JSON] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Read only the manifest or index: no checksums, statistics or keys.")
+    ] = False,
+    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+) -> None:
+    """Show the contents of a checkpoint or a directory of trajectories: fields, shapes, dtypes, bytes, rows.
+
+    For a checkpoint, reads all files and verifies their checksums. For trajectories, checks the size and reads the
+    header of each file (`ostinato verify` reads everything). With --quick, reads neither.
+
+    Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
+    """
+    from ostinato import tools
+
+    if tools.kind_of(path) == "trajectories":
+        report = tools.inspect_store(path, read_headers=not quick, allow_pickle=allow_pickle)
+        show.answer(report, show.store, as_json=as_json)
+    elif allow_pickle:
+        raise _no_pickle_option(path)
+    else:
+        show.answer(tools.inspect_checkpoint(path, read_data=not quick), show.checkpoint, as_json=as_json)
+
+
+@app.command(epilog="Example:  ostinato verify runs/rollouts")
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
+    *,
+    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Read all files, verify counts, shapes and available checksums, and list the damaged files.
+
+    Exit status: 0 no damage, 1 damaged or missing, 2 wrong usage.
+    """
+    from ostinato import tools
+
+    with show.progress_bar("verify") as on_progress:
+        report = tools.verify(path, allow_pickle=allow_pickle, on_progress=on_progress)
+    show.answer(report, show.verified, as_json=as_json)
+    if report.damage:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleReport:
+    """The contents of one sampled batch."""
+
+    path: str
+    trajectories: int
+    total_samples: int
+    num_chunks: int
+    sample_ms: float
+    keys: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Name, dtype and shape of each key."""
+
+
+@app.command(epilog="Example:  ostinato sample runs/rollouts --num-chunks 1024 --cache-size 10 --enable-cache")
+def sample(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH", help="Directory of trajectories, written by Ostinato or RLinf.", show_default=False
+        ),
+    ] = None,
+    *,
+    load_path: Annotated[
+        Path | None, typer.Option("--load-path", help="Same as the argument PATH.", show_default=False)
+    ] = None,
+    num_chunks: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Number of transitions to sample.")] = 1024,
+    cache_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of trajectories to cache with --enable-cache; default 5.")
+    ] = None,
+    enable_cache: Annotated[
+        bool,
+        typer.Option("--enable-cache", help="Cache trajectories that can only be read completely (.pkl)."),
+    ] = False,
+    sample_window_size: Annotated[
+        int, typer.Option(min=0, help="Sample from this number of most recent trajectories; 0: from all.")
+    ] = 0,
+    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Load a directory of trajectories, sample one batch, and print its keys, shapes and dtypes.
+
+    Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
+    """
+    from ostinato.durable.trees import flatten
+    from ostinato.durable.trees import show as key_name
+    from ostinato.tools import kind_of
+    from ostinato.trajectories import TrajectoryReplayBuffer
+
+    directory = _one_path(path, load_path, "--load-path", "PATH")
+    if cache_size is not None and not enable_cache:
+        msg = "--cache-size needs --enable-cache"
+        raise typer.BadParameter(msg)
+    if kind_of(directory) == "buffer":
+        msg = f"{directory} is the checkpoint of a buffer; sample needs a directory of trajectories: use inspect"
+        raise CheckpointError(msg)
+    buffer = TrajectoryReplayBuffer(
+        enable_cache=enable_cache,
+        cache_size=cache_size or 5,
+        sample_window_size=sample_window_size,
+        allow_pickle=allow_pickle,
+    )
+    buffer.load_checkpoint(directory)
+    start = time.perf_counter()
+    batch = _sample_batch(buffer, num_chunks)
+    seconds = time.perf_counter() - start
+    keys = tuple(
+        (key_name(path), str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for path, value in flatten(batch, where="batch").items()
+    )
+    report = SampleReport(str(directory), len(buffer), buffer.total_samples, num_chunks, seconds * 1000, keys)
+    show.answer(report, show.batch, as_json=as_json)
+
+
+def _sample_batch(buffer: TrajectoryReplayBuffer, num_chunks: int) -> dict[str, Any]:
+    try:
+        return buffer.sample(num_chunks)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, OstinatoError):
+            raise
+        msg = f"not enough memory for a batch of {num_chunks} transitions, reduce --num-chunks: {error}"
+        raise StorageMemoryError(msg) from error
+
+
+# -- changes of directories ---------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example:  ostinato merge runs/replay_buffer runs/merged")
+def merge(
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="SOURCE_PATH", help="Directory with rank_0, rank_1 and so on.", show_default=False),
+    ] = None,
+    save: Annotated[Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory.", show_default=False)] = None,
+    *,
+    source_path: Annotated[Path | None, _SOURCE] = None,
+    save_path: Annotated[Path | None, _SAVE] = None,
+    copy: Annotated[bool, _COPY] = False,
+    move: Annotated[bool, _MOVE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Merge the rank_* directories of a directory into a new one, interleaved by original id and renumbered.
+
+    The new directory has hard links to the files of the ranks, which are never modified in place. If the file system
+    has no hard links, or the new directory is on another file system, the files are copied. With --move the files
+    leave the ranks; running an interrupted move again resumes it, and each trajectory is in exactly one place at any
+    time.
+
+    Exit status: 0 success, 1 nothing done or interrupted move, 2 wrong usage.
+    """
+    from ostinato import tools
+
+    source, save = _source_and_save(source, source_path, save, save_path)
+    _check_copy_or_move(copy=copy, move=move)
+    with show.progress_bar("merge") as on_progress:
+        report = tools.merge(source, save, copy=copy, move=move, on_progress=on_progress)
+    show.answer(report, show.moved, as_json=as_json)
+
+
+@app.command(epilog="Example:  ostinato split runs/merged runs/first --split-count 30")
+def split(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="SOURCE_PATH", help="Directory of trajectories.", show_default=False)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Argument(metavar="SAVE_PATH", help="New directory for the first trajectories.", show_default=False),
+    ] = None,
+    *,
+    source_path: Annotated[Path | None, _SOURCE] = None,
+    save_path: Annotated[Path | None, _SAVE] = None,
+    split_count: Annotated[int, typer.Option(min=1, help="Number of trajectories to take.", show_default=False)],
+    copy: Annotated[bool, _COPY] = False,
+    move: Annotated[bool, _MOVE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Make a new directory with the first trajectories of a directory; ids stay the same.
+
+    The new directory has hard links or copies, as with `ostinato merge`. With --move the files leave the source;
+    running an interrupted move again resumes it, and each trajectory is in exactly one place at any time.
+
+    Exit status: 0 success, 1 nothing done or interrupted move, 2 wrong usage.
+    """
+    from ostinato import tools
+
+    source, save = _source_and_save(source, source_path, save, save_path)
+    _check_copy_or_move(copy=copy, move=move)
+    with show.progress_bar("split") as on_progress:
+        report = tools.split(source, save, split_count, copy=copy, move=move, on_progress=on_progress)
+    show.answer(report, show.moved, as_json=as_json)
+
+
+@app.command(epilog="Example:  ostinato compact runs/checkpoint")
+def compact(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Checkpoint that dumps(path, incremental=True) wrote.")],
+    *,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Merge the patches of an incremental checkpoint into one file per array; the contents stay the same.
+
+    Needs disk space for the arrays that have patches. If it is interrupted, the checkpoint is complete, in its old or
+    its new form.
+
+    Exit status: 0 success, 1 missing, damaged or no disk space, 2 wrong usage.
+    """
+    from ostinato import tools
+
+    if tools.kind_of(path) == "trajectories":
+        msg = f"{path} is a directory of trajectories, which has no patches; compact needs the checkpoint of a buffer"
+        raise CheckpointError(msg)
+    with show.progress_bar("compact") as on_progress:
+        report = tools.compact(path, on_progress=on_progress)
+    show.answer(report, show.compacted, as_json=as_json)
+
+
+@app.command(epilog="Example:  ostinato convert runs/rollouts runs/fast --format safetensors")
+def convert(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="SOURCE_PATH",
+            help="Directory of trajectories, written by Ostinato or RLinf; or a checkpoint that TorchRL wrote.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[Path | None, typer.Argument(metavar="SAVE_PATH", help="New directory.", show_default=False)] = None,
+    *,
+    source_path: Annotated[Path | None, _SOURCE] = None,
+    save_path: Annotated[Path | None, _SAVE] = None,
+    to: Annotated[
+        str | None, typer.Option("--format", help="Format of trajectories: safetensors (the default), pt or pkl.")
+    ] = None,
+    ndim: Annotated[
+        int | None, typer.Option(min=1, max=2, help="ndim of the TorchRL storage, if the files do not determine it.")
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option(min=1, help="Capacity of the ListStorage in a TorchRL state_dict.")
+    ] = None,
+    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Convert a directory of trajectories to another format, or a checkpoint of TorchRL to one of Ostinato.
+
+    Trajectories keep their ids, the seed and the generator. For a checkpoint of TorchRL (a directory that rb.dumps
+    wrote, or the file of torch.save(rb.state_dict(), file) with a ListStorage), lists what could not be converted.
+    The source stays unchanged; the new directory appears completely or not at all.
+
+    Exit status: 0 success, 1 nothing done, 2 wrong usage.
+    """
+    from ostinato import tools
+    from ostinato.compat import torchrl
+    from ostinato.durable.tensorfile import FORMATS
+
+    source, save = _source_and_save(source, source_path, save, save_path)
+    if torchrl.is_checkpoint(source) or source.is_file():
+        if to is not None:
+            msg = f"--format applies to directories of trajectories, which {source} is not"
+            raise typer.BadParameter(msg)
+        imported = torchrl.convert_checkpoint(source, save, ndim=ndim, max_size=max_size, allow_pickle=allow_pickle)
+        show.answer(imported, show.imported, as_json=as_json)
+        return
+    if to is not None and to not in FORMATS:
+        msg = f"--format must be one of {', '.join(FORMATS)}, got {to!r}"
+        raise typer.BadParameter(msg)
+    if ndim is not None or max_size is not None:
+        msg = f"--ndim and --max-size apply to checkpoints of TorchRL, which {source} is not"
+        raise typer.BadParameter(msg)
+    if tools.kind_of(source) == "buffer":
+        msg = f"{source} is the checkpoint of a buffer in the current format: nothing to convert"
+        raise CheckpointError(msg)
+    with show.progress_bar("convert") as on_progress:
+        report = tools.convert(source, save, to or "safetensors", allow_pickle=allow_pickle, on_progress=on_progress)
+    show.answer(report, show.converted, as_json=as_json)
+
+
+# -- view and plot ------------------------------------------------------------------------------------------------
+
+_VIEW_OUTPUT = Path("viz.png")
+
+
+@app.command(
+    epilog="Examples:  ostinato view runs/rollouts   ·   ostinato view --replay_dir runs/rollouts --headless "
+    "--output viz.png   ·   ostinato view runs/rollouts --save-image --no-display --trajectory 7 --step 20   ·   "
+    "ostinato view runs/rollouts --web   ·   ostinato view runs/checkpoint"
+)
+def view(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES, show_default=False)
+    ] = None,
+    *,
+    replay_dir: Annotated[Path | None, typer.Option("--replay-dir", "--replay_dir", help="Same as PATH.")] = None,
+    camera: Annotated[
+        str | None,
+        typer.Option(
+            help="Observation to show: main_images, wrist_images, extra_view_images, states, ...; '*' for all "
+            "cameras. Default: main_images, otherwise the first camera, otherwise the vectors as lines.",
+            show_default=False,
+        ),
+    ] = None,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="No window: read commands from the terminal, write an image file.")
+    ] = False,
+    save_image: Annotated[
+        bool, typer.Option("--save-image", "--save_image", help="Write the image file at each move.")
+    ] = False,
+    no_display: Annotated[
+        bool, typer.Option("--no-display", "--no_display", help="With --save-image: write one image file and exit.")
+    ] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page for a browser on this machine.")] = False,
+    rerun: Annotated[
+        Path | None, typer.Option(help="Write one trajectory as an .rrd file for the Rerun viewer.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The image file, default viz.png; the key s writes next to it.", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of --web; 0, the default, selects a free port.")
+    ] = None,
+    trajectory: Annotated[
+        int | None, typer.Option(min=0, help="Id of the first trajectory to show.", show_default=False)
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="First step to show.", show_default=False)] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=0, help="First batch index (environment) to show.", show_default=False)
+    ] = None,
+    overwrite: Annotated[bool, _OVERWRITE] = False,
+    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+) -> None:
+    """Show trajectories step by step: in a window, in a terminal, in a browser, or in Rerun.
+
+    Keys of the window: left/right or p/n previous and next step (also across trajectories), up/down next and previous
+    trajectory, b/v next and previous batch index, Home/End first and last step, s saves the image, q or Esc quits;
+    enter an id in the text box to jump to it.
+
+    Commands of --headless: n/next, p/prev, nt/nexttraj, pt/prevtraj, j ID, info, q/quit.
+
+    Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
+    """
+    directory = _one_path(path, replay_dir, "--replay-dir", "PATH")
+    modes = [
+        name
+        for name, given in (("--headless", headless), ("--no-display", no_display), ("--web", web), ("--rerun", rerun))
+        if given
+    ]
+    _check_view_options(modes, save_image=save_image, output=output, port=port, camera=camera, start=(step, batch))
+    written = rerun or ((output or _VIEW_OUTPUT) if headless or save_image else None)
+    _check_free_paths(*([] if written is None else [written]), overwrite=overwrite)
+    from ostinato.viz import Navigator, Position, read_frame
+
+    source = _open_source(directory, allow_pickle=allow_pickle)
+    start = Position(_index_of(source, trajectory), step or 0, batch or 0)
+    navigator = Navigator(source, start)
+    _check_start(source, start, navigator.position, camera)
+    if web:
+        from ostinato.viz.web import serve
+
+        serve(source, start, port or 0, typer.echo)
+    elif rerun is not None:
+        from ostinato.viz.rerun_export import export
+
+        typer.echo(f"written: {export(source, start.trajectory, rerun, camera=camera)}")
+    elif headless:
+        from ostinato.viz.viewer import run_prompt
+
+        run_prompt(source, navigator, output or _VIEW_OUTPUT, _input_lines(), typer.echo, camera=camera)
+    elif no_display:
+        from ostinato.viz.viewer import FrameFigure, png_path, save
+
+        target, drawing = png_path(output or _VIEW_OUTPUT), FrameFigure.headless()
+        drawing.show(read_frame(source, start, camera))
+        typer.echo(f"written: {save(drawing.figure, target)}")
+    else:
+        from ostinato.viz.viewer import open_window
+
+        open_window(source, navigator, camera=camera, output=output or _VIEW_OUTPUT, autosave=save_image)
+
+
+def _check_view_options(
+    modes: list[str],
+    *,
+    save_image: bool,
+    output: Path | None,
+    port: int | None,
+    camera: str | None,
+    start: tuple[int | None, int | None],
+) -> None:
+    """Check that no options exclude each other or have no effect.
+
+    Raises:
+        BadParameter: They do.
+    """
+    problem = None
+    if len(modes) > 1:
+        problem = f"{' and '.join(modes)} exclude each other"
+    elif "--no-display" in modes and not save_image:
+        problem = "--no-display needs --save-image: otherwise nothing would be shown or written"
+    elif save_image and modes not in ([], ["--no-display"]):
+        problem = f"--save-image has no effect with {modes[0]}"
+    elif output is not None and modes in (["--web"], ["--rerun"]):
+        problem = f"--output has no effect with {modes[0]}"
+    elif port is not None and "--web" not in modes:
+        problem = "--port needs --web"
+    elif camera is not None and "--web" in modes:
+        problem = "--camera has no effect with --web: the page shows every camera"
+    elif start != (None, None) and "--rerun" in modes:
+        problem = "--step and --batch have no effect with --rerun: all steps of the whole batch are written"
+    if problem:
+        raise typer.BadParameter(problem)
+
+
+def _check_start(source: TrajectorySource, wanted: Position, found: Position, camera: str | None) -> None:
+    """Check that the step, the batch index and the camera exist, unless the trajectory is damaged.
+
+    Raises:
+        BadParameter: One of them does not exist.
+    """
+    from ostinato.viz.frames import ALL_CAMERAS
+
+    opened = source.open(wanted.trajectory)
+    if opened.problem:
+        return
+    if found != wanted:
+        msg = f"--step and --batch must be below {opened.steps} and {opened.envs}, got {wanted.step} and {wanted.env}"
+        raise typer.BadParameter(msg)
+    cameras = {**opened.roles.current, **opened.roles.following}
+    if camera not in {None, ALL_CAMERAS, *cameras}:
+        msg = f"{opened.name} has no observation {camera!r}: --camera must be one of {', '.join(cameras)}, '*'"
+        raise typer.BadParameter(msg)
+
+
+def _open_source(path: Path, *, allow_pickle: bool) -> TrajectorySource:
+    from ostinato.tools import kind_of
+    from ostinato.viz import SavedBuffer, TrajectoryFolder
+
+    if kind_of(path) == "trajectories":
+        return TrajectoryFolder(path, allow_pickle=allow_pickle)
+    if allow_pickle:
+        raise _no_pickle_option(path)
+    return SavedBuffer(path)
+
+
+def _index_of(source: TrajectorySource, trajectory_id: int | None) -> int:
+    index = 0 if trajectory_id is None else source.find(trajectory_id)
+    if index is None:
+        from ostinato.viz.sources import id_range
+
+        msg = f"there is no {source.unit} {trajectory_id}: {id_range(source)}"
+        raise typer.BadParameter(msg)
+    return index
+
+
+def _input_lines() -> Iterator[str]:
+    """Yield the lines of standard input, with a prompt if it is a terminal."""
+    while True:
+        if sys.stdin.isatty():
+            typer.echo("> ", nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
+@app.command(epilog="Examples:  ostinato plot runs/checkpoint --output report.png   ·   ostinato plot runs/rollouts")
+def plot(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help=_CHECKPOINT_OR_TRAJECTORIES)],
+    *,
+    output: Annotated[Path, typer.Option(help="The image file to write.")] = Path("report.png"),
+    overwrite: Annotated[bool, _OVERWRITE] = False,
+    allow_pickle: Annotated[bool, _ALLOW_PICKLE] = False,
+) -> None:
+    """Plot a summary of a buffer: returns, lengths, priorities, ages of rows, bytes per field.
+
+    Exit status: 0 success, 1 missing or damaged, 2 wrong usage.
+    """
+    from ostinato.viz import draw
+    from ostinato.viz.report import report
+    from ostinato.viz.viewer import png_path
+
+    target = png_path(output)
+    _check_free_paths(target, overwrite=overwrite)
+    typer.echo(f"written: {draw(report(_open_source(path, allow_pickle=allow_pickle)), target)}")

@@ -1,0 +1,532 @@
+"""Merging and splitting directories of trajectories with hard links, copies or moves.
+
+Linked and copied files go to a temporary directory, which is renamed to the target when it is complete; sources are
+only read. Hard links are safe because trajectory files are never modified in place: new contents are written to
+another file, which is then renamed. Index and metadata are written anew for the target.
+
+Moved files are renamed into `TARGET.partial`, which is renamed to the target when it is complete. A plan in this
+directory lists the files, so that a later run of the same command resumes with exactly these. Each trajectory is in
+exactly one place at any time; trajectories that a source receives meanwhile stay there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+from ostinato.durable.files import atomic_write, check_free, copy_file, fsync_dir, link_file, open_file
+from ostinato.durable.locks import DirectoryLock
+from ostinato.durable.manifest import canonical, parse_json
+from ostinato.durable.positioned_reads import pread
+from ostinato.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    DamagedFileError,
+    MissingFileError,
+    OptionError,
+    OstinatoError,
+)
+from ostinato.tools.verify import check_header
+from ostinato.trajectories.checkpoint import check_new, new_directory
+from ostinato.trajectories.index import (
+    INDEX,
+    JOURNAL,
+    METADATA,
+    STORE,
+    Entry,
+    Facts,
+    Head,
+    Listing,
+    file_name,
+    fold,
+    id_of_name,
+    read_listing,
+)
+from ostinato.trajectories.store import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["MoveReport", "merge", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport:
+    """The result of `merge` or `split`."""
+
+    path: str
+    """The new directory."""
+    trajectories: int
+    """Number of trajectories in the new directory."""
+    total_samples: int
+    """Number of transitions in the new directory."""
+    sources: tuple[str, ...]
+    """The source directories."""
+    how: Literal["linked", "copied", "moved"]
+    """Whether the files are hard links, copies, or were moved out of the sources."""
+    resumed: bool = False
+    """Whether an earlier run was resumed."""
+    left: tuple[str, ...] = ()
+    """After a merge with `move`: sources that received trajectories meanwhile, which stay there."""
+
+
+def merge(
+    source_path: str | os.PathLike[str],
+    save_path: str | os.PathLike[str],
+    *,
+    copy: bool = False,
+    move: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> MoveReport:
+    """Merge the `rank_*` directories of a directory, interleaved by original id and renumbered from 0.
+
+    For equal ids, the lower rank comes first. The new directory has the seed of the lowest rank. By default it has hard
+    links: the ranks keep their files, and no disk space is used. Where hard links are not possible, files are copied. A
+    resumed move takes the files of its plan; trajectories added later stay in their ranks, which the report names.
+
+    Args:
+        source_path: Directory with `rank_0`, `rank_1` and so on.
+        save_path: New directory.
+        copy: Always copy the files.
+        move: Move the files: the ranks lose them, and empty ranks are removed.
+        on_progress: Called with the number of files done and the total.
+
+    Raises:
+        OptionError: Both `copy` and `move` are given.
+        CheckpointNotFoundError: There are no ranks.
+        CheckpointError: The formats of the ranks differ, the target exists, or files would have to be moved to another
+            file system; nothing was touched. Or the move was interrupted: run it again to resume it.
+        StorageMemoryError: There is not enough disk space for copies; nothing was touched.
+        DamagedFileError: An index is damaged, or a file is missing or has the wrong size or header; nothing was
+            touched. Rows are not read; use `verify`. Or, when a move is resumed, a file that still has to be moved is
+            damaged.
+    """
+    source = Path(source_path).absolute()
+    name = {"work": "merge", "source": str(source)}
+
+    def find() -> Sequence[Path]:
+        ranks = _ranks_of(source)
+        if not ranks:
+            why = (
+                "has no directories rank_0, rank_1 and so on: nothing to merge" if source.exists() else "does not exist"
+            )
+            msg = f"{source} {why}"
+            raise CheckpointNotFoundError(msg)
+        return ranks
+
+    request = _Request(name, find, lambda ranks: _merge_plan(name, ranks), on_progress)
+    report = request.run(Path(save_path).absolute(), copy=copy, move=move)
+    return replace(report, left=_left(_ranks_of(source))) if move else report
+
+
+def split(
+    source_path: str | os.PathLike[str],
+    save_path: str | os.PathLike[str],
+    count: int,
+    *,
+    copy: bool = False,
+    move: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> MoveReport:
+    """Take the first `count` trajectories of a directory into a new one; ids stay the same.
+
+    By default the new directory has hard links, or copies where links are not possible, and the source keeps all
+    trajectories.
+
+    Args:
+        source_path: Directory of trajectories.
+        save_path: New directory.
+        count: Number of trajectories.
+        copy: Always copy the files.
+        move: Move the files: the source loses them and keeps the rest.
+        on_progress: Called with the number of files done and the total.
+
+    Raises:
+        OptionError: `count` is not positive, or both `copy` and `move` are given.
+        CheckpointNotFoundError: There are no trajectories.
+        CheckpointError: There are fewer trajectories, the target exists, or files would have to be moved to another
+            file system; nothing was touched. Or the move was interrupted: run it again to resume it.
+        StorageMemoryError: There is not enough disk space for copies; nothing was touched.
+        DamagedFileError: An index is damaged, or a file is missing or has the wrong size or header; nothing was
+            touched. Rows are not read; use `verify`. Or, when a move is resumed, a file that still has to be moved is
+            damaged.
+    """
+    if count < 1:
+        msg = f"split_count must be at least 1, got {count}"
+        raise OptionError(msg)
+    source = Path(source_path).absolute()
+    name = {"work": "split", "source": str(source), "count": count}
+
+    def find() -> Sequence[Path]:
+        read_listing(source)  # raises before the directory is locked
+        return (source,)
+
+    request = _Request(name, find, lambda _: _split_plan(name, source, count), on_progress)
+    return request.run(Path(save_path).absolute(), copy=copy, move=move)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A requested merge or split."""
+
+    name: dict[str, Any]
+    find: Callable[[], Sequence[Path]]
+    """Finds the sources."""
+    make: Callable[[Sequence[Path]], _Plan]
+    """Reads the sources, checks all files, and returns the plan."""
+    on_progress: Callable[[int, int], None] | None
+
+    def run(self, target: Path, *, copy: bool, move: bool) -> MoveReport:
+        """Execute the request."""
+        if copy and move:
+            msg = "copy and move exclude each other: give one of them, or neither for hard links"
+            raise OptionError(msg)
+        return self._move(target) if move else self._link_or_copy(target, copy=copy)
+
+    def _move(self, target: Path) -> MoveReport:
+        if _has_plan(target, self.name):
+            return _finish(target, resumed=True)
+        check_new(target)
+        partial = target.with_name(f"{target.name}.partial")
+        resumed = _has_plan(partial, self.name)
+        if not resumed and not _is_free(partial):
+            msg = f"{partial} is in the way: it has other unfinished work; finish that first, or choose another target"
+            raise CheckpointError(msg)
+        found = _read_plan(partial).sources if resumed else self.find()
+        sources = [source for source in found if source.is_dir()]
+        with _locked(sources):
+            if resumed:
+                plan = _read_plan(partial)
+                _check_rest(plan, partial)
+            else:
+                plan = self.make(sources)
+                _check_one_disk(sources, target)
+                plan.begin(partial)
+            self._rename_files(plan, partial)
+            for directory in (partial, *sources):
+                fsync_dir(directory)
+            if target.is_dir():
+                target.rmdir()
+            partial.rename(target)
+            fsync_dir(target.parent)
+        return _finish(target, resumed=resumed)
+
+    def _link_or_copy(self, target: Path, *, copy: bool) -> MoveReport:
+        for unfinished in (target, target.with_name(f"{target.name}.partial")):
+            if _has_plan(unfinished, self.name):
+                msg = (
+                    f"{unfinished} holds an unfinished move of these trajectories: give move=True (--move) again to "
+                    "resume it; nothing was touched"
+                )
+                raise CheckpointError(msg)
+        check_new(target)
+        sources = self.find()
+        plan = self.make(sources)
+        with new_directory(target) as temporary:
+            rest = plan.steps if copy else self._link(plan, temporary)
+            check_free(temporary, sum(step.source.stat().st_size for step in rest))
+            for done, step in enumerate(rest, len(plan.steps) - len(rest) + 1):
+                copy_file(step.source, plan.target_of(step, temporary))
+                self._tell(done, plan)
+            plan.write_index(temporary)
+        return _report(target, sources, "copied" if rest else "linked")
+
+    def _link(self, plan: _Plan, directory: Path) -> list[_Step]:
+        """Link the files into a directory. Return the steps whose files cannot be linked."""
+        rest, done = [], 0
+        for step in plan.steps:
+            if link_file(step.source, plan.target_of(step, directory)):
+                done += 1
+                self._tell(done, plan)
+            else:
+                rest.append(step)
+        return rest
+
+    def _rename_files(self, plan: _Plan, partial: Path) -> None:
+        moved = 0
+        try:
+            for step in plan.steps:
+                path = plan.target_of(step, partial)
+                if not path.exists():
+                    step.source.rename(path)
+                moved += 1
+                self._tell(moved, plan)
+        except OSError as error:
+            msg = (
+                f"stopped after {moved} of {len(plan.steps)} trajectories: {error}; the moved ones are in {partial}, "
+                "the others in their sources: run the same command again to resume"
+            )
+            raise CheckpointError(msg) from error
+
+    def _tell(self, done: int, plan: _Plan) -> None:
+        """Report progress."""
+        if self.on_progress is not None:
+            self.on_progress(done, len(plan.steps))
+
+
+def _check_rest(plan: _Plan, partial: Path) -> None:
+    """Check the files that an earlier run did not move."""
+    waiting = [step for step in plan.steps if not plan.target_of(step, partial).exists()]
+    for step in waiting:
+        try:
+            _check_size(step.source, step.known)
+        except DamagedFileError as error:
+            done = len(plan.steps) - len(waiting)
+            msg = (
+                f"{error}. {done} of {len(plan.steps)} trajectories are in {partial} already, the others in their "
+                "sources: restore the file from a copy, then run the same command again"
+            )
+            raise DamagedFileError(msg) from error
+
+
+def _check_one_disk(sources: Sequence[Path], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if {path.stat().st_dev for path in sources} != {target.parent.stat().st_dev}:
+        msg = (
+            f"{target} is on another file system, to which files cannot be renamed: leave out move=True (--move), "
+            "so that they are copied, then remove the source"
+        )
+        raise CheckpointError(msg)
+
+
+def _finish(target: Path, *, resumed: bool) -> MoveReport:
+    """Update the indexes of the sources. The plan is removed last, so that this step can be repeated."""
+    plan = _read_plan(target)
+    merged = plan.name["work"] == "merge"
+    moved: dict[Path, set[str]] = {source: set() for source in plan.sources}
+    for step in plan.steps:
+        moved[step.source.parent].add(step.source.name)
+    there = [source for source in plan.sources if source.is_dir()]
+    with _locked(there):
+        for source in there:
+            sweep(source)
+            _remove_from_index(source, moved[source], remove=merged)
+    for source in there if merged else ():
+        with contextlib.suppress(OSError):  # the directory has other files and is kept
+            source.rmdir()
+    (target / _PLAN).unlink(missing_ok=True)
+    fsync_dir(target)
+    return _report(target, plan.sources, "moved", resumed=resumed)
+
+
+def _remove_from_index(source: Path, moved: set[str], *, remove: bool) -> None:
+    """Remove moved files from the index of a source, except a new file with the name of a moved one."""
+    if _has_index(source):
+        listing = read_listing(source)
+        names = {number: file_name(fact, listing.head.trajectory_format) for number, fact in listing.facts.items()}
+        facts = {n: listing.facts[n] for n, name in names.items() if name not in moved or (source / name).exists()}
+        fold(source, listing.head, facts, [entry for entry in listing.known.values() if entry.id in facts])
+        if facts:
+            return
+    for name in (STORE, INDEX, METADATA) if remove else ():
+        (source / name).unlink(missing_ok=True)
+
+
+def _has_index(source: Path) -> bool:
+    """Return whether there is an index under any of its names; an earlier run may have removed it."""
+    return (source / JOURNAL).exists() or any(source.glob("trajector*_index.json"))
+
+
+def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
+    """Return the directories that have trajectories after a merge."""
+    return tuple(str(rank) for rank in ranks if _has_index(rank) and read_listing(rank).facts)
+
+
+def _report(
+    target: Path, sources: Sequence[Path], how: Literal["linked", "copied", "moved"], *, resumed: bool = False
+) -> MoveReport:
+    facts = read_listing(target).facts.values()
+    total = sum(fact.num_samples for fact in facts)
+    return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), how, resumed)
+
+
+@contextlib.contextmanager
+def _locked(sources: Sequence[Path]) -> Iterator[None]:
+    """Hold the locks of the sources."""
+    with contextlib.ExitStack() as stack:
+        for source in sources:
+            lock = DirectoryLock(source)
+            lock.acquire()
+            stack.callback(lock.release)
+        yield
+
+
+_PLAN = "ostinato_plan.json"
+_RANK = re.compile(r"rank_(\d+)")
+
+
+class _Step(NamedTuple):
+    """One file: its path, its entry in the new index, and the layout of its fields (None for a pickle)."""
+
+    source: Path
+    facts: Facts
+    known: Entry | None
+
+
+class _Plan(NamedTuple):
+    """All steps of a merge or split; `name` identifies the request."""
+
+    name: dict[str, Any]
+    sources: tuple[Path, ...]
+    head: Head
+    steps: list[_Step]
+
+    def target_of(self, step: _Step, directory: Path) -> Path:
+        """Return the path of a file in the new directory."""
+        return directory / file_name(step.facts, self.head.trajectory_format)
+
+    def write_index(self, directory: Path) -> None:
+        """Write index, metadata and journal of the new directory."""
+        facts = {step.facts.trajectory_id: step.facts for step in self.steps}
+        fold(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
+
+    def begin(self, partial: Path) -> None:
+        """Write the index of the new directory, and last the plan, which makes it valid."""
+        partial.mkdir(exist_ok=True)
+        sweep(partial)
+        fsync_dir(partial.parent)
+        self.write_index(partial)
+        steps = [[self.sources.index(s.source.parent), s.source.name, s.facts.trajectory_id] for s in self.steps]
+        node = {"name": self.name, "sources": [str(source) for source in self.sources], "steps": steps}
+        atomic_write(partial / _PLAN, canonical(node))
+
+
+def _has_plan(directory: Path, name: dict[str, Any]) -> bool:
+    """Return whether a directory has the unfinished plan of this request."""
+    path = directory / _PLAN
+    if not path.exists():
+        return False
+    node = _parse(path)
+    return isinstance(node, dict) and node.get("name") == name
+
+
+def _is_free(partial: Path) -> bool:
+    """Return whether a directory has at most the files of a run that moved nothing."""
+    own = (f"{_PLAN}.", INDEX, METADATA, STORE)
+    return not partial.exists() or all(path.name.startswith(own) for path in partial.iterdir())
+
+
+def _read_plan(directory: Path) -> _Plan:
+    """Read the plan of an earlier run and the index of its files.
+
+    Raises:
+        DamagedFileError: The plan is damaged.
+    """
+    path = directory / _PLAN
+    node, listing = _parse(path), read_listing(directory)
+    try:
+        sources = tuple(Path(source) for source in node["sources"])
+        steps = []
+        for place, file, number in node["steps"]:
+            if id_of_name(file) is None or set(file) & set("/\\"):
+                msg = f"file {file[:80]!r}"
+                raise ValueError(msg)
+            steps.append(_Step(sources[place] / file, listing.facts[number], listing.known.get(number)))
+        return _Plan(node["name"], sources, listing.head, steps)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        msg = f"{path} is damaged: not a valid plan ({error!r})"
+        raise DamagedFileError(msg) from error
+
+
+def _parse(path: Path) -> Any:
+    with os.fdopen(open_file(path), "rb") as stream:
+        return parse_json(stream.read(), path)
+
+
+def _ranks_of(source: Path) -> tuple[Path, ...]:
+    """Return the directories `rank_*` in the order of their numbers."""
+    if not source.is_dir():
+        return ()
+    found = [
+        (int(match[1]), path) for path in source.iterdir() if (match := _RANK.fullmatch(path.name)) and path.is_dir()
+    ]
+    return tuple(path for _, path in sorted(found))
+
+
+def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
+    """Plan a merge: interleaved by id, equal ids in the order of the directories, renumbered from 0.
+
+    Raises:
+        CheckpointError: The formats differ, or a directory has no trajectories.
+        DamagedFileError: A file or an index is missing or damaged.
+    """
+    listings = [read_listing(rank) for rank in ranks]
+    formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
+    if len(set(formats.values())) > 1:
+        shown = ", ".join(f"{rank}: {format_name}" for rank, format_name in formats.items())
+        msg = (
+            f"the ranks of {ranks[0].parent} have different formats ({shown}): convert them to one first "
+            "(ostinato convert)"
+        )
+        raise CheckpointError(msg)
+    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.facts)
+    steps = [_step(listings[place], number, new) for new, (number, place) in enumerate(order)]
+    return _Plan(name, tuple(ranks), Head(listings[0].head.trajectory_format, len(steps), listings[0].head.seed), steps)
+
+
+def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
+    """Plan a split: the first trajectories of a directory, with the same ids.
+
+    Raises:
+        CheckpointError: There are fewer trajectories.
+        DamagedFileError: A file or an index is missing or damaged.
+    """
+    listing = read_listing(source)
+    if count > len(listing.facts):
+        msg = f"split_count must be in [1, {len(listing.facts)}] (trajectories in {source}), got {count}"
+        raise CheckpointError(msg)
+    ids = list(listing.facts)[:count]
+    head = Head(listing.head.trajectory_format, max(ids) + 1, listing.head.seed)
+    return _Plan(name, (source,), head, [_step(listing, number, number) for number in ids])
+
+
+def _step(listing: Listing, number: int, new: int) -> _Step:
+    """Check the size of a file before anything is changed; if its size is unknown, check its header."""
+    facts, known, format_name = listing.facts[number], listing.known.get(number), listing.head.trajectory_format
+    path = listing.directory / file_name(facts, format_name)
+    try:
+        if known is not None:
+            _check_size(path, known)
+        elif format_name == "pkl":
+            _check_end_of_pickle(path)
+        else:
+            known = check_header(listing, number, allow_pickle=False)
+    except OstinatoError as error:
+        msg = f"{error}: nothing was touched"
+        raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
+    moved = facts._replace(trajectory_id=new)
+    return _Step(path, moved, None if known is None else replace(known, facts=moved))
+
+
+def _check_size(path: Path, known: Entry | None) -> None:
+    """Check that a file exists, is a regular file, and has the size in the index.
+
+    Raises:
+        DamagedFileError: It does not; the message names the file.
+    """
+    fd = open_file(path)
+    try:
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if known is not None and known.place is not None and known.place.nbytes != size:
+        _damaged(path, f"{size} bytes, but the index has {known.place.nbytes} (run ostinato verify for details)")
+
+
+def _check_end_of_pickle(path: Path) -> None:
+    """Check that a pickle ends with the opcode STOP, without unpickling it."""
+    fd = open_file(path)
+    try:
+        if pread(fd, 1, max(os.fstat(fd).st_size - 1, 0)) != b".":
+            _damaged(path, "the pickle is truncated")
+    finally:
+        os.close(fd)
+
+
+def _damaged(path: Path, problem: str) -> NoReturn:
+    msg = f"{path} is damaged: {problem}"
+    raise DamagedFileError(msg)

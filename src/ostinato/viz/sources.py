@@ -1,0 +1,680 @@
+"""Sources of trajectories for the viewers: a directory of trajectories, or the checkpoint of a replay buffer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+
+import numpy as np
+import torch
+
+from ostinato.buffers.checkpoint.state import FORMAT
+from ostinato.core.episodes.keys import Episodes, as_flags
+from ostinato.core.episodes.table import EpisodeTable
+from ostinato.core.records import Run
+from ostinato.core.ring import Ring
+from ostinato.core.rows import column_name
+from ostinato.durable import CheckpointReader
+from ostinato.durable.files import open_file
+from ostinato.durable.headers import Placed
+from ostinato.durable.positioned_reads import read_strided, read_tensor
+from ostinato.durable.tensorfile import check_format, read_header, read_tree
+from ostinato.durable.trees import flatten, show
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
+from ostinato.trajectories.index import file_name, form_of, read_listing
+from ostinato.viz.figures import format_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from ostinato.durable.headers import Header
+    from ostinato.durable.trees import TreePath
+    from ostinato.trajectories.layout import Form
+
+__all__ = [
+    "CACHE_SIZE",
+    "Columns",
+    "FieldRoles",
+    "OpenTrajectory",
+    "SavedBuffer",
+    "TrajectoryFolder",
+    "TrajectorySource",
+    "array_of",
+    "id_range",
+    "is_picture",
+    "name_of",
+    "parse_number",
+    "picture_of",
+    "plural",
+]
+
+_CHANNELS = (1, 3, 4)
+_MAX_CACHED = 64
+T = TypeVar("T")
+
+
+class Columns(Protocol):
+    """The fields of one trajectory of `T` steps and `B` environments."""
+
+    @property
+    def shapes(self) -> Mapping[TreePath, tuple[int, ...]]:
+        """Shape of one transition of each field, by path."""
+        ...
+
+    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
+        """Return the value of one transition as a copy. Reads only that transition where the format allows it.
+
+        Raises:
+            DamagedFileError: The file cannot be read.
+        """
+        ...
+
+    def column(self, path: TreePath, env: int) -> np.ndarray:
+        """Return the values of all steps of one environment, `[T, ...]`.
+
+        Raises:
+            DamagedFileError: The file cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRoles:
+    """The meaning of fields; observations are listed by the name that is displayed."""
+
+    reward: TreePath | None = None
+    action: TreePath | None = None
+    ends: Mapping[str, TreePath] = field(default_factory=dict)
+    """End flags by name: `done`, `terminated`, `truncated`."""
+    current: Mapping[str, TreePath] = field(default_factory=dict)
+    """Observations before the action."""
+    following: Mapping[str, TreePath] = field(default_factory=dict)
+    """Observations after the action."""
+    extra: Mapping[str, TreePath] = field(default_factory=dict)
+    """Further values to display for each step, such as priorities."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTrajectory:
+    """One opened trajectory. If it cannot be read, `problem` says why, and it has one empty step."""
+
+    name: str
+    """For example `trajectory 7`."""
+    steps: int = 1
+    envs: int = 1
+    columns: Columns | None = None
+    roles: FieldRoles = field(default_factory=FieldRoles)
+    facts: tuple[tuple[str, Any], ...] = ()
+    """Names and values that hold for all steps; a list of `B` strings has one value per environment."""
+    problem: str = ""
+    _cache: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def cached(self, key: object, read: Callable[[], T]) -> T:
+        """Return the result of `read`, cached under `key`. The cache holds at most 64 small values."""
+        found: T | None = self._cache.get(key)
+        if found is None:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            found = self._cache[key] = read()
+        return found
+
+
+class TrajectorySource(Protocol):
+    """The trajectories of one path, in order. Thread-safe."""
+
+    @property
+    def title(self) -> str:
+        """Short description of the source."""
+        ...
+
+    @property
+    def history(self) -> str:
+        """How many rows were sampled so far, if known; otherwise empty."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What one item is called: trajectory, episode or block."""
+        ...
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The id of each trajectory."""
+        ...
+
+    def find(self, trajectory_id: int) -> int | None:
+        """Return the index of an id in `ids`; None if it is not there."""
+        ...
+
+    def extent(self, index: int) -> tuple[int, int]:
+        """Return the numbers of steps and environments from the index, without opening the trajectory."""
+        ...
+
+    def open(self, index: int) -> OpenTrajectory:
+        """Open a trajectory or return it from the cache. A damaged one has `problem` set; nothing is raised."""
+        ...
+
+    def returns(self, index: int) -> float | None:
+        """Return the sum of rewards, averaged over environments; None if it cannot be read."""
+        ...
+
+    @property
+    def priorities(self) -> np.ndarray | None:
+        """Priority of each row, float `[rows]`; None if there are no priorities."""
+        ...
+
+    def row_ages(self) -> np.ndarray:
+        """Return the number of rows that were added after each row, int64 `[rows]`."""
+        ...
+
+    def field_bytes(self) -> dict[str, int]:
+        """Return the bytes of each field, by name."""
+        ...
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as a NumPy array; dtypes that NumPy lacks are converted to float32."""
+    if tensor.dtype == torch.bfloat16 or (tensor.is_floating_point() and tensor.element_size() == 1):
+        tensor = tensor.float()
+    found: np.ndarray = tensor.detach().cpu().numpy()
+    return found
+
+
+def is_picture(shape: tuple[int, ...]) -> bool:
+    """Return whether a transition of this shape is an image `[H, W, C]` or `[C, H, W]`, or several `[V, H, W, C]`."""
+    if len(shape) not in {3, 4} or 0 in shape:
+        return False
+    return (shape[-1] in _CHANNELS or shape[-3] in _CHANNELS) and min(sorted(shape[-3:])[1:]) >= 4
+
+
+def plural(unit: str) -> str:
+    """Return the plural of a unit."""
+    return "trajectories" if unit == "trajectory" else f"{unit}s"
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    """Return the last component of a path; for `.` the name of the current directory."""
+    return Path(path).name or Path(path).resolve().name
+
+
+def id_range(source: TrajectorySource) -> str:
+    """Describe the range of ids."""
+    return f"ids are {min(source.ids)} to {max(source.ids)}, {len(source.ids):,} in all"
+
+
+def parse_number(text: str) -> int | None:
+    """Parse a non-negative decimal integer below 10^18; return None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def picture_of(row: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the images in a transition, each uint8 `[H, W, 3]`.
+
+    `[4, H, W]` is read as four grey frames. Floats in [0, 1] are scaled to 0..255; all other values are clipped to that
+    range. The alpha channel is dropped.
+    """
+    views = row if row.ndim == 4 else row[None]
+    if views.shape[-1] not in _CHANNELS:
+        views = views.reshape(-1, *views.shape[-2:], 1) if views.shape[-3] == 4 else np.moveaxis(views, -3, -1)
+    if views.dtype.kind == "f":
+        views = np.nan_to_num(views)
+        views = views * 255 if views.size and views.min() >= 0 and views.max() <= 1 else views
+    elif views.dtype.kind == "b":
+        views = views * 255
+    views = np.clip(views, 0, 255).astype(np.uint8)[..., :3]
+    if views.shape[-1] == 1:
+        views = np.repeat(views, 3, axis=-1)
+    return tuple(np.ascontiguousarray(view) for view in views)
+
+
+CACHE_SIZE = 5
+"""Number of opened trajectories to cache: their headers and short columns, never images."""
+_ENDS = {"done": "dones", "terminated": "terminations", "truncated": "truncations"}
+
+
+@final
+class TrajectoryFolder:
+    """A directory that `TrajectoryReplayBuffer` or RLinf wrote. Opens trajectories on demand. Thread-safe."""
+
+    unit = "trajectory"
+    history = ""
+    priorities = None
+
+    def __init__(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+        """Read the index; no trajectory is opened.
+
+        Args:
+            path: The directory.
+            allow_pickle: Allow unpickling. Reading a `pkl` file executes the code in it.
+
+        Raises:
+            CheckpointNotFoundError: The directory has no trajectories.
+            CheckpointError: The trajectories are pickled and `allow_pickle` is False, or the index is empty.
+            DamagedFileError: The index is damaged.
+        """
+        self._listing = read_listing(Path(path).absolute(), strict=False)
+        try:
+            self._format = check_format(self._listing.head.trajectory_format, allow_pickle=allow_pickle)
+        except OptionError as error:
+            msg = f"{path}: {error}"
+            raise CheckpointError(msg) from error
+        if not self._listing.facts:
+            msg = f"the index of {path} has no trajectories: there is nothing to show"
+            raise CheckpointError(msg)
+        self._pickle = allow_pickle
+        self.ids = tuple(self._listing.facts)
+        what = "trajectory" if len(self.ids) == 1 else "trajectories"
+        self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
+        self._places = {number: index for index, number in enumerate(self.ids)}
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
+
+    def find(self, trajectory_id: int) -> int | None:
+        """Return the index of an id in `ids`; None if it is not there."""
+        return self._places.get(trajectory_id)
+
+    def extent(self, index: int) -> tuple[int, int]:
+        """Return the numbers of steps and environments from the index."""
+        shape = self._listing.facts[self.ids[index]].shape
+        return shape[0], shape[1]
+
+    def open(self, index: int) -> OpenTrajectory:
+        """Open a trajectory or return it from the cache. A damaged one is not cached, so each call tries again."""
+        with self._lock:
+            trajectory = self._open.get(index)
+            if trajectory is not None:
+                self._open.move_to_end(index)
+                return trajectory
+        trajectory = self._read(index)
+        if not trajectory.problem:
+            with self._lock:
+                self._open[index] = trajectory
+                while len(self._open) > CACHE_SIZE:
+                    self._open.popitem(last=False)
+        return trajectory
+
+    def _read(self, index: int) -> OpenTrajectory:
+        number = self.ids[index]
+        facts = self._listing.facts[number]
+        path = self._listing.directory / file_name(facts, self._format)
+        name = f"trajectory {number}"
+        try:
+            columns = _FileColumns(path, self._format, allow_pickle=self._pickle)
+            if columns.form.shape[:2] != facts.shape[:2]:
+                msg = f"{path} holds {list(columns.form.shape[:2])}, the index says {list(facts.shape[:2])} [T, B]"
+                raise DamagedFileError(msg)
+        except (OstinatoError, OSError) as error:
+            return OpenTrajectory(name, problem=str(error))
+        words = (("weights", facts.model_weights_id), *columns.words)
+        return OpenTrajectory(name, columns.form.steps, columns.form.envs, columns, _roles(columns.shapes), words)
+
+    def returns(self, index: int) -> float | None:
+        """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
+        number = self.ids[index]
+        known = self._listing.known.get(number)
+        try:
+            if known is None or known.place is None or known.place.strides or -1 in known.place.offsets:
+                return _mean_return(self.open(index))
+            path = self._listing.directory / known.file_name(self._format)
+            if path.stat().st_size != known.place.nbytes:
+                return None
+            for column, offset in zip(known.form.fields, known.place.offsets, strict=True):
+                if column.path == ("rewards",):
+                    placed = Placed(column.path, column.dtype, column.shape, offset)
+                    return float(array_of(_read(path, placed)).astype(np.float64).sum() / known.form.envs)
+        except (OstinatoError, OSError):
+            return None
+        return None
+
+    def row_ages(self) -> np.ndarray:
+        """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
+        counts = np.array([fact.num_samples for fact in self._listing.facts.values()])
+        return np.repeat(counts.sum() - np.cumsum(counts), counts)
+
+    def field_bytes(self) -> dict[str, int]:
+        """Return the bytes of each field over all trajectories that can be opened."""
+        found: Counter[str] = Counter()
+        for index, number in enumerate(self.ids):
+            known = self._listing.known.get(number)
+            columns = None if known is not None else self.open(index).columns
+            form = columns.form if isinstance(columns, _FileColumns) else None if known is None else known.form
+            if form is not None:
+                found.update({show(f.path): n for f, n in zip(form.fields, form.field_bytes, strict=True)})
+        return dict(found)
+
+
+def _mean_return(trajectory: OpenTrajectory) -> float | None:
+    if trajectory.columns is None or trajectory.roles.reward is None:
+        return None
+    sums = [
+        trajectory.columns.column(trajectory.roles.reward, env).astype(np.float64).sum()
+        for env in range(trajectory.envs)
+    ]
+    return float(np.mean(sums))
+
+
+def _roles(shapes: Mapping[TreePath, Any]) -> FieldRoles:
+    def under(root: str) -> dict[str, TreePath]:
+        return {show(path[1:]): path for path in shapes if path[0] == root and len(path) > 1}
+
+    def root(name: str) -> TreePath | None:
+        return (name,) if (name,) in shapes else None
+
+    return FieldRoles(
+        reward=root("rewards"),
+        action=root("actions"),
+        ends={word: (name,) for word, name in _ENDS.items() if (name,) in shapes},
+        current=under("curr_obs"),
+        following=under("next_obs"),
+        extra={"intervention": ("intervene_flags",)} if ("intervene_flags",) in shapes else {},
+    )
+
+
+def _read(path: Path, placed: Placed) -> Tensor:
+    """Read one tensor of a file, or the part of it that `placed` describes."""
+    fd = open_file(path)
+    try:
+        return read_tensor(fd, placed, path) if placed.strides is None else read_strided(fd, placed, path)
+    finally:
+        os.close(fd)
+
+
+@final
+class _FileColumns:
+    """The fields of one file. A pickle has no offsets and is loaded completely."""
+
+    def __init__(self, path: Path, format_name: str, *, allow_pickle: bool) -> None:
+        self._path = path
+        header = read_header(path, format_name, allow_pickle=allow_pickle)
+        self.form: Form = form_of(header, path)
+        self._tree: dict[TreePath, Any] = {}
+        if format_name == "pkl":
+            self._tree = flatten(read_tree(path, format_name, allow_pickle=allow_pickle), where=path)
+        placed = {item.path: item for item in header.tensors}
+        self._placed = [placed[field.path] for field in self.form.fields]
+        self._number = {field.path: number for number, field in enumerate(self.form.fields)}
+        self._whole: dict[TreePath, Tensor] = {}
+        self.shapes = {field.path: field.row_shape for field in self.form.fields}
+        self.words = _words(header)
+
+    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
+        """Return the value of one transition."""
+        number = self._number[path]
+        place = int(self.form.rows(np.array([step * self.form.envs + env]))[0, number])
+        whole = self._tree.get(path, self._whole.get(path))
+        if whole is not None:
+            return array_of(whole.flatten(0, 1)[place]).copy()
+        placed, row_bytes = self._placed[number], self.form.fields[number].row_bytes
+        if placed.strides is None:
+            offset, strides = placed.offset + place * row_bytes, None
+        else:
+            first, second = divmod(place, self.form.envs)
+            offset = placed.offset + first * placed.strides[0] + second * placed.strides[1]
+            strides = placed.strides[2:]
+        return array_of(_read(self._path, Placed(path, placed.dtype, placed.shape[2:], offset, strides)))
+
+    def column(self, path: TreePath, env: int) -> np.ndarray:
+        """Return the values of all steps of one environment. The tensor stays in memory with the trajectory."""
+        number = self._number[path]
+        whole = self._tree.get(path, self._whole.get(path))
+        if whole is None:
+            whole = self._whole[path] = _read(self._path, self._placed[number])
+        transitions = np.arange(self.form.steps) * self.form.envs + env
+        return array_of(whole.flatten(0, 1)[self.form.rows(transitions)[:, number]])
+
+
+def _words(header: Header) -> tuple[tuple[str, Any], ...]:
+    """Return the strings in a file, such as task descriptions."""
+    names = {"model_weights_id", "max_episode_length"}
+    return tuple(
+        (path[-1], value)
+        for path, value in header.plain.items()
+        if path[-1] not in names and (isinstance(value, str) or (isinstance(value, list) and value))
+    )
+
+
+_BLOCK = 1000
+_PRIORITY, _AGE, _SLOT = ("(priority)",), ("(age)",), ("(slot)",)
+_FLAGS = {"done": ("done", "dones"), "terminated": ("terminated",), "truncated": ("truncated",)}
+_REWARDS, _ACTIONS = ("reward", "rewards"), ("action", "actions")
+_NEXT = "next"
+
+
+@final
+class SavedBuffer:
+    """The checkpoint of a replay buffer as episodes, or as blocks of rows if no field marks the ends of episodes.
+
+    Files are memory-mapped, and checksums are not compared.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read the manifest.
+
+        Args:
+            path: Directory that `dumps` wrote.
+
+        Raises:
+            CheckpointNotFoundError: There is no checkpoint.
+            CheckpointError: The checkpoint is not of a buffer, is empty, or has Python objects instead of fields.
+            DamagedFileError: The checkpoint is damaged.
+        """
+        reader = CheckpointReader(Path(path), format_name=FORMAT)
+        try:
+            state = reader.state()
+            self._take(Path(path), reader, state)
+        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            if isinstance(error, OstinatoError):
+                raise
+            msg = f"the manifest of {path} does not describe a replay buffer ({error!r})"
+            raise DamagedFileError(msg) from error
+
+    def _take(self, path: Path, reader: CheckpointReader, state: dict[str, Any]) -> None:
+        storage = state["storage"]["state"]
+        if "items" in storage or not storage.get("rows"):
+            what = "Python objects, which have no fields to show" if storage.get("items") else "no rows"
+            msg = f"{path} holds {what}: there is nothing to show"
+            raise CheckpointError(msg)
+        if "hooked" in storage:
+            msg = f"{path} holds rows that saving hooks have converted: load it, and save it without hooks to see it"
+            raise CheckpointError(msg)
+        self.rows, self.capacity = int(storage["rows"]), int(storage["capacity"])
+        self.columns = _mapped(reader, storage)
+        self._late = {".".join(path): reader.open_mapped(name).nbytes for path, name, _ in storage["late"]}
+        self._num_envs = max(1, int(storage["lanes"]))
+        ring = Ring(self.capacity)
+        ring.load_state_dict(state["stamps"], self.rows)
+        slots = torch.arange(self.rows, device="cpu")
+        self.ages = array_of(ring.written - ring.generations(slots))
+        """Number of rows written after each row, int64 `[rows]`."""
+        kept = state["sampler"]["state"]
+        priorities = kept.get("priorities") if isinstance(kept, dict) else None
+        self.priorities: np.ndarray | None = None if priorities is None else array_of(priorities)[: self.rows]
+        """Priority of each row, float `[rows]`; None if the sampler has no priorities."""
+        self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
+        self._roles = _buffer_roles(self.columns, prioritized=self.priorities is not None)
+        self.unit, self._slots, self.ids = self._parts(_table(state, storage, self.columns, self.rows))
+        self._places = {number: index for index, number in enumerate(self.ids)}
+        what = self.unit if len(self.ids) == 1 else plural(self.unit)
+        self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
+        self.history = _history(self.rows_drawn, self.rows_written)
+        hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
+        objects = [name.partition(".")[2] for name in storage.get("objects", ())]
+        hidden += [f"{', '.join(objects)} (Python objects)"] if objects else []
+        self._words = tuple(("not shown", text) for text in hidden)
+        self._open: tuple[int, OpenTrajectory] | None = None
+
+    def _parts(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
+        """Return the unit, the slots of each item and the ids: episodes, or blocks of rows without episodes."""
+        if table is None:
+            order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
+            blocks = torch.split(order, _BLOCK)
+            return "block", blocks, tuple(range(len(blocks)))
+        spans = table.episodes()
+        slots = tuple(
+            table.shift(first.expand(int(count)), torch.arange(int(count), device="cpu"))
+            for first, count in zip(spans.first, spans.rows, strict=True)
+        )
+        return "episode", slots, tuple(spans.serial.tolist())
+
+    def find(self, trajectory_id: int) -> int | None:
+        """Return the index of an episode id in `ids`; None if it is not there."""
+        return self._places.get(trajectory_id)
+
+    def extent(self, index: int) -> tuple[int, int]:
+        """Return the number of rows of an episode, and 1."""
+        return len(self._slots[index]), 1
+
+    def open(self, index: int) -> OpenTrajectory:
+        """Return an episode; its rows are read on access. The most recent one is cached."""
+        kept = self._open
+        if kept is None or kept[0] != index:
+            slots = self._slots[index]
+            name = f"{self.unit} {self.ids[index]}"
+            kept = self._open = index, OpenTrajectory(name, len(slots), 1, _Rows(self, slots), self._roles, self._words)
+        return kept[1]
+
+    def returns(self, index: int) -> float | None:
+        """Return the sum of the rewards of an episode; None if there are no rewards."""
+        if self._roles.reward is None:
+            return None
+        return float(array_of(self.at(self._roles.reward, self._slots[index])).astype(np.float64).sum())
+
+    def at(self, path: TreePath, slots: Tensor) -> Tensor:
+        """Return the values of a field at `slots`, `[N, ...]`, as a copy."""
+        after = (slots + self._num_envs).remainder(self.capacity).clamp(max=self.rows - 1)
+        return self.columns[path].rows(slots, after)
+
+    def row_ages(self) -> np.ndarray:
+        """Return the number of rows that were written after each row."""
+        return self.ages
+
+    def field_bytes(self) -> dict[str, int]:
+        """Return the bytes of each field."""
+        return {".".join(path) or "(data)": column.nbytes for path, column in self.columns.items()} | self._late
+
+
+@final
+class _Rows:
+    """Rows of a checkpoint, addressed by slots."""
+
+    def __init__(self, saved: SavedBuffer, slots: Tensor) -> None:
+        self._saved, self._slots = saved, slots
+        computed = {_AGE: saved.ages, _SLOT: np.arange(saved.rows)}
+        self._computed = computed if saved.priorities is None else {**computed, _PRIORITY: saved.priorities}
+        known = {path: column.shape for path, column in saved.columns.items()}
+        self.shapes: dict[TreePath, tuple[int, ...]] = {**known, **dict.fromkeys(self._computed, ())}
+
+    def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
+        """Return the value of one row."""
+        del env
+        if path in self._computed:
+            return np.asarray(self._computed[path][self._slots[step]])
+        return array_of(self._saved.at(path, self._slots[step : step + 1])[0])
+
+    def column(self, path: TreePath, env: int) -> np.ndarray:
+        """Return the values of all rows."""
+        del env
+        if path in self._computed:
+            found: np.ndarray = self._computed[path][self._slots.numpy()]
+            return found
+        return array_of(self._saved.at(path, self._slots))
+
+
+@final
+class _Column:
+    """One memory-mapped field.
+
+    With `single_copy`, a next observation is the observation of the next row, unless it is stored separately.
+    """
+
+    def __init__(self, mapped: Tensor, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
+        self._mapped, self._apart, self._nexts = mapped, apart, nexts
+        self._rank = None if apart is None else apart.cumsum(0) - 1
+        self.shape = tuple(mapped.shape[1:])
+        self.nbytes = mapped.nbytes if nexts is None else nexts.nbytes
+
+    def rows(self, slots: Tensor, after: Tensor) -> Tensor:
+        """Return the values at `slots`, `[N, ...]`; `after` has the slots of the next rows."""
+        if self._apart is None or self._rank is None or self._nexts is None:
+            return self._mapped.index_select(0, slots)
+        found = self._mapped.index_select(0, after)
+        aside = self._apart[slots]
+        found[aside] = self._nexts[self._rank[slots[aside]]]
+        return found
+
+
+def _history(drawn: int, written: int) -> str:
+    if not drawn:
+        return "no row drawn so far"
+    each = format_number(drawn / max(written, 1))
+    return f"{drawn:,} rows drawn so far, {each} for each row written (counted in all, not row by row)"
+
+
+def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath, _Column]:
+    """Map the columns that every row has; columns that only some rows have are left out."""
+    leaves = storage["schema"]["leaves"]
+    paths = [tuple(str(key) for key in leaf["path"]) for leaf in leaves]
+    names = [column_name(leaf["path"], position) for position, leaf in enumerate(leaves)]
+    mates = dict(storage.get("single_copy") or ())
+    apart = reader.read("apart") if mates else None
+    found = {}
+    for position, (path, name) in enumerate(zip(paths, names, strict=True)):
+        mate = mates.get(position)
+        if mate is None:
+            found[path] = _Column(reader.open_mapped(name))
+        else:
+            found[path] = _Column(reader.open_mapped(names[mate]), apart, reader.read(f"{name}.apart"))
+    return found
+
+
+def _table(
+    state: dict[str, Any], storage: dict[str, Any], columns: dict[TreePath, _Column], rows: int
+) -> EpisodeTable | None:
+    """Return the saved episodes, or the episodes that the default flags mark; None if there are no such flags."""
+    table = EpisodeTable(int(storage["capacity"]), max(1, int(storage["lanes"])))
+    if state.get("episodes"):
+        table.load_state_dict({key: value for key, value in state["episodes"].items() if key != "read"})
+        return table
+    try:
+        wanted = Episodes().resolve(set(columns))
+    except OstinatoError:
+        return None
+    full = rows == table.capacity
+    run = Run(int(storage["cursor"]) if full else 0, rows, table.capacity)
+    everything, ends = torch.arange(rows, device="cpu"), torch.zeros(rows, dtype=torch.bool, device="cpu")
+    for path in wanted.end_paths:
+        column = columns[tuple(str(key) for key in path)]
+        ends |= as_flags(column.rows(everything, everything), path, rows)
+    table.record(run, ends[run.slots(torch.device("cpu"))], None, None)
+    return table
+
+
+def _buffer_roles(columns: dict[TreePath, _Column], *, prioritized: bool) -> FieldRoles:
+    """Assign roles to fields by the names that TorchRL uses and by common flat names."""
+
+    def find(names: tuple[str, ...]) -> TreePath | None:
+        places = [(_NEXT, name) for name in names] + [(name,) for name in names]
+        return next((place for place in places if place in columns), None)
+
+    reward, action = find(_REWARDS), find(_ACTIONS)
+    ends = {word: place for word, names in _FLAGS.items() if (place := find(names)) is not None}
+    flags = {name for names in _FLAGS.values() for name in names}
+    current, following = {}, {}
+    for path in columns:
+        last = path[-1] if path else "(data)"
+        if last in {*_REWARDS, *_ACTIONS, *flags}:
+            continue
+        if path[:1] == (_NEXT,) and len(path) > 1:
+            following[".".join(path[1:])] = path
+        elif len(path) == 1 and last.startswith("next_"):
+            following[last.removeprefix("next_")] = path
+        else:
+            current[".".join(path) or last] = path
+    extra = {"priority": _PRIORITY} if prioritized else {}
+    return FieldRoles(reward, action, ends, current, following, {**extra, "rows since": _AGE, "slot": _SLOT})
