@@ -199,7 +199,7 @@ class LocalEngine:
         Args:
             data: one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); no rows change nothing.
             lead: batch dimensions of the data.
-            ranked: whether priorities that the rows bring along count; else they get the default priority.
+            ranked: whether priorities in the rows are used; else the rows get the default priority.
             timeout_s: longest wait for readers, where there is a rate limiter; None is the limiter's.
         """
         require_eager("writing rows")
