@@ -35,7 +35,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Plan, Run, View, episodes_of, fold, slices
+from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
@@ -199,7 +199,7 @@ class LocalEngine:
         Args:
             data: one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); no rows change nothing.
             lead: batch dimensions of the data.
-            ranked: whether priorities that the rows bring along count; else they get the default priority.
+            ranked: whether priorities in the rows are used; else the rows get the default priority.
             timeout_s: longest wait for readers, where there is a rate limiter; None is the limiter's.
         """
         require_eager("writing rows")
@@ -538,7 +538,7 @@ class LocalEngine:
         if each is None:
             plan = Plan(schema, draw.slots, draw.slots)
         else:
-            plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
+            plan = Plan.of_slices(schema, view.require_episodes(), draw.slots, each, draw.pad)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)
@@ -636,7 +636,7 @@ class LocalEngine:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
             return storage.get(plan.records, pin=self.pin)
-        leaves = fold(plan, storage.fetch(plan.requests(), pin=self.pin))
+        leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
