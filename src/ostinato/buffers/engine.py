@@ -35,7 +35,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Plan, Run, View, episodes_of, fold, slices
+from ostinato.core.records import Run, View, fold
 from ostinato.core.ring import Ring
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
@@ -528,17 +528,13 @@ class LocalEngine:
             OptionError: if the storage has no fields.
         """
         unit, draw, dice = self.unit, ticket.draw, ticket.dice
-        each = draw.rows_each
-        if (unit is None or unit.plain) and each is None:
+        if (unit is None or unit.plain) and draw.rows_each is None:
             return ticket
         schema, view = self.storage.schema, self.view()
         if schema is None:
             msg = f"{type(self.storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
             raise OptionError(msg)
-        if each is None:
-            plan = Plan(schema, draw.slots, draw.slots)
-        else:
-            plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
+        plan = draw.plan(schema, view)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)

@@ -1,4 +1,4 @@
-"""Plans: what a batch is made of. Units change them before the gather; `fold` does what is left to do after it."""
+"""The records that parts of a buffer exchange: where rows are written, what samplers see and draw, plans of batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.kinds import show_path
 from ostinato.core.rows import as_bits
-from ostinato.errors import CheckpointError, KindError, OptionError, SlotError
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -33,13 +34,11 @@ __all__ = [
     "View",
     "as_slots",
     "check_slots",
-    "episodes_of",
     "fold",
     "next_path",
     "read_plan",
     "require_values",
     "show_plan",
-    "slices",
     "turn_plan",
 ]
 
@@ -47,8 +46,8 @@ __all__ = [
 class Run(NamedTuple):
     """Rows `skip` to `skip + rows - 1` of a batch go to the slots `(start + i) % capacity`, in order.
 
-    `skip` is not zero only for batches longer than the ring: their first rows would be overwritten by
-    their last ones within the same call, so they are never copied.
+    `skip` is above zero only for batches longer than the ring: their first rows would be overwritten by their last ones
+    within the same call, so they are not copied.
     """
 
     start: int
@@ -92,9 +91,9 @@ Placement: TypeAlias = Run | Picks
 
 
 class View(NamedTuple):
-    """All that a sampler may see of a buffer: counts and stamps, never data.
+    """What a sampler sees of a buffer at the moment of a draw: counts and generations, never data.
 
-    Rows present are the slots `[0, rows)`. Frozen: it describes the buffer at the moment of the draw.
+    The rows present are in the slots `[0, rows)`.
     """
 
     rows: int
@@ -103,17 +102,28 @@ class View(NamedTuple):
     ring: Ring | SharedRing
     device: torch.device
     episodes: EpisodeTable | None = None
-    """Which rows belong together, if the buffer keeps account of that."""
+    """The episodes of the rows, if the buffer tracks episodes."""
     starts: Starts | None = None
-    """The rows that may be drawn; None stands for all of them."""
+    """The rows that can be drawn; None means all rows."""
+
+    def require_episodes(self) -> EpisodeTable:
+        """Return the episodes, for a unit or sampler that needs them.
+
+        Raises:
+            OptionError: if the buffer does not track episodes.
+        """
+        if self.episodes is None:
+            msg = "slices and windows need to know where episodes end: give the buffer episodes=Episodes()"
+            raise OptionError(msg)
+        return self.episodes
 
 
 class Draw(NamedTuple):
-    """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
+    """The slots that a sampler drew, int64 `[B]`; with importance `weights` `[B]` from prioritized samplers.
 
-    Ring, int64, tell a later priority whether the row that it is for has been replaced. With `length`, or `lengths`
-    int64 `[B]`, each slot is the first one of a slice of so many rows of its episode, whose last row is repeated up to
-    `pad` rows if that is not 0.
+    `generations`, int64 `[B]`, are those of the rows: a later update of their priorities compares them to find rows
+    that have been replaced. With `length`, or `lengths` int64 `[B]`, each slot is the first one of a slice of so many
+    rows of its episode. If `pad` is not 0, the last row of shorter slices is repeated up to `pad` rows.
     """
 
     slots: Tensor
@@ -126,15 +136,36 @@ class Draw(NamedTuple):
 
     @property
     def rows_each(self) -> Tensor | int | None:
-        """Rows of the slices, one number where all are equal; None where single rows were drawn."""
+        """Rows of the slices, one number if all are equal; None if single rows were drawn."""
         return self.length or self.lengths
+
+    def plan(self, schema: Schema, view: View) -> Plan:
+        """Return the plan of the batch: the rows drawn, or the rows of the slices that begin there."""
+        anchors = self.slots
+        if self.length:
+            rows, _ = view.require_episodes().window(anchors, 0, self.length - 1)
+            return Plan(schema, anchors, rows.view(-1), repeat=self.length)
+        lengths = self.lengths
+        if lengths is None:
+            return Plan(schema, anchors, anchors)
+        longest = self.pad or int(lengths.max())
+        rows, _ = view.require_episodes().window(anchors, 0, longest - 1)
+        steps = torch.arange(longest, device=rows.device)
+        inside = steps < lengths[:, None]
+        if self.pad:
+            padded = rows.gather(1, torch.minimum(steps, lengths[:, None] - 1))
+            last = (steps == lengths[:, None] - 1).reshape(-1)
+            notes = {("collector", "mask"): inside.reshape(-1)}
+            return Plan(schema, anchors, padded.reshape(-1), repeat=longest, last=last, notes=notes)
+        owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
+        return Plan(schema, anchors, rows[inside], owner=owner)
 
 
 class Request(NamedTuple):
     """Rows of one field for a batch: `slots` int64 `[n]` of the leaf number `leaf`, in the schema's order.
 
     Where `pick` (bool `[n]`) is True, the row is read from the leaf `other` instead, which has the same dtype and
-    shape. Requests that share one slots tensor are cheapest: fields that lie side by side are read together.
+    shape. Requests that share one slots tensor are cheapest: adjacent fields are then read together.
     """
 
     leaf: int
@@ -144,9 +175,9 @@ class Request(NamedTuple):
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
-    """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
+    """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is computed only if the run wraps."""
     stop = start + rows
-    if device is None:  # NumPy's range is the cheaper one, and knows no default device
+    if device is None:  # NumPy's range is faster, and ignores torch's default device
         out = torch.from_numpy(np.arange(start, stop, dtype=np.int64))
     else:
         out = torch.arange(start, stop, device=device)
@@ -154,34 +185,34 @@ def ring_range(start: int, rows: int, capacity: int, device: torch.device | None
 
 
 def require_values(tensor: Tensor, what: str) -> None:
-    """Refuse tensors on the device meta, which have no values.
+    """Check that a tensor has values.
 
     Raises:
-        KindError: naming what the tensor was to be.
+        KindError: if it is on the device meta; `what` names the tensor in the message.
     """
     if tensor.is_meta:
         msg = (
-            f"{what} must have values, got a tensor on the device meta: name the device of new tensors, since "
-            "torch.set_default_device() and `with torch.device(...)` change what they get without"
+            f"{what} must have values, got a tensor on the device meta: pass device= when you make tensors, since "
+            "torch.set_default_device() and `with torch.device(...)` change their default device"
         )
         raise KindError(msg)
 
 
 def as_slots(slots: Tensor, device: torch.device) -> Tensor:
-    """Bring slots that a sampler or writer chose to the form that native code reads: int64, contiguous, on a device.
+    """Return slots that a sampler or writer chose as the native extension reads them: int64, contiguous, on `device`.
 
     Raises:
-        KindError: if they are on the device meta, where tensors have no values.
+        KindError: if they are on the device meta.
     """
     require_values(slots, "slots")
     return slots.to(device, torch.int64).contiguous()
 
 
 def check_slots(slots: Tensor, capacity: int) -> None:
-    """Refuse slots outside `[0, capacity)`.
+    """Check that slots are in `[0, capacity)`.
 
     Raises:
-        SlotError: naming the first one.
+        SlotError: if one is outside; the message names the first one.
     """
     bad = (slots < 0) | (slots >= capacity)
     if bad.any():
@@ -190,22 +221,10 @@ def check_slots(slots: Tensor, capacity: int) -> None:
         raise SlotError(msg)
 
 
-def episodes_of(view: View) -> EpisodeTable:
-    """Return the episodes of a view, for a unit or sampler that cannot do without.
-
-    Raises:
-        OptionError: if the buffer keeps none.
-    """
-    if view.episodes is None:
-        msg = "slices and windows need to know where episodes end: give the buffer episodes=Episodes()"
-        raise OptionError(msg)
-    return view.episodes
-
-
 class Column(NamedTuple):
-    """One field of a batch of `R` records: what to read, and what becomes of it.
+    """One field of a batch of `R` records: the rows to read for it, and how they are combined.
 
-    The rows read are `[R * prod(tail), *shape]`; the field becomes `[R, *tail, *shape]`, or `[R, *shape]` with
+    The rows read are `[R * prod(tail), *shape]`; the field of the batch is `[R, *tail, *shape]`, or `[R, *shape]` with
     `weights`.
     """
 
@@ -213,15 +232,15 @@ class Column(NamedTuple):
     tail: tuple[int, ...] = ()
     """Dimensions between the records and the rows of the field, such as the frames of a stack."""
     weights: Tensor | None = None
-    """`[R, tail]`: the rows are multiplied by these and added up."""
+    """`[R, tail]`: the field is the sum of the rows, weighted by these."""
     blank: Tensor | None = None
-    """bool `[R, *tail]`: rows that become zeros."""
+    """bool `[R, *tail]`: True for rows that are replaced by zeros."""
     merge: bool = False
-    """Let `tail` join the first dimension of the rows: `[R, tail * shape[0], *shape[1:]]`."""
+    """Merge `tail` with the first dimension of the rows: `[R, tail * shape[0], *shape[1:]]`."""
 
 
 class Plan(NamedTuple):
-    """How drawn rows become a batch. Index arithmetic is done: what is left is one gather and `fold`."""
+    """The rows that a batch is read from: one gather reads them, and `fold` combines them into fields."""
 
     schema: Schema
     anchors: Tensor
@@ -229,24 +248,24 @@ class Plan(NamedTuple):
     records: Tensor
     """Slots of the batch's records, int64 `[R]`; `R` is `B * repeat`."""
     changed: dict[int, Column] = {}  # noqa: RUF012 (never changed in place)
-    """Leaves that are not simply read at the records, by their position in the schema."""
+    """Leaves that are not read at the records alone, by their position in the schema."""
     repeat: int = 1
-    """Records that each anchor became, where all became as many."""
+    """Number of records of each anchor, if all have the same number."""
     owner: Tensor | None = None
-    """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
+    """Position of the anchor of each record, int64 `[R]`, ascending, if the numbers differ."""
     last: Tensor | None = None
-    """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
+    """bool `[R]`: True for the last record of each anchor, if records after it are padding."""
     generations: Tensor | None = None
-    """Ring of the records, int64 `[R]`, where priorities may come back for each; else those of the anchors do."""
+    """Generations of the records, int64 `[R]`, if priorities are updated for each record; else those of the anchors."""
     notes: dict[Any, Tensor] = {}  # noqa: RUF012
-    """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
+    """Values for each record, `[R]`, by name or path: for the info of a sample."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
-    """What each record has besides its stored fields, `[R]`: for the batch as well."""
+    """Fields, `[R]`, that are not stored: for the batch and the info of a sample."""
     elsewhere: dict[Path, Tensor] = {}  # noqa: RUF012
     """Slots, int64 `[R]`, of fields of Python objects that are not read at the records."""
 
     def with_columns(self, changed: dict[int, Column]) -> Plan:
-        """Return the plan with some columns exchanged."""
+        """Return the plan with other columns for some leaves."""
         return self._replace(changed={**self.changed, **changed})
 
     def slots_of(self, position: int) -> Tensor:
@@ -255,7 +274,7 @@ class Plan(NamedTuple):
         return self.records if column is None else column.request.slots
 
     def requests(self) -> list[Request]:
-        """Return what is to be read, one request for each leaf of the schema."""
+        """Return the rows to read: one request for each leaf of the schema."""
         records, changed = self.records, self.changed
         return [changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))]
 
@@ -266,7 +285,7 @@ class Plan(NamedTuple):
         return values if self.repeat == 1 else values.repeat_interleave(self.repeat)
 
     def last_of_each(self) -> Tensor:
-        """Return bool `[R]`: which records are the last ones of their anchors."""
+        """Return bool `[R]`: True for the last record of each anchor."""
         if self.last is not None:
             return self.last
         if self.owner is not None:
@@ -276,7 +295,7 @@ class Plan(NamedTuple):
         return last
 
     def first_of_each(self) -> Tensor:
-        """Return bool `[R]`: which records are the first ones of their anchors."""
+        """Return bool `[R]`: True for the first record of each anchor."""
         if self.owner is not None:
             return torch.cat([torch.ones_like(self.owner[:1], dtype=torch.bool), self.owner[1:] != self.owner[:-1]])
         first = torch.zeros_like(self.records, dtype=torch.bool)
@@ -290,33 +309,60 @@ class Plan(NamedTuple):
                 return position
         return None
 
+    def require(self, path: Path, what: str) -> int:
+        """Return the position of the leaf at a path.
+
+        Args:
+            path: of the leaf.
+            what: the role of the field, for messages.
+
+        Raises:
+            KeyMissingError: if there is none.
+            KindError: if the field holds Python objects.
+        """
+        position = self.find(path)
+        if position is None and path in {leaf.path for leaf in self.schema.objects}:
+            msg = f"{show_path(path)} ({what}) holds Python objects, such as text: name a field of tensors"
+            raise KindError(msg)
+        if position is None:
+            known = ", ".join(show_path(leaf.path) for leaf in self.schema.leaves)
+            msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name an existing field"
+            raise KeyMissingError(msg)
+        return position
+
+    def require_alike(self, first: int, *others: int) -> None:
+        """Check that leaves have one dtype and shape.
+
+        Raises:
+            SchemaError: if they differ.
+        """
+        leaves = [self.schema.leaves[position] for position in (first, *others)]
+        if len({(leaf.dtype, leaf.shape) for leaf in leaves}) > 1:
+            forms = ", ".join(f"{show_path(leaf.path)} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+            msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
+            raise SchemaError(msg)
+
+    def require_absent(self, *names: str) -> None:
+        """Check that rows do not have fields of these names, which a unit adds to batches.
+
+        Raises:
+            SchemaError: if they have one.
+        """
+        known = self.schema.paths
+        for name in names:
+            if (name,) in known:
+                msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
+                raise SchemaError(msg)
+
     def slots_read(self) -> Tensor:
-        """Return all slots that the batch is read from, int64 `[n]`."""
+        """Return all slots that the batch is read from, int64 `[n]`, with duplicates."""
         parts = {id(column.request.slots): column.request.slots for column in self.changed.values()}
         parts |= {id(slots): slots for slots in self.elsewhere.values()}
         return torch.cat([self.anchors, self.records, *parts.values()])
 
 
-def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor | int, pad: int = 0) -> Plan:
-    """Return the plan in which each anchor is the first of its slice's rows; see `Draw`."""
-    if isinstance(lengths, int):
-        rows, _ = table.window(anchors, 0, lengths - 1)
-        return Plan(schema, anchors, rows.view(-1), repeat=lengths)
-    longest = pad or int(lengths.max())
-    rows, _ = table.window(anchors, 0, longest - 1)
-    steps = torch.arange(longest, device=rows.device)
-    inside = steps < lengths[:, None]
-    if pad:
-        padded = rows.gather(1, torch.minimum(steps, lengths[:, None] - 1))
-        last = (steps == lengths[:, None] - 1).reshape(-1)
-        notes = {("collector", "mask"): inside.reshape(-1)}
-        return Plan(schema, anchors, padded.reshape(-1), repeat=longest, last=last, notes=notes)
-    owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
-    return Plan(schema, anchors, rows[inside], owner=owner)
-
-
 def show_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain values and tensors, without its schema and anchors; nothing is copied."""
+    """Return the state of a plan: plain values and tensors, without its schema and anchors. No copy."""
     columns = [
         {
             "position": position,
@@ -338,7 +384,7 @@ def show_plan(plan: Plan) -> dict[str, Any]:
 
 
 def turn_plan(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return a saved plan for rows of which the one in slot `seam` is in slot 0 now."""
+    """Return the state of a plan for rows that have moved: the row of slot `seam` is in slot 0 now."""
 
     def turned(slots: Tensor) -> Tensor:
         return (slots - seam).remainder_(rows)
@@ -349,16 +395,16 @@ def turn_plan(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
 
 
 def read_plan(state: dict[str, Any], schema: Schema, anchors: Tensor, rows: int) -> Plan:
-    """Return what `show_plan` gave, by copy, on the device of the anchors.
+    """Return the plan whose state `show_plan` returned. A copy, on the device of the anchors.
 
     Args:
-        state: what was saved.
+        state: the state.
         schema: of the rows.
         anchors: slots that were drawn, int64 `[B]`.
-        rows: of the buffer.
+        rows: number of rows of the buffer.
 
     Raises:
-        CheckpointError: if it reads rows or fields that are not there, or its parts do not fit each other.
+        CheckpointError: if it reads rows or fields that do not exist, or its parts do not fit each other.
     """
     device, records = anchors.device, state["records"]
     _check_slots(records, rows)
@@ -416,7 +462,7 @@ def _require(holds: bool) -> None:  # noqa: FBT001
 
 
 def fold(plan: Plan, rows: Sequence[Tensor]) -> list[Tensor]:
-    """Make the fields of a batch from the rows read for its plan. No copy but for weighted and blanked columns."""
+    """Return the fields of a batch from the rows read for its plan. Only weighted and blanked columns are copied."""
     records, out = plan.records.shape[0], list(rows)
     for position, column in plan.changed.items():
         out[position] = _fold(column, out[position], records)
@@ -436,7 +482,7 @@ def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
 
 
 def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sums of rows `[R, T, *shape]` by weights `[R, T]`; a row of weight 0 may be infinite."""
+    """Return the sums of rows `[R, T, *shape]` with weights `[R, T]`; rows of weight 0 may be infinite."""
     shape = rows.shape[2:]
     native = backend.native
     if native is not None and rows.is_cpu and rows.dtype is weights.dtype:
@@ -449,7 +495,7 @@ def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def next_path(path: Path, known: set[Path]) -> Path | None:
-    """Return the field that holds what `path` is one step later: `("next", *path)`, or `next_` before its last key."""
+    """Return the path of the next step of a field: `("next", *path)`, or `next_` before its last key; None without."""
     nested: Path = ("next", *path)
     if nested in known:
         return nested
