@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Never, final
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, final, overload
 
 from ostinato.buffers.mixing import (
     Member,
@@ -32,6 +32,7 @@ from ostinato.writers import WriterEnsemble
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     import torch
     from torch import Tensor
@@ -384,6 +385,30 @@ class ReplayBufferEnsemble:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """End the prefetch threads, of the ensemble and of its members, and drop batches made ahead. Idempotent."""
+        self._mixer.close()
+        for member in self.members:
+            member.close()
+
+    def __enter__(self) -> Self:
+        """Return the ensemble."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the ensemble; see `close`."""
+        self.close()
+
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: Literal[False] = False) -> Any: ...  # noqa: FBT002
+    @overload
+    def sample(self, batch_size: int | None = None, *, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(self, batch_size: int | None, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any: ...  # noqa: FBT001, FBT002
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Draw a batch.
 

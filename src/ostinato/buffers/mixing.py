@@ -565,6 +565,12 @@ class Mixer:
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
+    def close(self) -> None:
+        """Drop queued batches and end the prefetch thread."""
+        self.drop()
+        if self.prefetch is not None:
+            self.prefetch.close()
+
     def redo(self) -> None:
         """Forget batches made ahead but keep their draws, to be made again (after the transforms have changed)."""
         with self.lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +19,14 @@ from ostinato.storages import Storage
 from ostinato.writers import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.units import SampleUnit
 
 __all__ = [
+    "AnyBufferOptions",
+    "BufferOptions",
     "check_dim",
     "check_drop_last",
     "check_episodes",
@@ -44,6 +49,39 @@ __all__ = [
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
+
+
+class BufferOptions(TypedDict, total=False):
+    """Keyword arguments of `ReplayBuffer`, for signatures that pass them on."""
+
+    storage: Storage | Callable[[], Storage] | None
+    sampler: Sampler | Callable[[], Sampler] | None
+    writer: Writer | Callable[[], Writer] | None
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int | None
+    transform: Any
+    batch_size: int | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    shared: bool
+    compilable: bool
+    delayed_init: bool
+    sample_unit: SampleUnit | Sequence[SampleUnit] | None
+    episodes: Episodes | None
+    rate_limiter: RateLimiter | None
+    version_key: str | tuple[str, ...] | None
+
+
+class AnyBufferOptions(BufferOptions, total=False):
+    """Keyword arguments of `ReplayBuffer` and of the subclasses that Ostinato has."""
+
+    priority_key: str | tuple[str, ...]
+    alpha: float
+    beta: float
+    eps: float
+    dtype: torch.dtype
+    sync: bool
 
 
 def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | None = None) -> Part:

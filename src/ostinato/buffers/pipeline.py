@@ -214,6 +214,14 @@ class Prefetcher(Generic[DrawnT]):
             self._queue.clear()
             return tickets
 
+    def close(self) -> None:
+        """Drop all queued batches, and end the worker thread once the batch that it is making is made."""
+        with self._waiters.lock:
+            self.clear()
+            executor, self._executor = self._executor, None
+        if executor is not None and self._process == os.getpid():
+            executor.shutdown()
+
     def _pool(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-prefetch")
@@ -375,6 +383,12 @@ class Pipeline:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
         with self._engine.lock:
             self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+
+    def close(self) -> None:
+        """Drop queued batches, as `drop` does, and end the prefetch thread."""
+        self.drop()
+        if self.prefetch is not None:
+            self.prefetch.close()
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""

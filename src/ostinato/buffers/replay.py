@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -55,9 +55,11 @@ from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
@@ -326,7 +328,7 @@ class ReplayBuffer:
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        storage = self._engine.storage
+        storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
@@ -347,6 +349,59 @@ class ReplayBuffer:
             self._pipeline.drop()
             self._engine.clear()
 
+    def close(self) -> None:
+        """End the prefetch thread and drop batches made ahead. Idempotent; the rows stay.
+
+        A buffer without `prefetch` owns no thread. Sampling goes on afterwards, with a new thread if need be.
+        """
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the buffer; see `close`."""
+        self.close()
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -714,7 +769,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ['index', 'obs']
     """
 
-    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Any) -> None:
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
 
@@ -744,6 +799,46 @@ class TensorDictReplayBuffer(ReplayBuffer):
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,

@@ -27,7 +27,7 @@ class SamplerContract(ABC):
         """Return a new sampler."""
 
     def rows(self, sampler: Sampler, rows: int, capacity: int) -> View:  # noqa: ARG002
-        """Return a view of `rows` rows. Override it for samplers that must be notified of rows first."""
+        """Return a view of `rows` rows. Override it for samplers that must record rows first."""
         return make_view(rows, capacity)
 
     # -- tests -----------------------------------------------------------------------------------------------
