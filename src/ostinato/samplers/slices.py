@@ -340,10 +340,6 @@ class SliceSampler(_Slicer, Sampler):
             f"strict_length={options.strict_length})"
         )
 
-    def _need(self, length: int) -> int:
-        """Return the number of rows that an episode must have to be drawn."""
-        return length if self._options.strict_length else 1
-
     def _starts(self, view: View, length: int) -> Starts:
         """Return the rows of the episodes that are long enough.
 
@@ -351,7 +347,7 @@ class SliceSampler(_Slicer, Sampler):
             EmptyBufferError: if there is none.
         """
         table = view.require_episodes()
-        starts = table.starts(self._need(length))
+        starts = table.starts(length if self._options.strict_length else 1)
         if not starts.rows:
             raise self._too_short(length, table)
         return starts
@@ -470,6 +466,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """Options, and episodes drawn in this pass."""
         return f"{SliceSampler.__repr__(self)[:-1]}, drawn={self._at} of {self._firsts.shape[0]} episodes)"
 
+    def _least(self, length: int) -> int:
+        """Return the number of rows that an episode must have to be drawn."""
+        return length if self._options.strict_length else 1
+
     def restart(self) -> None:
         """Begin a new pass with the next draw."""
         SamplerWithoutReplacement.restart(self)
@@ -487,7 +487,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self.drop_last and firsts.shape[0] < number:
             msg = (
                 f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
-                f"{firsts.shape[0]} of {self._need(length)} rows or more: add some or lower batch_size"
+                f"{firsts.shape[0]} of {self._least(length)} rows or more: add some or lower batch_size"
             )
             raise OptionError(msg)
         if fresh:  # only now: a draw that raises leaves the pass as it was
@@ -507,7 +507,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         table = view.require_episodes()
         spans = table.episodes()
-        firsts = spans.first[spans.rows >= self._need(length)].to(view.device)
+        firsts = spans.first[spans.rows >= self._least(length)].to(view.device)
         if not firsts.shape[0]:
             raise self._too_short(length, table)
         return firsts
