@@ -148,9 +148,11 @@ class _Slicer:
         if plan.last is not None or plan.owner is not None:
             return plan.last_of_each()
         key = (plan.records.shape, plan.repeat, plan.records.device)
-        if self._last[0] != key:
-            self._last = (key, plan.last_of_each())
-        return self._last[1].clone()
+        known, last = self._last  # read once: batches may be made in several threads
+        if known != key:
+            last = plan.last_of_each()
+            self._last = (key, last)
+        return last.clone()
 
     @property
     def _form(self) -> str:
@@ -537,7 +539,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         SamplerWithoutReplacement.check_state(self, state, rows)
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return a state for rows that have moved: a pass knows its episodes by the slots of their first rows."""
+        """Return a state for rows that have moved: the slots of first rows identify the episodes of a pass."""
         return {**state, "firsts": (state["firsts"] - seam).remainder_(rows)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

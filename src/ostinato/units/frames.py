@@ -97,11 +97,13 @@ class FrameStack(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the frames before each frame as well."""
-        if self._fields[0] is not plan.schema:
-            self._fields = (plan.schema, self._find(plan))
+        schema, fields = self._fields  # read once: another buffer may share the unit
+        if schema is not plan.schema:
+            fields = self._find(plan)
+            self._fields = (plan.schema, fields)
         table, columns = view.require_episodes(), dict(plan.changed)
         seen: _Seen = {}
-        for frame, after in self._fields[1]:
+        for frame, after in fields:
             if plan.changed:
                 self._check_read(plan, frame, after)
             columns[frame] = self._stack(plan, frame, table, seen)

@@ -127,9 +127,10 @@ class Hindsight(SampleUnit):
             got = "none" if dice is None else list(dice.shape)
             msg = f"Hindsight needs the random numbers of roll(), [2, {plan.records.shape[0]}], got {got}"
             raise OptionError(msg)
-        if self._fields[0] is not plan.schema:
-            self._fields = (plan.schema, self._find(plan))
-        fields = self._fields[1]
+        schema, fields = self._fields  # read once: another buffer may share the unit
+        if schema is not plan.schema:
+            fields = self._find(plan)
+            self._fields = (plan.schema, fields)
         chosen, relabelled = self._choose(plan.records, view, dice, late=fields.next_achieved is None)
         source = fields.achieved if fields.next_achieved is None else fields.next_achieved
         slots = torch.where(relabelled, chosen, plan.records)
