@@ -35,7 +35,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Run, View, fold
+from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
-    from ostinato.core.records import Placement, Plan
+    from ostinato.core.records import Placement
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -199,7 +199,7 @@ class LocalEngine:
         Args:
             data: one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); no rows change nothing.
             lead: batch dimensions of the data.
-            ranked: whether priorities that the rows bring along count; else they get the default priority.
+            ranked: whether priorities in the rows are used; else the rows get the default priority.
             timeout_s: longest wait for readers, where there is a rate limiter; None is the limiter's.
         """
         require_eager("writing rows")
@@ -536,14 +536,18 @@ class LocalEngine:
             OptionError: if the storage has no fields.
         """
         unit, draw, dice = self.unit, ticket.draw, ticket.dice
-        if (unit is None or unit.plain) and not draw.length and draw.lengths is None:
+        each = draw.length or draw.lengths
+        if (unit is None or unit.plain) and each is None:
             return ticket
         storage = self.source.storage
         schema, view = storage.schema, self.view() if view is None else view
         if schema is None:
             msg = f"{type(storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
             raise OptionError(msg)
-        plan = draw.plan(schema, view)
+        if each is None:
+            plan = Plan(schema, draw.slots, draw.slots)
+        else:
+            plan = Plan.of_slices(schema, view.require_episodes(), draw.slots, each, draw.pad)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)
@@ -641,7 +645,7 @@ class LocalEngine:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
             return storage.get(plan.records, pin=self.pin)
-        leaves = fold(plan, storage.fetch(plan.requests(), pin=self.pin))
+        leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:
