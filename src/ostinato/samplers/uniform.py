@@ -122,7 +122,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0  # rows left in the pass that may be drawn, at least; 0 where that has to be counted
 
     def __repr__(self) -> str:
@@ -137,11 +137,6 @@ class SamplerWithoutReplacement(RandomSampler):
         """Whether iteration ends with the pass; not if passes are endless."""
         return not self.endless
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw ended a pass."""
-        return self._ran_out
-
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: what a pass has drawn already, it does not draw again."""
         return
@@ -154,7 +149,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """Begin a new pass with the next draw, from the order of slots: what was drawn before leaves no trace in it."""
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0
         if self._aside is not None:
             self._aside.clear()
@@ -214,10 +209,10 @@ class SamplerWithoutReplacement(RandomSampler):
             slots = slots[starts.allowed(slots)]
             parts.append(slots)
             missing -= slots.shape[0]
-            if self._ran_out and missing < batch_size:
+            if self.ran_out and missing < batch_size:
                 break
         self._due -= batch_size - missing
-        self._ran_out = self._ran_out or self._count_due(starts) == 0
+        self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
     def _count_due(self, starts: Starts) -> int:
@@ -231,13 +226,13 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def spent(self, view: View) -> bool:
         """Return whether the pass has begun, and no row is left in it: others have replaced those still to be drawn."""
-        begun = self._at > 0 and self._rows == view.rows and not self._ran_out
+        begun = self._at > 0 and self._rows == view.rows and not self.ran_out
         return begun and view.starts is not None and self._count_due(view.starts) == 0
 
     def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
-        over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over
+        over = self.ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over
         self._take_in(view, generator)
         left = self._rows - self._at
         if over or left == 0 or (self.drop_last and left < batch_size):
@@ -252,7 +247,7 @@ class SamplerWithoutReplacement(RandomSampler):
         )
         self._at += count
         left -= count
-        self._ran_out = left == 0 or (self.drop_last and left < batch_size)
+        self.ran_out = left == 0 or (self.drop_last and left < batch_size)
         return slots
 
     def _draw_endless(self, view: View, count: int, generator: torch.Generator | None) -> Tensor:
@@ -332,7 +327,7 @@ class SamplerWithoutReplacement(RandomSampler):
             "endless": self.endless,
             "rows": rows,
             "at": at,
-            "ran_out": self._ran_out,
+            "ran_out": self.ran_out,
             "order": order[:rows] if self.shuffle else None,
         }
 
@@ -380,7 +375,7 @@ class SamplerWithoutReplacement(RandomSampler):
             with torch.inference_mode(mode=False):
                 self._order = order.clone()
         self._aside = None
-        self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
+        self._rows, self._at, self.ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
 
 def _is_order(order: Any, rows: int | None) -> bool:
