@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import save_state
-from ostinato.buffers.checkpoint.state import (
-    FORMAT,
-    Saves,
-    check_counts,
-    own_tensors,
-    read_generator,
-    readable,
-    saved_rows,
-    with_state,
-)
+from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
+from ostinato.buffers.checkpoint.save import Saves, save_state
+from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, readable, saved_rows
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
