@@ -28,7 +28,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Plan, Run, View, episodes_of, fold, slices
+from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
@@ -531,7 +531,7 @@ class LocalEngine:
         if each is None:
             plan = Plan(schema, draw.slots, draw.slots)
         else:
-            plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
+            plan = Plan.of_slices(schema, view.require_episodes(), draw.slots, each, draw.pad)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)
@@ -629,7 +629,7 @@ class LocalEngine:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
             return storage.get(plan.records, pin=self.pin)
-        leaves = fold(plan, storage.fetch(plan.requests(), pin=self.pin))
+        leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ostinato.buffers.checkpoint.state import check_form, check_state, own_tensors, readable, restoring, saved_rows
-from ostinato.core.records import turn_plan
+from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
@@ -332,7 +332,7 @@ def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
     """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
     if not seam:
         return ticket
-    plan = {"plan": turn_plan(ticket["plan"], seam, rows)} if "plan" in ticket else {}
+    plan = {"plan": Plan.turn_state(ticket["plan"], seam, rows)} if "plan" in ticket else {}
     return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
 
 

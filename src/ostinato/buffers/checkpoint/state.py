@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from ostinato.buffers.records import Ticket
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
-from ostinato.core.records import Draw, read_plan, show_plan
+from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema, column_name, describe
 from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
 from ostinato.storages.table import read_column
@@ -486,7 +486,7 @@ def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if plan is not None and not engine.replaced(ticket):
-        held["plan"] = show_plan(plan)
+        held["plan"] = plan.state_dict()
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
@@ -526,5 +526,5 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     draw = Draw(slots, weights, None, generations, lengths, pad, length)
     plan = None
     if "plan" in state:
-        plan = read_plan(state["plan"], Schema.from_json(schema), slots, rows)
+        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
     return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
