@@ -24,7 +24,7 @@ from ostinato import (
     TensorStorage,
 )
 from ostinato._backend import backend
-from ostinato.distributed.writing import About, unpack_shares
+from ostinato.distributed.writing import ShardInfo, parse_shard_update
 from ostinato.errors import (
     CheckpointError,
     KeyMissingError,
@@ -393,8 +393,8 @@ def test_priorities_of_another_length_are_refused() -> None:
 )
 def test_all_kinds_of_buffers_raise_the_same(index: Any, priority: Any, generation: Any) -> None:
     """The arguments are parsed in one place: buffers, shared buffers and shards raise the same error and message."""
-    about = About(None, True, "td_error", "max", capacity=8, counting=False, waits=False)
-    calls: list[Any] = [plain(4).update_priority, lambda *given: unpack_shares(about, *given)]
+    shards = ShardInfo(None, True, "td_error", "max", capacity=8, counting=False, waits=False)
+    calls: list[Any] = [plain(4).update_priority, lambda *given: parse_shard_update(shards, *given)]
     if backend.native is not None:
         calls.append(plain(4, shared=True).update_priority)
     raised = set()
