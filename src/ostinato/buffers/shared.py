@@ -208,7 +208,7 @@ class SharedEngine:
             storage.set(run, payload)
             if sampler.prioritized:
                 with ring.lock:
-                    if ring.holds(serial):
+                    if ring.is_current(serial):
                         as_sampler(sampler).record_rows(run, given, self.view())
                     ring.commit(serial)
             else:
@@ -233,7 +233,7 @@ class SharedEngine:
                 slots, priorities = slots[kept], priorities[kept]
                 generations = ring.generations(slots)
             stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
-        ring.note_stale(stale)
+        ring.count_stale(stale)
 
     def clear(self) -> None:
         """Forget all rows, for all processes, and the draws queued in this one."""
@@ -273,7 +273,7 @@ class SharedEngine:
         if self.sampler.prioritized:
             with ring.lock:
                 return self.sampler.draw(self.view(), batch_size, self.generator), ring.written
-        written, holes, rows, _ = ring.now()
+        written, holes, rows, _ = ring.state()
         view = View(rows, ring.capacity, 0, ring, ring.device)
         draw = self.sampler.draw(view, batch_size, self.generator)
         return (self._fill(draw, rows) if holes else draw), written
@@ -320,13 +320,13 @@ class SharedEngine:
     def _again(self, ticket: Ticket) -> Ticket | None:
         """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn again."""
         ring, draw = self._ring, ticket.draw
-        if ring.untouched(ticket.serial):
+        if ring.unchanged_since(ticket.serial):
             return None
         written = ring.written
         changed = ring.changed(draw.slots, ticket.serial)
         if changed is None:
             return None
-        ring.note_redone()
+        ring.count_redone()
         empty = ring.generations(draw.slots) <= 0
         count = int(empty.sum())
         if count:
@@ -341,7 +341,7 @@ class SharedEngine:
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
-        self._ring.note_drawn(ticket.records.shape[0])
+        self._ring.count_drawn(ticket.records.shape[0])
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
@@ -467,7 +467,7 @@ def shared_state(
         return {**state, **_rows(engine, slots, 0, slots, 0)}
     ring = storage.ring
     with ring.lock:
-        written, holes, rows, _ = ring.now()
+        written, holes, rows, _ = ring.state()
         slots, cursor = torch.arange(rows, device="cpu"), ring.cursor
         if holes:
             slots = ring.present()
@@ -541,7 +541,7 @@ def _replace_rows(
             storage.set(run, payload)
             if ranks is not None:
                 as_sampler(engine.sampler).record_rows(run, ranks, engine.view())
-                ring.largest = float(state["sampler"]["state"]["largest"])
+                ring.max_priority = float(state["sampler"]["state"]["largest"])
             ring.commit(serial)
             ring.set_counts(*counts)
     if isinstance(engine.sampler, PrioritizedSampler):

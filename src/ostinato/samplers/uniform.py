@@ -62,11 +62,8 @@ class RandomSampler(Sampler):
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
         if view.starts is not None:
-            return Draw(
-                view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
-            )
-        if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=_CPU))
+            randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
+            return Draw(view.starts.draw(randoms))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
