@@ -383,8 +383,8 @@ class SharedEngine:
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
         """Return the whole state, copied at one moment, while no process reserves or commits.
 
-        Rows that are being written are not part of it. Where there are such, or a writer has died, rows are saved from the
-        oldest to the newest; else slot by slot. Queued draws are dropped: the generator is saved as before them.
+        Rows that are being written are not part of it. Where there are such, or a writer has died, rows are saved from
+        the oldest to the newest; else slot by slot. Queued draws are dropped: the generator is saved as before them.
         """
         generator = None if self.generator is None else self.generator.get_state()
         drawn = [*queued, *self.pending]
