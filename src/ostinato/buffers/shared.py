@@ -1,8 +1,4 @@
-"""SharedEngine: the engine of a buffer that several processes write and sample at once, without a server.
-
-What lives here: who waits for whom, and what is drawn, copied and looked at again. What does not: slots and stamps
-(`core/shared_ring.py`), rows (`storages/shared.py`), saving (`shared_state.py`).
-"""
+"""The engine of a buffer that several processes write and sample at once, without a server; its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,18 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import save_state
-from ostinato.buffers.checkpoint.state import (
-    FORMAT,
-    Saves,
-    check_counts,
-    own_tensors,
-    read_generator,
-    readable,
-    saved_rows,
-    with_state,
-)
+from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
+from ostinato.buffers.checkpoint.save import Saves, save_state
+from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, readable, saved_rows
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
@@ -69,8 +56,8 @@ class SharedEngine:
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
     processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
-    then stamps are compared, and copied again if a row was replaced. So no batch holds a torn or unfinished row, and
-    whoever dies costs the rows that it was writing.
+    then generations are compared, and the batch is copied again if a row was replaced. So no batch holds a torn or
+    unfinished row, and a process that dies loses only the rows that it was writing.
 
     Raises:
         OptionError: for parts that do not go together with sharing.
@@ -95,10 +82,10 @@ class SharedEngine:
         version_key: str | tuple[str, ...] | None = None,
     ) -> None:
         if limiter is not None or version_key is not None:
-            msg = "shared=True keeps no account of reads and versions: leave out rate_limiter and version_key"
+            msg = "shared=True does not count reads and versions: leave out rate_limiter and version_key"
             raise OptionError(msg)
         if unit is not None or episodes is not None:
-            msg = "shared=True keeps no account of episodes: leave out sample_unit and episodes"
+            msg = "shared=True does not track episodes: leave out sample_unit and episodes"
             raise OptionError(msg)
         _check_parts(sampler, writer)
         self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
@@ -221,7 +208,7 @@ class SharedEngine:
             storage.set(run, payload)
             if sampler.prioritized:
                 with ring.lock:
-                    if ring.holds(serial):
+                    if ring.is_current(serial):
                         as_sampler(sampler).record_rows(run, given, self.view())
                     ring.commit(serial)
             else:
@@ -246,7 +233,7 @@ class SharedEngine:
                 slots, priorities = slots[kept], priorities[kept]
                 generations = ring.generations(slots)
             stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
-        ring.note_stale(stale)
+        ring.count_stale(stale)
 
     def clear(self) -> None:
         """Forget all rows, for all processes, and the draws queued in this one."""
@@ -286,13 +273,13 @@ class SharedEngine:
         if self.sampler.prioritized:
             with ring.lock:
                 return self.sampler.draw(self.view(), batch_size, self.generator), ring.written
-        written, holes, rows, _ = ring.now()
+        written, holes, rows, _ = ring.state()
         view = View(rows, ring.capacity, 0, ring, ring.device)
         draw = self.sampler.draw(view, batch_size, self.generator)
         return (self._fill(draw, rows) if holes else draw), written
 
     def _fill(self, draw: Draw, rows: int) -> Draw:
-        """Draw anew where there is no whole row, until there is one: each of these keeps the same probability."""
+        """Draw again where there is no whole row, until there is one: each whole row keeps the same probability."""
         ring, slots = self._ring, draw.slots
         for _ in range(_MOST_REDRAWS):
             empty = ring.generations(slots) <= 0
@@ -325,21 +312,21 @@ class SharedEngine:
             if again is None:
                 return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
             ticket = again
-        with self.lock, self._ring.lock:  # now nobody reserves
+        with self.lock, self._ring.lock:  # no process can reserve slots now
             ticket = self._again(ticket) or ticket
             payload = self._storage.get(ticket.draw.slots, pin=self.pin)
         return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
 
     def _again(self, ticket: Ticket) -> Ticket | None:
-        """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn anew."""
+        """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn again."""
         ring, draw = self._ring, ticket.draw
-        if ring.untouched(ticket.serial):
+        if ring.unchanged_since(ticket.serial):
             return None
         written = ring.written
         changed = ring.changed(draw.slots, ticket.serial)
         if changed is None:
             return None
-        ring.note_redone()
+        ring.count_redone()
         empty = ring.generations(draw.slots) <= 0
         count = int(empty.sum())
         if count:
@@ -354,7 +341,7 @@ class SharedEngine:
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
-        self._ring.note_drawn(ticket.records.shape[0])
+        self._ring.count_drawn(ticket.records.shape[0])
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
@@ -385,21 +372,21 @@ class SharedEngine:
         raise UsageError(msg)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Refuse to exchange the sampler."""
+        """Raise: the sampler cannot be exchanged."""
         _refuse_exchange(sampler)
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Refuse to exchange the writer."""
+        """Raise: the writer cannot be exchanged."""
         _refuse_exchange(writer)
 
     def set_source(self, source: Source) -> Storage:
-        """Refuse to exchange the storage."""
+        """Raise: the storage cannot be exchanged."""
         _refuse_exchange(source.storage)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
-        """Return the whole state, copied at one moment, while nobody reserves or commits."""
+        """Return the whole state, copied at one moment, while no process reserves or commits."""
         return shared_state(self, queued, transform, batch_size)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:  # noqa: ARG002
@@ -424,7 +411,7 @@ def _refuse_exchange(part: Any) -> NoReturn:
 
 
 def _check_parts(sampler: Sampler, writer: Writer) -> None:
-    """Refuse parts that keep in one process what all would have to know.
+    """Check that no part keeps in one process what all processes would need.
 
     Raises:
         OptionError: naming the part.
@@ -460,7 +447,7 @@ def save_shared(path: str | Path, engine: SharedEngine, state: dict[str, Any], *
 def shared_state(
     engine: SharedEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
-    """Return the whole state, copied at one moment, while nobody reserves or commits.
+    """Return the whole state, copied at one moment, while no process reserves or commits.
 
     Rows that are being written are not part of it. Where there are such, or a writer has died, the rows are saved from
     the oldest to the newest; else slot by slot. Queued draws are forgotten: the generator is saved as before them.
@@ -480,7 +467,7 @@ def shared_state(
         return {**state, **_rows(engine, slots, 0, slots, 0)}
     ring = storage.ring
     with ring.lock:
-        written, holes, rows, _ = ring.now()
+        written, holes, rows, _ = ring.state()
         slots, cursor = torch.arange(rows, device="cpu"), ring.cursor
         if holes:
             slots = ring.present()
@@ -489,8 +476,8 @@ def shared_state(
         return {**state, **_rows(engine, slots, cursor, ring.generations(slots), written)}
 
 
-def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, written: int) -> dict[str, Any]:
-    """Return what a state says of rows, stamps and counts."""
+def _rows(engine: SharedEngine, slots: Tensor, cursor: int, generations: Tensor, written: int) -> dict[str, Any]:
+    """Return rows, generations and counts as a state has them."""
     sampler = engine.sampler.state_dict()
     if engine.sampler.prioritized:
         sampler |= {name: sampler[name][slots] for name in ("priorities", "values")}
@@ -499,7 +486,7 @@ def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, writ
         "storage": {"class": "LazyTensorStorage", "state": storage},
         "sampler": {"class": type(engine.sampler).__name__, "state": sampler},
         "writer": {"class": type(engine.writer).__name__, "state": {}},
-        "stamps": {"written": written, "base": 0, "cursor": cursor, "array": stamps},
+        "stamps": {"written": written, "base": 0, "cursor": cursor, "array": generations},
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         "rows_drawn": engine.rows_drawn,
@@ -507,7 +494,7 @@ def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, writ
 
 
 def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Compose) -> None:
-    """Replace the rows of all processes by those of a state; what does not fit is refused before anything changes.
+    """Replace the rows of all processes by those of a state; if it does not fit, nothing has changed.
 
     Raises:
         CheckpointError: naming what differs.
@@ -545,7 +532,7 @@ def _replace_rows(
         ring = storage.ring
         with ring.lock:
             if ring.writers:
-                msg = f"{ring.writers} writers are at work: load into a shared buffer while nobody writes to it"
+                msg = f"{ring.writers} writers are at work: load into a shared buffer while no process writes to it"
                 raise UsageError(msg)
             saved = state["storage"]["state"]
             full = rows == ring.capacity == saved["capacity"]
@@ -554,7 +541,7 @@ def _replace_rows(
             storage.set(run, payload)
             if ranks is not None:
                 as_sampler(engine.sampler).record_rows(run, ranks, engine.view())
-                ring.largest = float(state["sampler"]["state"]["largest"])
+                ring.max_priority = float(state["sampler"]["state"]["largest"])
             ring.commit(serial)
             ring.set_counts(*counts)
     if isinstance(engine.sampler, PrioritizedSampler):
