@@ -41,16 +41,16 @@ __all__ = [
 
 
 class Run(NamedTuple):
-    """Rows `skip` to `skip + rows - 1` of a batch go to the slots `(start + i) % capacity`, in order.
-
-    `skip` is not zero only for batches longer than the ring: their first rows would be overwritten by
-    their last ones within the same call, so they are never copied.
-    """
+    """Rows `[skip, skip + rows)` of a batch go to the slots `(start + i) % capacity`, in order."""
 
     start: int
+    """Slot of the first row that is written."""
     rows: int
+    """Rows that are written."""
     capacity: int
+    """Slots of the ring."""
     skip: int = 0
+    """Rows that are not written, of a batch longer than the ring: its last rows would overwrite them."""
 
     def slots(self, device: torch.device | None = None) -> Tensor:
         """Return the slots written, int64 `[rows]`."""
@@ -88,6 +88,7 @@ class Picks(NamedTuple):
 
 
 Placement: TypeAlias = Run | Picks
+"""The slots of the rows of a batch, as a writer chose them."""
 
 
 class View(NamedTuple):
