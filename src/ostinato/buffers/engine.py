@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import (
-    FORMAT,
-    Saves,
-    checker,
-    engine_state,
-    load_engine_state,
-    remember_load,
-)
+from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
+from ostinato.buffers.checkpoint.save import Saves, Saving, remember_load, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
     check_order,
     check_pair,

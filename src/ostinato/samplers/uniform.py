@@ -118,7 +118,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0  # lower bound of the rows left in the pass that may be drawn; 0 if not counted
 
     def __repr__(self) -> str:
@@ -133,11 +133,6 @@ class SamplerWithoutReplacement(RandomSampler):
         """Whether iteration ends with the pass."""
         return not self.endless
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw ended a pass."""
-        return self._ran_out
-
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: draws of a pass depend on each other."""
         return
@@ -150,7 +145,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """Begin a new pass with the next draw, from the order of slots: it does not depend on earlier passes."""
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0
         if self._passes is not None:
             self._passes.clear()
@@ -210,10 +205,10 @@ class SamplerWithoutReplacement(RandomSampler):
             slots = slots[starts.allowed(slots)]
             parts.append(slots)
             missing -= slots.shape[0]
-            if self._ran_out and missing < batch_size:
+            if self.ran_out and missing < batch_size:
                 break
         self._due -= batch_size - missing
-        self._ran_out = self._ran_out or self._count_due(starts) == 0
+        self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
     def _count_due(self, starts: Starts) -> int:
@@ -226,14 +221,14 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def spent(self, view: View) -> bool:
         """Return whether a pass has begun and no row is left in it, since the rows left were replaced."""
-        begun = self._at > 0 and self._rows == view.rows and not self._ran_out
+        begun = self._at > 0 and self._rows == view.rows and not self.ran_out
         return begun and view.starts is not None and self._count_due(view.starts) == 0
 
     def _draw_pass(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
         """Draw the next slots of the pass, fewer where it ends."""
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
-        over = self._ran_out  # rows written after the end of a pass belong to the next one
+        over = self.ran_out  # rows written after the end of a pass belong to the next one
         self._add_rows(view, generator)
         left = self._rows - self._at
         if over or left == 0 or (self.drop_last and left < batch_size):
@@ -247,7 +242,7 @@ class SamplerWithoutReplacement(RandomSampler):
             slots = torch.arange(self._at, self._at + count, device=view.device)
         self._at += count
         left -= count
-        self._ran_out = left == 0 or (self.drop_last and left < batch_size)
+        self.ran_out = left == 0 or (self.drop_last and left < batch_size)
         return slots
 
     def _draw_endless(self, view: View, count: int, generator: torch.Generator | None) -> Tensor:
@@ -328,7 +323,7 @@ class SamplerWithoutReplacement(RandomSampler):
             "endless": self.endless,
             "rows": rows,
             "at": at,
-            "ran_out": self._ran_out,
+            "ran_out": self.ran_out,
             "order": order[:rows] if self.shuffle else None,
         }
 
@@ -376,7 +371,7 @@ class SamplerWithoutReplacement(RandomSampler):
             with torch.inference_mode(mode=False):
                 self._order = order.clone()
         self._passes = None
-        self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
+        self._rows, self._at, self.ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
 
 def _is_order(order: Any, rows: int | None) -> bool:
