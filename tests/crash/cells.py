@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 BATCH = 9
 BULK = 480
-DRAWN, FEWER = 10_000, 1000
-"""Indices that are compared in each case; fewer where a batch is small or made ahead, unless time is no matter."""
+DRAWN, QUICK, FEWER = 10_000, 2_000, 500
+"""Indices that are compared in each case of the whole product, in each case of `covering`, and in those of the latter
+whose batches are small or made ahead."""
 MANY = 5
 """Restarts of every `MANY_EVERY`th case; the others are restarted once after the load."""
 MANY_EVERY = 23
@@ -135,7 +136,7 @@ class Case(NamedTuple):
 
 
 COUNTING = {"LimitedSampler", "QueueSampler"}
-"""Samplers that use rows up, so that nobody draws ten thousand: `test_flow.py` has their restarts."""
+"""Samplers that use rows up, so that ten thousand cannot be drawn: `test_rate_limit.py` has their restarts."""
 SUPPORTED = [cell for cell in CELLS if cell.refusal is None and cell.sampler not in COUNTING]
 CASES = [
     *(Case(cell, offset, ahead) for cell in SUPPORTED for offset in (-1, 0, 1) for ahead in (0, 2)),
@@ -147,7 +148,7 @@ def covering() -> list[tuple[int, int]]:
     """Return cases, and indices to draw, that hold each combination once, at fills in turn, some made ahead."""
     cells = range(len(SUPPORTED))
     chosen = [6 * i + 2 * (i % 3) + (i % AHEAD_EVERY == 0) for i in cells] + list(range(6 * len(cells), len(CASES)))
-    return [(number, FEWER if CASES[number].slow else DRAWN) for number in chosen]
+    return [(number, FEWER if CASES[number].slow else QUICK) for number in chosen]
 
 
 def content(rb: Any) -> dict[str, Any]:
