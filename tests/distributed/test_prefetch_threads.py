@@ -11,11 +11,8 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, ReplayBuffer
-from ostinato.buffers import engine
-from ostinato.buffers import pipeline as feed
-from ostinato.buffers import pipeline as prefetch
-from ostinato.buffers import rate_limit as gate
-from ostinato.buffers.checkpoint import state as cut
+from ostinato.buffers import engine, pipeline, rate_limit
+from ostinato.buffers.checkpoint import save
 from ostinato.distributed import batch_stream
 from ostinato.distributed.batch_stream import ShardPrefetcher
 from ostinato.errors import UsageError, WaitTimeoutError
@@ -25,7 +22,7 @@ from ..schedules import Schedule, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (batch_stream, cut, engine, feed, gate, prefetch)
+MODULES = (batch_stream, save, engine, pipeline, rate_limit)
 CAPACITY = 16
 
 

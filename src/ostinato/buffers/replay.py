@@ -88,9 +88,9 @@ class ReplayBuffer:
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the compiled part,
-            a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a process
-            as it is started, after the first row.
+        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the native
+            extension, a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a
+            process as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: no effect: nothing is allocated before the first row in any case.
         sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
@@ -317,20 +317,25 @@ class ReplayBuffer:
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
-        return self._positions(self._engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
+        engine = self._engine
+        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
+        if storage.ndim == 1:
+            return placement.positions(None if storage.device == _CPU else storage.device)
+        return self._positions(placement)
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
-        if self._transform:
+        if self._transform.steps:
             data = self._transform.inv(data)
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
+        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -504,7 +509,7 @@ class ReplayBuffer:
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
-        return self._transform.forward(data) if self._transform else data
+        return self._transform.forward(data) if self._transform.steps else data
 
     def _index(self, slots: Tensor) -> Any:
         storage = self.storage

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.kinds import show_path
 from ostinato.core.rows import as_bits
-from ostinato.errors import CheckpointError, KindError, OptionError, SlotError
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -40,16 +41,16 @@ __all__ = [
 
 
 class Run(NamedTuple):
-    """Rows `skip` to `skip + rows - 1` of a batch go to the slots `(start + i) % capacity`, in order.
-
-    `skip` is not zero only for batches longer than the ring: their first rows would be overwritten by
-    their last ones within the same call, so they are never copied.
-    """
+    """Rows `[skip, skip + rows)` of a batch go to the slots `(start + i) % capacity`, in order."""
 
     start: int
+    """Slot of the first row that is written."""
     rows: int
+    """Rows that are written."""
     capacity: int
+    """Slots of the ring."""
     skip: int = 0
+    """Rows that are not written, of a batch longer than the ring: its last rows would overwrite them."""
 
     def slots(self, device: torch.device | None = None) -> Tensor:
         """Return the slots written, int64 `[rows]`."""
@@ -87,6 +88,7 @@ class Picks(NamedTuple):
 
 
 Placement: TypeAlias = Run | Picks
+"""The slots of the rows of a batch, as a writer chose them."""
 
 
 class View(NamedTuple):
@@ -333,6 +335,51 @@ class Plan(NamedTuple):
             if leaf.path == path:
                 return position
         return None
+
+    def require(self, path: Path, what: str) -> int:
+        """Return the position of the leaf at a path.
+
+        Args:
+            path: of the leaf.
+            what: the role of the field, for messages.
+
+        Raises:
+            KeyMissingError: if there is none.
+            KindError: if the field holds Python objects.
+        """
+        position = self.find(path)
+        if position is None and path in {leaf.path for leaf in self.schema.objects}:
+            msg = f"{show_path(path)} ({what}) holds Python objects, such as text: name a field of tensors"
+            raise KindError(msg)
+        if position is None:
+            known = ", ".join(show_path(leaf.path) for leaf in self.schema.leaves)
+            msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name an existing field"
+            raise KeyMissingError(msg)
+        return position
+
+    def require_alike(self, first: int, *others: int) -> None:
+        """Check that leaves have one dtype and shape.
+
+        Raises:
+            SchemaError: if they differ.
+        """
+        leaves = [self.schema.leaves[position] for position in (first, *others)]
+        if len({(leaf.dtype, leaf.shape) for leaf in leaves}) > 1:
+            forms = ", ".join(f"{show_path(leaf.path)} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+            msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
+            raise SchemaError(msg)
+
+    def require_absent(self, *names: str) -> None:
+        """Check that rows do not have fields of these names, which a unit adds to batches.
+
+        Raises:
+            SchemaError: if they have one.
+        """
+        known = self.schema.paths
+        for name in names:
+            if (name,) in known:
+                msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
+                raise SchemaError(msg)
 
     def slots_read(self) -> Tensor:
         """Return all slots that the batch is read from, int64 `[n]`."""

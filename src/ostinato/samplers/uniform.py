@@ -62,11 +62,8 @@ class RandomSampler(Sampler):
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
         if view.starts is not None:
-            return Draw(
-                view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
-            )
-        if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=_CPU))
+            randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
+            return Draw(view.starts.draw(randoms))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
@@ -121,25 +118,20 @@ class SamplerWithoutReplacement(RandomSampler):
         self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0  # lower bound of the rows left in the pass that may be drawn; 0 if not counted
 
     def __repr__(self) -> str:
         """Show options and position in the pass."""
         endless = ", endless=True" if self.endless else ""
         passes = self._passes
-        drawn = f"{self._at} of {self._rows}" if passes is None else f"{passes.place} of {passes.rows}"
+        drawn = f"{self._at} of {self._rows}" if passes is None else f"{passes.position} of {passes.rows}"
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}{endless}, drawn={drawn})"
 
     @property
     def epochal(self) -> bool:
         """Whether iteration ends with the pass."""
         return not self.endless
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw ended a pass."""
-        return self._ran_out
 
     def mass(self, view: View) -> None:  # noqa: ARG002
         """Return None: draws of a pass depend on each other."""
@@ -153,7 +145,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """Begin a new pass with the next draw, from the order of slots: it does not depend on earlier passes."""
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0
         if self._passes is not None:
             self._passes.clear()
@@ -213,30 +205,30 @@ class SamplerWithoutReplacement(RandomSampler):
             slots = slots[starts.allowed(slots)]
             parts.append(slots)
             missing -= slots.shape[0]
-            if self._ran_out and missing < batch_size:
+            if self.ran_out and missing < batch_size:
                 break
         self._due -= batch_size - missing
-        self._ran_out = self._ran_out or self._count_due(starts) == 0
+        self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
     def _count_due(self, starts: Starts) -> int:
         """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
-            rest = (
-                self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows, device="cpu")
-            )
+            left = slice(self._at, self._rows)
+            rest = self._order[left] if self.shuffle else torch.arange(left.start, left.stop, device="cpu")
             self._due = int(starts.allowed(rest).sum())
         return self._due
 
     def spent(self, view: View) -> bool:
         """Return whether a pass has begun and no row is left in it, since the rows left were replaced."""
-        begun = self._at > 0 and self._rows == view.rows and not self._ran_out
+        begun = self._at > 0 and self._rows == view.rows and not self.ran_out
         return begun and view.starts is not None and self._count_due(view.starts) == 0
 
     def _draw_pass(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Draw the next slots of the pass, fewer where it ends."""
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
-        over = self._ran_out  # rows written after the end of a pass belong to the next one
+        over = self.ran_out  # rows written after the end of a pass belong to the next one
         self._add_rows(view, generator)
         left = self._rows - self._at
         if over or left == 0 or (self.drop_last and left < batch_size):
@@ -244,14 +236,13 @@ class SamplerWithoutReplacement(RandomSampler):
             if self.shuffle and view.device != _CPU:
                 self._shuffle_rest(generator)
         count = min(batch_size, left)
-        slots = (
-            self._draw_next(count, generator)
-            if self.shuffle
-            else torch.arange(self._at, self._at + count, device=view.device)
-        )
+        if self.shuffle:
+            slots = self._draw_next(count, generator)
+        else:
+            slots = torch.arange(self._at, self._at + count, device=view.device)
         self._at += count
         left -= count
-        self._ran_out = left == 0 or (self.drop_last and left < batch_size)
+        self.ran_out = left == 0 or (self.drop_last and left < batch_size)
         return slots
 
     def _draw_endless(self, view: View, count: int, generator: torch.Generator | None) -> Tensor:
@@ -265,9 +256,8 @@ class SamplerWithoutReplacement(RandomSampler):
             slots = self._draw_next(count, generator)
         else:
             slots = torch.arange(self._at, self._at + count, device=view.device).remainder_(view.rows)
-        self._at = (
-            self._at + count
-        ) % view.rows  # the end of a pass is the start of the next: rows written now belong to it
+        # the end of a pass is the start of the next: rows written now belong to it
+        self._at = (self._at + count) % view.rows
         return slots
 
     def _passes_on(self, view: View) -> DevicePasses:
@@ -311,6 +301,7 @@ class SamplerWithoutReplacement(RandomSampler):
         rest.copy_(rest[torch.randperm(rest.shape[0], generator=generator, device=rest.device)])
 
     def _draw_next(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Draw `count` slots by steps of a shuffle; on other devices than the CPU the order is shuffled already."""
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
         randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
@@ -323,17 +314,16 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and position in the pass."""
-        passes = self._passes
-        order, rows, at = (
-            (self._order, self._rows, self._at) if passes is None else (passes.order, passes.rows, passes.place)
-        )
+        order, rows, at = self._order, self._rows, self._at
+        if self._passes is not None:
+            order, rows, at = self._passes.order, self._passes.rows, self._passes.position
         return {
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
             "endless": self.endless,
             "rows": rows,
             "at": at,
-            "ran_out": self._ran_out,
+            "ran_out": self.ran_out,
             "order": order[:rows] if self.shuffle else None,
         }
 
@@ -381,7 +371,7 @@ class SamplerWithoutReplacement(RandomSampler):
             with torch.inference_mode(mode=False):
                 self._order = order.clone()
         self._passes = None
-        self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
+        self._rows, self._at, self.ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
 
 def _is_order(order: Any, rows: int | None) -> bool:

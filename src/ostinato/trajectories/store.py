@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ostinato.core.forks import whole_in_forks
+from ostinato.core.processes import whole_in_forks
 from ostinato.durable.files import fsync_dir, make_directories
 from ostinato.durable.journal import Journal
 from ostinato.durable.locks import DirectoryLock

@@ -272,7 +272,7 @@ class Compose:
     """
 
     def __init__(self, *transforms: Any) -> None:
-        self._steps = [_Step.of(transform, invert=False) for transform in transforms]
+        self.steps = [_Step.of(transform, invert=False) for transform in transforms]
 
     @classmethod
     def of(cls, transform: Any) -> Compose:
@@ -283,15 +283,15 @@ class Compose:
 
     def __len__(self) -> int:
         """Number of transforms."""
-        return len(self._steps)
+        return len(self.steps)
 
     def __getitem__(self, index: int) -> Any:
         """Return a transform as it was given."""
-        return self._steps[index].origin
+        return self.steps[index].origin
 
     def __repr__(self) -> str:
         """Show the transforms."""
-        return f"Compose({', '.join(repr(step.origin) for step in self._steps)})"
+        return f"Compose({', '.join(repr(step.origin) for step in self.steps)})"
 
     def __call__(self, batch: Any) -> Any:
         """Apply all transforms to a sampled batch."""
@@ -299,21 +299,21 @@ class Compose:
 
     def forward(self, batch: Any) -> Any:
         """Apply all transforms to a sampled batch, first to last."""
-        for step in self._steps:
+        for step in self.steps:
             if step.forward is not None:
                 batch = step.forward(batch)
         return batch
 
     def inv(self, batch: Any) -> Any:
         """Apply the inverses to rows about to be written, last to first."""
-        for step in reversed(self._steps):
+        for step in reversed(self.steps):
             if step.inverse is not None:
                 batch = step.inverse(batch)
         return batch
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
         """Add a transform at the end; with `invert`, a plain callable is applied at writing instead of at sampling."""
-        self._steps.append(_Step.of(transform, invert=invert))
+        self.steps.append(_Step.of(transform, invert=invert))
 
     def insert(self, index: int, transform: Any, *, invert: bool = False) -> None:
         """Add a transform before position `index`, in `[-len, len]`.
@@ -321,15 +321,15 @@ class Compose:
         Raises:
             OptionError: if the position is out of range.
         """
-        if not -len(self._steps) <= index <= len(self._steps):
-            msg = f"index must be in [{-len(self._steps)}, {len(self._steps)}] (transforms present), got {index}"
+        if not -len(self.steps) <= index <= len(self.steps):
+            msg = f"index must be in [{-len(self.steps)}, {len(self.steps)}] (transforms present), got {index}"
             raise OptionError(msg)
-        self._steps.insert(index, _Step.of(transform, invert=invert))
+        self.steps.insert(index, _Step.of(transform, invert=invert))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the transforms that have one, by position."""
         return {
-            str(i): dict(s.origin.state_dict()) for i, s in enumerate(self._steps) if hasattr(s.origin, "state_dict")
+            str(i): dict(s.origin.state_dict()) for i, s in enumerate(self.steps) if hasattr(s.origin, "state_dict")
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,4 +346,4 @@ class Compose:
             )
             raise CheckpointError(msg)
         for position, value in state.items():
-            self._steps[int(position)].origin.load_state_dict(value)
+            self.steps[int(position)].origin.load_state_dict(value)
