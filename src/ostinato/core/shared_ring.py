@@ -1,7 +1,4 @@
-"""The ring of slots that processes share, in tensors instead of addresses: stamps, counts, and who writes where.
-
-What lives here: the words around `native.SharedRing`. What does not: rows, and the memory that it lies in.
-"""
+"""SharedRing: generations, counts and reservations of slots in shared memory, by the native extension."""
 
 from __future__ import annotations
 
@@ -22,20 +19,19 @@ _DRAWN, _STALE_UPDATES, _REDONE, _PROCESSES, _LOST, _ROWS_WRITTEN, _SINCE_EMPTY,
 
 @final
 class SharedRing:
-    """Slots `[0, capacity)` that several processes write and read; does for them what `Ring` does for one.
+    """Slots `[0, capacity)` that several processes write and read; `Ring` does the same in one process.
 
-    A stamp is the serial number of the row in a slot; 0 where there is none, and below 0 while it is being written, or
-    if its writer died. Serial numbers are given out when slots are reserved, so they follow the order of reserving.
+    The generation of a row is its serial number; it is 0 for a slot without a row, and negative while the row is being
+    written, or if its writer died. Serial numbers are assigned when slots are reserved, in this order.
 
-    `lock` is a lock between processes (`with ring.lock:`), which one thread may take several times. If its owner dies,
-    the next one who takes it first brings the ring in order. Every wait ends after 30 s, with an error that says who
-    waits for what.
+    `lock` is a reentrant lock between processes (`with ring.lock:`). If a process dies with the lock, the next process
+    that acquires it repairs the ring first. Every wait ends after 30 s with an error that names what was waited for.
 
     Args:
-        memory: uint8, at least `bytes_for(capacity, ranked=ranked)`; zeros, or a ring that is there.
+        memory: uint8, at least `bytes_for(capacity, ranked=ranked)`; zeros, or an existing ring.
         capacity: slots.
         ranked: whether there are priorities.
-        fresh: whether to begin a new ring.
+        fresh: whether to initialize a new ring.
     """
 
     device = torch.device("cpu")
@@ -45,19 +41,19 @@ class SharedRing:
         self.nbytes = int(memory.nbytes)
         self._memory = memory
         self.lock: Any = backend.native.SharedRing(memory.data_ptr(), capacity, ranked, fresh)  # type: ignore[union-attr]
-        self._stamps = self._words(self.lock.generations, torch.int64)
+        self._generations = self._words(self.lock.generations, torch.int64)
         self.priorities = (
             self._words(self.lock.priorities, torch.float64)
             if ranked
             else torch.empty(0, dtype=torch.float32, device="cpu")
         )
-        """Priorities of the slots, float64 `[capacity]`, empty without priorities; a view, guarded by the lock."""
+        """Priorities of the slots, float64 `[capacity]`; empty without priorities. View, guarded by the lock."""
         self.tree = self.lock.tree
-        """The native tree of their values, guarded by the lock."""
+        """The native tree of the priorities, guarded by the lock."""
 
     @staticmethod
     def bytes_for(capacity: int, *, ranked: bool) -> int:
-        """Return the bytes that a ring takes."""
+        """Return the bytes of a ring."""
         return int(backend.native.SharedRing.bytes_for(capacity, ranked))  # type: ignore[union-attr]
 
     def _words(self, address: int, dtype: torch.dtype) -> Tensor:
@@ -67,38 +63,38 @@ class SharedRing:
     # -- counts --------------------------------------------------------------------------------------------------------
 
     def now(self) -> tuple[int, int, int, int]:
-        """Return what a draw must know.
+        """Return the counts that a draw needs.
 
         Returns:
-            The number of the last write; how many slots below `rows` hold no whole row; `rows`, the slots ever
-            reserved; and how many hold whole rows.
+            The serial number of the last write; the number of slots below `rows` without a complete row; `rows`, the
+            number of slots that were ever reserved; and the number of complete rows.
         """
         moment: tuple[int, int, int, int] = self.lock.state()
         return moment
 
     @property
     def written(self) -> int:
-        """Number of the last write; batches number their rows when they reserve."""
+        """Serial number of the last row for which a slot was reserved."""
         return self.now()[0]
 
     @property
     def rows(self) -> int:
-        """Slots from here on were never reserved."""
+        """Number of slots that were ever reserved."""
         return self.now()[2]
 
     @property
     def committed(self) -> int:
-        """Slots that hold whole rows."""
+        """Number of complete rows."""
         return self.now()[3]
 
     @property
     def cursor(self) -> int:
-        """Slot that the next row takes, unless somebody is still writing there."""
+        """Slot of the next row, unless another process is still writing to it."""
         return int(self.lock.cursor)
 
     @property
     def largest(self) -> float:
-        """Largest priority ever given."""
+        """Largest priority ever set."""
         return float(self.lock.max_priority)
 
     @largest.setter
@@ -107,27 +103,27 @@ class SharedRing:
 
     @property
     def drawn(self) -> int:
-        """Rows delivered, to all processes."""
+        """Rows sampled by all processes."""
         return int(self.lock.count(_DRAWN))
 
     @property
     def stale_updates(self) -> int:
-        """Priorities that came too late, from all processes."""
+        """Priority updates of all processes for rows that were already replaced."""
         return int(self.lock.count(_STALE_UPDATES))
 
     @property
     def redone(self) -> int:
-        """Batches copied once more, in all processes."""
+        """Batches that all processes copied again because a row was overwritten."""
         return int(self.lock.count(_REDONE))
 
     @property
     def lost(self) -> int:
-        """Rows that were never finished, because their writer died, as far as was found out."""
+        """Rows that were not completed because their writer died, as far as known."""
         return int(self.lock.count(_LOST))
 
     @property
     def repairs(self) -> int:
-        """How often somebody died with the lock, and the next one brought the ring in order."""
+        """Number of repairs after a process died with the lock."""
         return int(self.lock.count(_REPAIRS))
 
     @property
@@ -137,77 +133,77 @@ class SharedRing:
 
     @property
     def rows_since_empty(self) -> int:
-        """The same, since the buffer was emptied."""
+        """Rows written by all processes since the buffer was emptied."""
         return int(self.lock.count(_SINCE_EMPTY))
 
     def number_process(self) -> int:
-        """Return another number each time, from 1, whichever process asks."""
+        """Return a number, from 1, that no other call in any process returns."""
         return int(self.lock.add(_PROCESSES, 1)) + 1
 
     def note_drawn(self, rows: int) -> None:
-        """Count rows delivered."""
+        """Count sampled rows."""
         self.lock.add(_DRAWN, rows)
 
     def note_stale(self, updates: int) -> None:
-        """Count priorities that came too late."""
+        """Count priority updates for rows that were already replaced."""
         self.lock.add(_STALE_UPDATES, updates)
 
     def note_redone(self) -> None:
-        """Count a batch copied once more."""
+        """Count a batch that was copied again."""
         self.lock.add(_REDONE, 1)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def reserve(self, rows: int) -> tuple[int, Run]:
-        """Take slots for a batch; the thread that does must `commit` or `abandon` it.
+        """Reserve slots for a batch; the same thread must `commit` or `abandon` them.
 
-        The next slots of the ring, but those that a living writer is still copying to are passed over.
+        These are the next slots of the ring, except for slots to which a live writer is still copying.
 
         Returns:
             The serial number of the first row that is kept, and the slots.
 
         Raises:
-            UsageError: if living writers are in the way of all places for 30 s.
+            UsageError: if live writers block all slots for 30 s.
         """
         kept = min(rows, self.capacity)
         serial, start = self.lock.reserve(kept, rows)
         return serial, Run(start, kept, self.capacity, rows - kept)
 
     def holds(self, serial: int) -> bool:
-        """Whether the rows are still wanted: not so if the ring was emptied meanwhile. Under the lock."""
+        """Whether the reservation is still valid: False if the ring was emptied meanwhile. Requires the lock."""
         return bool(self.lock.is_current(serial))
 
     def commit(self, serial: int) -> None:
-        """Let the rows be read: they are whole."""
+        """Make the rows readable after they were written completely."""
         self.lock.commit(serial)
 
     def abandon(self, serial: int) -> None:
-        """Give slots back empty; does nothing if they were committed."""
+        """Release reserved slots; does nothing if they were committed."""
         self.lock.abandon(serial)
 
     def clear(self, cursor: int = 0) -> None:
-        """Forget all rows, and go on at `cursor`; rows that are being written go with them."""
+        """Remove all rows, including rows that are being written, and continue at `cursor`."""
         with self.lock:
             self.lock.clear(cursor)
 
     @property
     def writers(self) -> int:
-        """Living writers between reserve and commit. Under the lock."""
+        """Number of live writers between `reserve` and `commit`. Requires the lock."""
         return int(self.lock.writers())
 
     def set_counts(self, written: int, since_empty: int, drawn: int) -> None:
-        """Take over the counts of a checkpoint. Under the lock."""
+        """Set the counts of a checkpoint. Requires the lock."""
         for which, count in ((_ROWS_WRITTEN, written), (_SINCE_EMPTY, since_empty), (_DRAWN, drawn)):
             self.lock.add(which, count - int(self.lock.count(which)))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def native_state(self) -> tuple[int, int, int, int, int, int]:
-        """Return what compiled code reads stamps from; see `Ring.numbers`."""
-        return self._stamps.data_ptr(), self.capacity, 0, 0, 0, 0
+        """Return the memory from which native code reads generations; see `Ring.numbers`."""
+        return self._generations.data_ptr(), self.capacity, 0, 0, 0, 0
 
     def generations(self, slots: Tensor) -> Tensor:
-        """Return the stamps of slots in `[0, capacity)`, int64 of the same shape. Copy."""
+        """Return the generations of slots in `[0, capacity)`, int64 of the same shape. Copy."""
         slots = slots.contiguous()
         out = torch.empty_like(slots)
         self.lock.generations_of(slots.data_ptr(), slots.numel(), out.data_ptr())
@@ -216,22 +212,22 @@ class SharedRing:
     generations_of_rows = generations
 
     def matches(self, slots: Tensor, stamps: Tensor) -> Tensor:
-        """Return bool: which of `slots`, in `[0, capacity)`, still hold the rows whose stamps these are."""
+        """Return bool: which of `slots`, in `[0, capacity)`, still hold the rows with these generations."""
         return (self.generations(slots) == stamps) & (stamps > 0)
 
     def untouched(self, written: int) -> bool:
-        """Whether no slot was reserved since the write of this number. To be asked after a copy."""
+        """Whether no slot was reserved since the write with this serial number. To be called after a copy."""
         return bool(self.lock.unchanged_since(written))
 
     def changed(self, slots: Tensor, written: int) -> Tensor | None:
-        """Return bool: which rows, whole at the write of this number, are not the same now; None stands for none."""
+        """Return bool: which rows, complete at the write with this serial number, have changed; None if none have."""
         slots = slots.contiguous()
         out = torch.empty_like(slots, dtype=torch.bool)
         found = self.lock.changed(slots.data_ptr(), slots.numel(), written, out.data_ptr())
         return out if found else None
 
     def present(self) -> Tensor:
-        """Return the slots that hold whole rows, in order, int64. Cost: O(rows)."""
+        """Return the slots of all complete rows in order, int64. Cost: O(rows)."""
         rows = self.rows
         out = torch.empty(rows, dtype=torch.int64, device="cpu")
         return out[: self.lock.committed_slots(out.data_ptr(), rows)]
