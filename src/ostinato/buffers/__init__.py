@@ -1,11 +1,11 @@
-"""The room where parts meet: sole owner of storage, sampler, writer, lock and generator."""
+"""Replay buffers: a storage, a sampler and a writer behind one lock."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.stats import BufferStats
-from ostinato.buffers.travel import send_as_copies
+from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",

@@ -10,25 +10,27 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import Saving, one_at_a_time, save_buffer
-from ostinato.buffers.checkpoint.state import (
+from ostinato.buffers.checkpoint.load import (
+    Reading,
     Target,
-    check_saved,
+    load_buffer,
     load_engine_states,
+    revive,
+    turn_ticket,
+    with_state,
+)
+from ostinato.buffers.checkpoint.save import Saving, one_at_a_time, remember_load, save_buffer
+from ostinato.buffers.checkpoint.state import (
+    check_saved,
     own_copy,
     own_tensors,
     parts_of,
     read_generator,
     read_ticket,
     readable,
-    remember_load,
-    revive,
     saved_rows,
     show_ticket,
-    turn_ticket,
     unit_name,
-    with_state,
 )
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler
@@ -93,7 +95,7 @@ class Member:
     """
 
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
-        # one room: an ensemble draws from its buffers' engines and hears of their loads
+        # an ensemble draws from its buffers' engines, in the same package
         engine = buffer._engine  # noqa: SLF001
         if not isinstance(engine, LocalEngine):
             msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
@@ -112,7 +114,7 @@ class Member:
         Args:
             rows: how many.
             generator: where chance comes from; None is the buffer's own source.
-            ranked: give rows of samplers without priorities the weight 1, and stamps.
+            ranked: give rows of samplers without priorities the weight 1, and their generations.
 
         Raises:
             EmptyBufferError: if there are no rows.
@@ -172,7 +174,7 @@ class Member:
         return torch.stack(index, -1) if isinstance(index, tuple) else index
 
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """Return weights and stamps of a ranked draw's rows as samples carry them, `[R]` each."""
+        """Return weights and generations of the rows of a prioritized draw as samples carry them, `[R]` each."""
         return priority_fields(ticket, self.engine.era)
 
     @property
@@ -181,7 +183,7 @@ class Member:
         return Target(self.engine, self.buffer.transform, self.buffer.batch_size)
 
     def loaded(self) -> None:
-        """Take note that a state was loaded: batches made ahead are of rows that are gone."""
+        """Drop batches made ahead: a state was loaded, and their rows are gone."""
         self._pipeline.forget()
 
 
@@ -220,21 +222,21 @@ def update_members(members: Sequence[Member], index: Any, priority: Any, generat
     if priority is None:
         msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
         raise UsageError(msg)
-    index, ids, stamps = _unpack(index, generation)
-    lanes = 1 if members[0].buffer.storage.ndim > 1 else 0
-    lead = index.shape[: index.ndim - lanes]
+    index, ids, generations = _unpack(index, generation)
+    envs = 1 if members[0].buffer.storage.ndim > 1 else 0
+    lead = index.shape[: index.ndim - envs]
     ids = _as_members(ids, lead, len(members))
     index = index.reshape(-1, *index.shape[len(lead) :])
     values = read_priorities(priority, lead)
-    stamps = None if stamps is None else read_integers("generation", stamps).reshape(-1)
-    if stamps is not None and stamps.shape != ids.shape:
-        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {stamps.shape[0]}"
+    generations = None if generations is None else read_integers("generation", generations).reshape(-1)
+    if generations is not None and generations.shape != ids.shape:
+        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {generations.shape[0]}"
         raise SchemaError(msg)
     rows = {i: (ids == i).nonzero().flatten() for i in ranked}
     _write(
         members,
         {
-            i: (_take(index, at), values if values.ndim == 0 else _take(values, at), _take(stamps, at))
+            i: (_take(index, at), values if values.ndim == 0 else _take(values, at), _take(generations, at))
             for i, at in rows.items()
         },
     )
@@ -245,7 +247,7 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
     ranked = _ranked(members)
     if not ranked:
         return
-    index, ids, stamps = _unpack(batch, None)
+    index, ids, generations = _unpack(batch, None)
     ndim = members[0].buffer.storage.ndim
     lead = min(2, ids.ndim)
     owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
@@ -262,8 +264,8 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
             msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
             raise KeyMissingError(msg)
         part = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
-        if stamps is not None:
-            part["index_generation"] = _take(_flat(stamps, lead), at)
+        if generations is not None:
+            part["index_generation"] = _take(_flat(generations, lead), at)
         windows = {name: batch.get(name, None) for name in _WINDOWS}
         part |= {name: _take(_flat(value, lead), at) for name, value in windows.items() if value is not None}
         reduce = as_sampler(member.engine.sampler).reduce
@@ -294,7 +296,7 @@ def _write(members: Sequence[Member], changes: dict[int, tuple[Any, Any, Any]]) 
 
 
 def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
-    """Return index, members and stamps of a sample, of its info, or of the `index` in one of them."""
+    """Return index, members and generations of a sample, of its info, or of the `index` in one of them."""
     found = sample
     if _has(found, "index") and _is_tree(found["index"]):
         given = found.get("index_generation", None) if given is None else given
@@ -360,7 +362,7 @@ class Mix(NamedTuple):
 
 @final
 class Mixer:
-    """Owner of the mixing law, the generator and the queue of an ensemble.
+    """Draws batches of an ensemble; owns its sampler, generator and queue.
 
     Lock order: an ensemble's own lock, then those of its members.
     """
@@ -368,7 +370,7 @@ class Mixer:
     def __init__(
         self,
         members: Sequence[Member],
-        law: SamplerEnsemble,
+        sampler: SamplerEnsemble,
         collate: Callable[[list[Any]], Any] | None,
         transform: Compose,
         generator: torch.Generator | None,
@@ -378,7 +380,7 @@ class Mixer:
     ) -> None:
         self.members = members
         self.flatten = flatten
-        self.law = law
+        self.sampler = sampler
         self.collate = collate
         self.transform = transform
         self.generator = generator
@@ -389,7 +391,7 @@ class Mixer:
 
     @property
     def ranked(self) -> bool:
-        """Whether some member keeps priorities; samples then carry weights and stamps."""
+        """Whether some member keeps priorities; samples then carry weights and generations."""
         return any(member.engine.sampler.prioritized for member in self.members)
 
     def part_rows(self, batch_size: int) -> int:
@@ -398,7 +400,7 @@ class Mixer:
         Raises:
             OptionError: if the parts cannot be of equal size.
         """
-        parts = self.law.num_buffer_sampled
+        parts = self.sampler.num_buffer_sampled
         if batch_size % parts:
             msg = f"batch_size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
             raise OptionError(msg)
@@ -470,7 +472,7 @@ class Mixer:
                 held[i] = 0
             except OstinatoError as error:
                 refusals[i] = error
-        chosen = self.law.choose(held, self.generator)
+        chosen = self.sampler.choose(held, self.generator)
         for i in chosen:
             if i in refusals:
                 raise refusals[i]
@@ -604,7 +606,7 @@ def collect_ensemble(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     return {
         "members": [member.show() for member in mixer.members],
-        "mixing": mixer.law.state_dict(),
+        "mixing": mixer.sampler.state_dict(),
         "generator": None if mixer.generator is None else mixer.generator.get_state(),
         "transforms": mixer.transform.state_dict(),
         "batch_size": batch_size,
@@ -631,10 +633,10 @@ def save_ensemble(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, 
 
 def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
     """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    parts, law = [parts_of(member.engine) for member in mixer.members], mixer.law
+    parts, sampler = [parts_of(member.engine) for member in mixer.members], mixer.sampler
 
     def check(state: dict[str, Any]) -> None:
-        law.check_state(state["mixing"])
+        sampler.check_state(state["mixing"])
         for mine, saved in zip(parts, state["members"], strict=True):
             check_saved(mine, saved)
         for mix in state["pending"]:
@@ -677,18 +679,18 @@ def own_ensemble_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None:
-    """Restore a state, by copy; what does not fit is refused before anything changes.
+    """Restore a state, by copy; if it does not fit, nothing has changed.
 
     Raises:
         CheckpointError: naming what differs.
     """
     with readable("an ensemble"):
         queue, generator = _check(mixer, state, batch_size)
-    before, law = own_tensors(mixer.transform.state_dict()), mixer.law.state_dict()
+    before, sampler = own_tensors(mixer.transform.state_dict()), mixer.sampler.state_dict()
     revived: list[Mix] = []
 
     def then() -> None:
-        mixer.law.load_state_dict(state["mixing"])
+        mixer.sampler.load_state_dict(state["mixing"])
         revived.extend(mix for mix in (_revive(mixer, *mix) for mix in queue) if mix is not None)
 
     try:
@@ -697,7 +699,7 @@ def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None
         load_engine_states([member.target for member in mixer.members], state["members"], then)
     except BaseException:
         mixer.transform.load_state_dict(before)
-        mixer.law.load_state_dict(law)
+        mixer.sampler.load_state_dict(sampler)
         raise
     for member in mixer.members:
         member.loaded()
@@ -717,7 +719,7 @@ def _check(
     if len(state["members"]) != len(members):
         msg = f"the checkpoint holds {len(state['members'])} members, this ensemble {len(members)}"
         raise CheckpointError(msg)
-    mixer.law.check_state(state["mixing"])
+    mixer.sampler.check_state(state["mixing"])
     if state["pending"] and state["batch_size"] != batch_size:
         msg = (
             f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this ensemble has "

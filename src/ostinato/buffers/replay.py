@@ -1,4 +1,4 @@
-"""ReplayBuffer: the public face of the engine, in TorchRL's words."""
+"""`ReplayBuffer` and `TensorDictReplayBuffer`, with TorchRL's interface."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ReplayBuffer:
         sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
             that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
-        rate_limiter: when readers and writers wait for each other; None lets nobody wait (a `QueueSampler` brings
+        rate_limiter: when readers and writers wait for each other; None is never (a `QueueSampler` brings
             `RateLimiter()` along).
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
@@ -206,7 +206,7 @@ class ReplayBuffer:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The rules by which readers and writers wait for each other; None where nobody waits."""
+        """The rules by which readers and writers wait for each other; None if they never wait."""
         return None if self._engine.gate is None else self._engine.gate.flow.limiter
 
     @property
@@ -260,11 +260,11 @@ class ReplayBuffer:
         """Add one row.
 
         Args:
-            data: a row: tensors `[*shape]`, numbers, a tree of them; with `ndim=2` one step `[lanes, *shape]`.
+            data: a row: tensors `[*shape]`, numbers, a tree of them; with `ndim=2` one step `[num_envs, *shape]`.
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
 
         Returns:
-            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[lanes, 2]`.
+            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[num_envs, 2]`.
 
         Raises:
             SchemaError: if the row does not match the rows stored; nothing is changed. Dtypes are cast, see
@@ -291,7 +291,7 @@ class ReplayBuffer:
         Args:
             data: rows `[B, *shape]`: TensorDict, tensorclass, tensor, numpy array, or dict/tuple pytree of these;
                 a list is a stack of rows, and within a dict a list of text is a field. With `ndim=2` the dimension
-                `dim_extend` is time, the other the lanes.
+                `dim_extend` is time, the other the environments.
             update_priority: False gives the rows the default priority, though they hold a `priority_key`; of no effect
                 where there are no priorities, or no such key.
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
@@ -317,20 +317,25 @@ class ReplayBuffer:
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
-        return self._positions(self._engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
+        engine = self._engine
+        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
+        if storage.ndim == 1:
+            return placement.positions(None if storage.device == _CPU else storage.device)
+        return self._positions(placement)
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and refuse data that the writer does not take; subclasses refuse more."""
-        if self._transform:
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
+        if self._transform.steps:
             data = self._transform.inv(data)
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
+        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -339,7 +344,7 @@ class ReplayBuffer:
 
     @property
     def episodes(self) -> Episodes | None:
-        """Where episodes end, as this buffer, its unit and its sampler say together; None if it keeps no account."""
+        """Where episodes end, as buffer, unit and sampler say together; None if episodes are not tracked."""
         tracker = self._engine.tracker
         return None if tracker is None else tracker.wanted
 
@@ -415,7 +420,7 @@ class ReplayBuffer:
         Args:
             batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
             return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair);
-                prioritized samplers add `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64 `[B]`.
+                prioritized samplers add `priority_weight` `[B]` and the generations `index_generation`, int64 `[B]`.
             max_age: draw uniformly among the rows whose version (`version_key`) is at least the newest one present less
                 this; None takes all rows. Cost: O(B) while versions do not decrease in the order of writing, else
                 O(B log runs + runs) for runs of equal versions.
@@ -455,7 +460,7 @@ class ReplayBuffer:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
 
         A bare update (index and priority alone) cannot be checked: it lands on whatever row is in the slot now. Updates
-        that carry the rows' stamps, in `generation` or within a sample, leave rows alone that were overwritten,
+        that carry generations, in `generation` or within a sample, skip rows that were overwritten,
         edited or emptied since they were drawn; `stats().stale_updates` counts these.
 
         Args:
@@ -504,7 +509,7 @@ class ReplayBuffer:
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
-        return self._transform.forward(data) if self._transform else data
+        return self._transform.forward(data) if self._transform.steps else data
 
     def _index(self, slots: Tensor) -> Any:
         storage = self.storage
@@ -569,7 +574,7 @@ class ReplayBuffer:
 
     @property
     def _swapped(self) -> bool:
-        """Whether an index addresses lanes before steps: in the order of the data given to `extend`."""
+        """Whether an index addresses environments before steps, in the order of the data given to `extend`."""
         return self.storage.ndim > 1 and self._dim_extend == 1
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> ReplayBuffer:
@@ -624,7 +629,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             if self._engine.tracker is None:
-                msg = "this buffer keeps no account of episodes: no sample_unit, slice sampler or episodes= asks for it"
+                msg = "this buffer does not track episodes: no sample_unit, slice sampler or episodes= asks for them"
                 raise UsageError(msg)
             self._pipeline.drop()
             self._engine.tracker.forget()
@@ -635,7 +640,7 @@ class ReplayBuffer:
         return measure(self._engine, self._pipeline.prefetch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws.
+        """Return the whole state: rows, cursor, generations, sampler, generator, transforms, queued draws.
 
         A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying.
         """
@@ -711,9 +716,10 @@ class ReplayBuffer:
             self.storage.register_load_hook(hook)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew.
+        """Pickling copies the buffer with its state and queued draws; locks and threads are new.
 
-        A shared buffer travels only to a process that is being started: it has the same rows then, and its own draws.
+        A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
+        draws.
 
         Raises:
             UsageError: for a shared buffer at any other time.
@@ -747,8 +753,8 @@ _OWN_KEYS = ("index", "priority_weight", "index_generation")
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDict rows: samples carry the key `index` (int64 `[B]`; with `ndim=2` `[B, 2]`).
 
-    With a prioritized sampler they also carry `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64
-    `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
+    With a prioritized sampler they also carry `priority_weight` `[B]` and the generations `index_generation`,
+    int64 `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
     stored; they are dropped from written data.
 
     Args:
@@ -865,8 +871,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that stand under its `priority_key`.
 
-        Rows that were overwritten since they were drawn are left alone (see `update_priority`), as the sample carries
-        their stamps. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
+        Rows that were overwritten since they were drawn are skipped (see `update_priority`), as the sample carries
+        their generations. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
 
         Args:
             data: a sampled TensorDict with the keys `index` and `priority_key`.
