@@ -186,7 +186,7 @@ def test_rows_that_would_not_come_back_are_refused() -> None:
     broken["terminated"][2] = True
     with pytest.raises(CheckpointError, match="field 'terminated' at the root would be lost"):
         TED2Flat()(broken)
-    with pytest.raises(KeyMissingError, match="keeps 'reward' and"):
+    with pytest.raises(KeyMissingError, match="stores 'reward' and"):
         TED2Flat()(rows.clone().set("reward", torch.zeros(6)))
     with pytest.raises(CheckpointError, match="'reward' at the root would be lost"):
         TED2Flat()(rows.clone().set("reward", torch.zeros(6, 1)))
