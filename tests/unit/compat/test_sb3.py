@@ -427,7 +427,7 @@ def test_a_model_is_saved_with_its_sampler(tmp_path: Any) -> None:
     assert again.replay_buffer.n_steps == 2
 
 
-def test_pickling_keeps_seams() -> None:
+def test_pickling_keeps_episode_numbers() -> None:
     """A pickled buffer goes on in the middle of an episode, or notices that the environment was reset meanwhile."""
     rollout = Rollout(6, 2, 12, cuts=True)
     buffer = make("plain", 40, 2, n_steps=3, gamma=GAMMA)
