@@ -290,3 +290,10 @@ def test_architecture_page_lists_every_module() -> None:
         listed |= {part + name for name in re.findall(r"^\| `(\S+)` \|", section, flags=re.MULTILINE)}
     there = {str(path.relative_to(SOURCE)) for path in modules() if path.name != "__init__.py"}
     assert listed == there | {"__init__.py", "_native.*"}, "one line for each module in docs/architecture.md"
+
+
+def test_architecture_page_names_files_that_exist() -> None:
+    prose = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Modules\n")[0]
+    named = re.findall(r"`([a-z_]+(?:/\w+)+\.(?:py|cpp|hpp))`", prose)
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists() and not (SOURCE / name).exists()]

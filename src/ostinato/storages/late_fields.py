@@ -1,4 +1,4 @@
-"""Late fields: columns that `write_all` brought after the first rows, and which rows have them."""
+"""LateFields: columns that were added after the first rows, for example by `write_all`, and which rows have them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.core.casts import cast, read
 from ostinato.core.kinds import as_tensor, is_non_tensor, is_tensordict, is_text, show_field, show_path
-from ostinato.core.rows import as_bits
+from ostinato.core.rows import as_bits, column_name
 from ostinato.errors import KeyMissingError, KindError, SchemaError
 
 if TYPE_CHECKING:
@@ -21,34 +21,29 @@ __all__ = ["LateFields"]
 
 @final
 class LateFields:
-    """Fields added after the storage was laid out, each with a mask of the rows that hold it.
-
-    Not on the hot path: a storage without late fields never calls in here.
-    """
+    """Fields that were added after the first rows, each with a mask of the rows that have it."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
         self.columns: dict[Path, Tensor] = {}
+        """Path -> `[capacity, *shape]`. Empty in nearly all storages; callers check it before they call a method."""
         self.has: dict[Path, Tensor] = {}
+        """Path -> bool `[capacity]`."""
         self._warned: set[Path] = set()
-
-    def __bool__(self) -> bool:
-        """Tell whether there is any."""
-        return bool(self.columns)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of columns and masks."""
         return sum(t.nbytes for t in (*self.columns.values(), *self.has.values()))
 
     def split(self, data: Any, known: set[Path], batch: tuple[int, ...] | None) -> tuple[Any, dict[Path, Tensor]]:
-        """Take the top-level keys out of `data` that the schema does not know; they become late fields.
+        """Separate the top-level keys of `data` that are not in the schema; they become late fields.
 
         Args:
-            data: rows; only dicts and TensorDicts can bring new keys.
+            data: rows; only dicts and TensorDicts can have new keys.
             known: paths of the schema.
-            batch: leading dimensions to check, then flattened away; None leaves both to `rows`.
+            batch: leading dimensions, which are checked and flattened; None leaves both to `rows`.
 
         Raises:
             KindError: if a new value is not a tensor, array or number.
@@ -70,32 +65,32 @@ class LateFields:
                 )
                 raise KindError(msg)
             if isinstance(value, (dict, list, tuple)) or is_tensordict(value):
-                msg = f"the new {show_field((key,))} is nested: write its leaves as fields of their own"
+                msg = f"the new {show_field((key,))} is nested: write each of its leaves as a field"
                 raise KindError(msg)
             column = self.columns.get((key,))
             late[(key,)] = as_tensor(value, (key,)) if column is None else read(value, column.dtype, (key,))
         rest = data.exclude(*fresh) if is_tensordict(data) else {k: v for k, v in data.items() if k not in fresh}
         return rest, late if batch is None else self.rows(late, batch)
 
-    def refuse_unknown(self, late: dict[Path, Tensor]) -> None:
-        """Refuse fields that were not added before.
+    def require_known(self, late: dict[Path, Tensor]) -> None:
+        """Check that all fields were added before.
 
         Raises:
-            SchemaError: naming the field and the verbs that may add it.
+            SchemaError: naming the field and the methods that can add it.
         """
         for path in late:
             if path not in self.columns:
                 msg = (
                     f"unknown {show_field(path)}: extend() takes the stored fields; write_all() and rb[...] = "
-                    "may add one"
+                    "can add one"
                 )
                 raise SchemaError(msg)
 
     def rows(self, late: dict[Path, Tensor], batch: tuple[int, ...]) -> dict[Path, Tensor]:
-        """Check new fields against leading dimensions `batch` and what is stored, and flatten them to `[rows, *shape]`.
+        """Check late fields against leading dimensions `batch` and stored columns; flatten them to `[rows, *shape]`.
 
         Raises:
-            SchemaError: naming the field, what was expected and got.
+            SchemaError: naming the field, what was expected and what was given.
         """
         out: dict[Path, Tensor] = {}
         for path, value in late.items():
@@ -115,27 +110,27 @@ class LateFields:
         return out
 
     def set(self, slots: Tensor, values: dict[Path, Tensor], rows: Tensor | None = None) -> None:
-        """Write new fields at `slots`, and mark every other late field of these rows as lacking.
+        """Write late fields at `slots`, and mark all other late fields of these rows as missing.
 
         Args:
             slots: int64 `[n]`.
             values: path -> `[total, *shape]`.
-            rows: which of the `total` rows go to the slots; None means all, in order.
+            rows: which of the `total` rows go to the slots; None means all in order.
         """
         for mask in self.has.values():
             mask[slots] = False
         for path in [path for path, mask in self.has.items() if path not in values and not bool(mask.any())]:
-            # no row holds it any more: the field is gone
+            # no row has the field any more
             self.has = {key: mask for key, mask in self.has.items() if key != path}
             self.columns = {key: column for key, column in self.columns.items() if key != path}
         for path, value in values.items():
             self.put(path, slots, value if rows is None else value[rows.to(value.device)])
 
     def put(self, path: Path, slots: Tensor, value: Tensor) -> None:
-        """Write one field at `slots`, leaving the others."""
+        """Write one field at `slots`; the others are unchanged."""
         if path not in self.columns:
             shape = (self._capacity, *value.shape[1:])
-            # new dicts, not edits: a reader may be walking the old ones
+            # new dicts, since readers may iterate over the old ones
             with torch.inference_mode(mode=False):
                 has = torch.zeros(self._capacity, dtype=torch.bool, device=self._device)
                 column = torch.zeros(shape, dtype=value.dtype, device=self._device)
@@ -147,10 +142,10 @@ class LateFields:
     def get(self, slots: Tensor) -> dict[Path, Tensor]:
         """Return the late fields of the rows at `slots`. Copy.
 
-        A field that none of these rows has is left out.
+        Fields that none of these rows has are omitted.
 
         Raises:
-            KeyMissingError: if some of the rows lack a field, naming it and their number.
+            KeyMissingError: if some of the rows lack a field; names it and their number.
         """
         out: dict[Path, Tensor] = {}
         for path, column in self.columns.items():
@@ -161,15 +156,14 @@ class LateFields:
             if lacking:
                 msg = (
                     f"{lacking} of the {has.shape[0]} rows read lack the field {show_path(path)}, which "
-                    "was added to other rows: "
-                    "write it to all rows (write_all), or read rows that have it"
+                    "was added to other rows: write it to all rows (write_all), or read rows that have it"
                 )
                 raise KeyMissingError(msg)
             out[path] = as_bits(column)[slots].view(column.dtype)
         return out
 
     def require_all(self, slots: Tensor) -> None:
-        """Check rows that are about to be sampled.
+        """Check that rows have all late fields, before they are sampled.
 
         Raises:
             KeyMissingError: if any of them lacks a late field.
@@ -179,16 +173,30 @@ class LateFields:
             if lacking:
                 msg = (
                     f"{lacking} of the {slots.shape[0]} rows sampled lack the field {show_path(path)}: it "
-                    "was added to other rows "
-                    "by write_all; write it to all rows before sampling"
+                    "was added to other rows by write_all; write it to all rows before sampling"
                 )
                 raise KeyMissingError(msg)
 
     def view(self, span: slice, rows: int) -> dict[Path, Tensor]:
-        """Return views of the fields that all of the rows in a span of `[0, rows)` have; see `get`."""
+        """Return views of the fields that all rows in a span of `[0, rows)` have; see `get`."""
+        if not self.columns:
+            return {}
         held = self.get(torch.arange(rows, device=self._device)[span])
         return {path: self.columns[path][span] for path in held}
 
+    def add_columns(self, columns: dict[str, Tensor], position: int, rows: int) -> list[list[Any]]:
+        """Add the first `rows` rows of fields and masks to the columns of a state, numbered from `position`. Views.
+
+        Returns:
+            `[path, name, name of the mask]` of each field.
+        """
+        found: list[list[Any]] = []
+        for i, (path, column) in enumerate(self.columns.items(), position):
+            name = column_name(path, i)
+            found.append([list(path), name, f"{name}.has"])
+            columns[name], columns[f"{name}.has"] = column[:rows], self.has[path][:rows]
+        return found
+
     def clear(self) -> None:
-        """Forget all late fields."""
+        """Remove all late fields."""
         self.columns, self.has = {}, {}

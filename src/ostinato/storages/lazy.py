@@ -1,4 +1,4 @@
-"""LazyTensorStorage: tensors made when the first rows show their form."""
+"""LazyTensorStorage: tensors allocated when the first rows define the schema."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.core.kinds import show_path
-from ostinato.errors import KindError, SchemaError
+from ostinato.errors import CheckpointError, KindError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.object_columns import ObjectColumns
-from ostinato.storages.single_copy import MirroredTable, check_option, find_pairs
+from ostinato.storages.single_copy import SingleCopyTable, check_option, find_pairs, read_pairs
 from ostinato.storages.table import Table, plan_layout
-from ostinato.storages.tensor import TensorStorage, map_blocks
+from ostinato.storages.tensor import TensorStorage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.core.rows import Schema
+    from ostinato.core.rows import Path, Schema
 
 __all__ = ["LazyTensorStorage"]
 
 
 class LazyTensorStorage(TensorStorage):
-    """Tensors for `max_size` rows, laid out when the first rows show their form.
+    """Tensors for `max_size` rows, allocated when the first rows define the schema.
 
     Fields of up to 256 bytes share one packed row on the CPU, which halves the cost of random reads; the tensors
-    of such fields are strided (`storage["obs"]` is a view). Never-written rows are never sampled or read.
+    of such fields are strided (`storage["obs"]` is a view). Rows that were never written are never sampled or read.
 
-    Text and other non-tensor fields are kept as Python objects in memory of the host, whatever the device: with
-    `device="cuda"` reading them waits for the slots.
+    Text and other non-tensor fields are kept as Python objects in memory of the host for any device: with
+    `device="cuda"`, reading them waits for the device.
 
     Args:
-        max_size: capacity in rows (cells with `ndim=2`, rounded up to whole steps of all environments).
-        device: where rows are kept; "auto" takes the device of the first rows.
+        max_size: capacity in rows (with `ndim=2`, of all environments, rounded up to whole steps).
+        device: where rows are stored; "auto" takes the device of the first rows.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
         packed: False gives every field a contiguous tensor.
-        single_copy: store a next observation once, as the observation of the row that follows where the two are bit
-            for bit the same, else apart. True pairs `("next", name)` with `name` and `next_name` with `name` (equal
-            dtype and shape; not reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names
-            the pairs. Rows must be written in ring order, those of several environments with `ndim=2`; whatever is
-            read is a copy. On other devices than the CPU a write waits for the device once.
-        allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are no text or plain values.
-            Unpickling runs code: set it only for checkpoints that you trust.
+        single_copy: store a next observation once, as the observation of the following row, if the two are equal bit
+            by bit. True pairs `("next", name)` with `name` and `next_name` with `name` (of equal dtype and shape; not
+            reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names the pairs. Rows must be
+            written in ring order, those of several environments with `ndim=2`; all reads are copies. On other devices
+            than the CPU, each write waits for the device once.
+        allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
+            Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
 
     Raises:
@@ -73,15 +73,17 @@ class LazyTensorStorage(TensorStorage):
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
-        self._start(check_ndim(ndim))
+        self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
         self._single_copy = check_option(single_copy)
         self.ring_only = bool(self._single_copy)
-        self._max_size = check_capacity(max_size)
+        self.max_size = self.capacity = check_capacity(max_size)
         self._auto = device == "auto"
         self.device = torch.device("cpu") if self._auto else check_device(device)
-        self._packed = packed
+        self.packed = packed
+        """Whether small fields share a row."""
         self._given: Memory | None = None
+        self._rows = self._cursor = 0
         self._late = LateFields(max_size, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
@@ -91,20 +93,19 @@ class LazyTensorStorage(TensorStorage):
         if num_envs < 1:
             msg = f"rows must have at least one environment, got batch size {list(batch)}"
             raise SchemaError(msg)
-        capacity = -(-self._max_size // num_envs) * num_envs
+        capacity = self._capacity_for(num_envs)
         objects = self._object_columns(schema, capacity)
         memory = self._memory()
-        # Packed rows pay with the native gather only; torch gathers contiguous columns faster.
-        packed = self._packed and backend.native is not None and self.device.type == "cpu"
+        # Packed rows are faster with the native gather only; torch gathers contiguous columns faster.
+        packed = self.packed and backend.native is not None and self.device.type == "cpu"
         if self._single_copy:
             pairs = find_pairs(schema, None if isinstance(self._single_copy, bool) else self._single_copy)
-            self._table = MirroredTable(schema, capacity, num_envs, pairs, memory, packed=packed)
+            self._table = SingleCopyTable(schema, capacity, num_envs, pairs, memory, packed=packed)
         else:
             layout = plan_layout(schema.leaves, packed=packed)
             memory.check(sum(block.stride for block in layout) * capacity)
             self._table = Table.allocate(schema, capacity, memory, layout)
-        self._objects = objects
-        self._num_envs = num_envs
+        self._objects, self.num_envs, self.capacity = objects, num_envs, capacity
         self._late = LateFields(capacity, self.device)
 
     def _object_columns(self, schema: Schema, capacity: int) -> ObjectColumns | None:
@@ -123,35 +124,44 @@ class LazyTensorStorage(TensorStorage):
         return self.device.type == "cpu" and not self._single_copy
 
     def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
-        capacity = -(-self._max_size // num_envs) * num_envs
-        layout, blocks = map_blocks(schema, state, capacity)
-        self._objects = self._object_columns(schema, capacity)
-        self._table = Table(schema, capacity, layout, blocks)
-        self._num_envs = num_envs
+        pairs = read_pairs(state, schema)
+        if pairs:
+            shown = ", ".join(
+                f"{_dotted(schema.leaves[i].path)} (as {_dotted(schema.leaves[mate].path)} of the next row)"
+                for i, mate in pairs
+            )
+            msg = (
+                f"the checkpoint was saved with single_copy, it stores {shown} once: such rows cannot be mapped, load "
+                "it with mmap=False"
+            )
+            raise CheckpointError(msg)
+        capacity = -(-self.max_size // num_envs) * num_envs
+        objects = self._object_columns(schema, capacity)
+        self._table = Table.map(schema, state["columns"], capacity)
+        self._objects, self.num_envs, self.capacity = objects, num_envs, capacity
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle rows that are present, and how to make the storage: never-written memory stays here."""
+        """Pickle the rows that are present and the options; memory of unwritten rows is not pickled."""
         state = self.state_dict()
         dense = {name: column.clone(memory_format=torch.contiguous_format) for name, column in state["columns"].items()}
         rows = {**state, "columns": dense}
         hooks = (self.save_hooks, self.load_hooks)
         more = {"device": str(self.device), "rows": rows, "hooks": hooks}
-        return {"max_size": self._max_size, "options": self._options(), **more}
+        return {"max_size": self.max_size, "options": self._options(), **more}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the storage anew and lay the rows out."""
+        """Create the storage again and copy the rows."""
         self.__init__(state["max_size"], **state["options"])  # type: ignore[misc]
         self.device = torch.device(state["device"])
         self.save_hooks, self.load_hooks = state["hooks"]
         self.load_state_dict(state["rows"])
 
     def _options(self) -> dict[str, Any]:
-        device = "auto" if self._auto else str(self.device)
         return {
             "ndim": self.ndim,
-            "packed": self._packed,
+            "packed": self.packed,
             "single_copy": self._single_copy,
-            "device": device,
+            "device": "auto" if self._auto else str(self.device),
             "allow_pickle": self.allow_pickle,
         }
 
@@ -159,13 +169,8 @@ class LazyTensorStorage(TensorStorage):
         return HeapMemory(self.device) if self._given is None else self._given
 
     @property
-    def packed(self) -> bool:
-        """Whether small fields share a row."""
-        return self._packed
-
-    @property
     def why_private(self) -> str | None:
-        """Why its rows cannot lie in memory that processes share; None if they can."""
+        """The option because of which processes cannot share its rows; None if they can."""
         reasons = {
             "single_copy": bool(self._single_copy),
             f"ndim={self.ndim}": self.ndim > 1,
@@ -176,12 +181,16 @@ class LazyTensorStorage(TensorStorage):
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def lay_out_in(self, memory: Memory, schema: Schema | None) -> None:
-        """Keep rows in memory of the caller's: laid out now, if their form is known, else by the first rows.
+        """Use memory of the caller, now if the schema is known, else when the first rows are written.
 
         Args:
-            memory: gives the blocks; they may hold rows, which count for nothing before they are set.
-            schema: form of a row.
+            memory: allocates the blocks; rows in them do not count before they are set.
+            schema: of a row.
         """
         self._given = memory
         if schema is not None:
             self._lay_out(schema, (), self.device)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))

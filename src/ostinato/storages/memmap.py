@@ -15,7 +15,7 @@ from ostinato.storages.late_fields import LateFields
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.object_columns import check_objects, pack_column, unpack_column
-from ostinato.storages.single_copy import MirroredTable, checked_apart, find_pairs
+from ostinato.storages.single_copy import SingleCopyTable, checked_apart, find_pairs
 from ostinato.storages.table import Block, Table
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "empty" if self._table is None else "temporary; pass scratch_dir, or save with dumps()"
             )
             raise UsageError(msg)
-        if self._late:
+        if self._late.columns:
             msg = f"flush() cannot keep fields added later ({list(self._late.columns)}): save with dumps()"
             raise UsageError(msg)
         objects = self._write_objects(self._mapped.directory)
         single = None
-        if isinstance(self._table, MirroredTable):
+        if isinstance(self._table, SingleCopyTable):
             single = _save_sides(self._mapped.directory, self._table, self._rows)
         self._mapped.sync()
         write_manifest(
@@ -137,8 +137,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             {
                 "rows": self._rows,
                 "cursor": self._cursor,
-                "lanes": self._num_envs,
-                "max_size": self._max_size,
+                "lanes": self.num_envs,
+                "max_size": self.max_size,
                 "capacity": self._table.capacity,
                 "ndim": self.ndim,
                 "schema": self._table.schema.to_json(),
@@ -179,11 +179,11 @@ class LazyMemmapStorage(LazyTensorStorage):
         check_objects(schema, state)
         self._objects.load(state)
 
-    def _about_to_change(self) -> None:
-        """Remove the manifest of an earlier `flush` before rows change: after a crash nobody must mix old with new."""
+    def _end_flush(self) -> None:
+        """Remove the manifest of an earlier `flush` before rows change: a crash must not mix old with new rows."""
         if self._flushed and self._mapped is not None:
             (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
-            self._flushed = False
+        self._flushed = False
 
     def _memory(self) -> Memory:
         self._mapped = MappedMemory(self._directory)
@@ -191,10 +191,10 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _reopen(self, directory: Path) -> None:
         body = read_manifest(directory, format_name=_FORMAT).body
-        if (body["max_size"], body["ndim"]) != (self._max_size, self.ndim):
+        if (body["max_size"], body["ndim"]) != (self.max_size, self.ndim):
             msg = (
                 f"the directory {directory} holds a storage with max_size={body['max_size']}, ndim={body['ndim']}, "
-                f"got max_size={self._max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
+                f"got max_size={self.max_size}, ndim={self.ndim}: open it with those, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
         schema = Schema.from_json(body["schema"])
@@ -214,12 +214,13 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._table = self._reopen_single(schema, layout, body)
         else:
             self._table = Table.allocate(schema, body["capacity"], self._mapped, layout)
-        self._rows, self._cursor, self._num_envs = body["rows"], body["cursor"], body["lanes"]
+        self._rows, self._cursor, self.num_envs = body["rows"], body["cursor"], body["lanes"]
+        self.capacity = body["capacity"]
         self._read_objects(directory, body)
         self._late = LateFields(self._table.capacity, self.device)
         self._flushed = True
 
-    def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> MirroredTable:
+    def _reopen_single(self, schema: Schema, layout: list[Block], body: dict[str, Any]) -> SingleCopyTable:
         rows, num_envs, capacity = int(body["rows"]), int(body["lanes"]), int(body["capacity"])
         mapped, naming = self._mapped, None if isinstance(self._single_copy, bool) else self._single_copy
         pairs = find_pairs(schema, naming)
@@ -230,7 +231,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if [(value.dtype, tuple(value.shape)) for value in nexts] != wanted or num_envs < 1:
             msg = f"the directory {self._directory} was made with another single_copy, or is damaged"
             raise CheckpointError(msg)
-        table = MirroredTable(schema, capacity, num_envs, pairs, mapped, packed=self._packed, layout=layout)  # type: ignore[arg-type]
+        table = SingleCopyTable(schema, capacity, num_envs, pairs, mapped, packed=self.packed, layout=layout)  # type: ignore[arg-type]
         table.begin(apart, nexts)
         return table
 
@@ -245,13 +246,13 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Pickling copies: the copy lives in temporary files of its own."""
         return {
             "ndim": self.ndim,
-            "packed": self._packed,
+            "packed": self.packed,
             "single_copy": self._single_copy,
             "allow_pickle": self.allow_pickle,
         }
 
 
-def _save_sides(directory: Path, table: MirroredTable, rows: int) -> list[dict[str, Any]]:
+def _save_sides(directory: Path, table: SingleCopyTable, rows: int) -> list[dict[str, Any]]:
     """Write which rows keep a next observation apart, and those, to files of their own; return their records."""
     apart, nexts = table.apart_rows(rows)
     records = []

@@ -1,4 +1,7 @@
-"""States of tables with single copies: checked before they are used, and read into tables of either kind."""
+"""Tables that store a next observation once, as the observation of the row that follows.
+
+A next observation that is not bit by bit equal to the observation of the following row is stored in an *extra row*.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,19 @@ from torch.compiler import is_dynamo_compiling
 from ostinato._backend import backend
 from ostinato.core.kinds import show_field, show_path
 from ostinato.core.records import Picks, Request, Run, ring_range
-from ostinato.core.rows import Flat, Schema, as_bits, column_name, same_rows
+from ostinato.core.rows import Flat, Schema, as_bits, same_rows
 from ostinato.errors import CheckpointError, OptionError, SchemaError
 from ostinato.storages.memory import HeapMemory
-from ostinato.storages.table import Room, Table, check_alike, checked_choice, last_of_each, plan_layout
+from ostinato.storages.table import (
+    Room,
+    Table,
+    check_alike,
+    checked_choice,
+    copy_column,
+    last_of_each,
+    plan_layout,
+    read_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -29,38 +41,36 @@ if TYPE_CHECKING:
     from ostinato.storages.table import Block
 
 __all__ = [
+    "EMPTY",
     "FOLLOWS",
-    "NOTHING",
-    "Links",
-    "MirroredTable",
-    "NativeSides",
+    "Comparison",
+    "NativeNextRows",
+    "NextRows",
     "Pairs",
-    "PlainSides",
-    "Sides",
     "SingleCopy",
+    "SingleCopyTable",
+    "TorchNextRows",
     "as_run",
     "check_apart",
     "check_option",
     "checked_apart",
     "chunk_rows",
-    "copy_column",
-    "dense",
-    "fill_mirrored",
+    "fill_plain_table",
     "find_pairs",
     "read_pairs",
 ]
 
 SingleCopy: TypeAlias = "bool | Mapping[Any, Any]"
 Pairs: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Positions of leaves: (next field, the field that it is one row later)."""
+"""Positions of leaves: (next field, the field that it equals one row later)."""
 
 _NEVER = frozenset({"reward", "done", "terminated", "truncated"})
-"""Fields of a transition, not of a state: `("next", "done")` says nothing of the `done` one row later."""
+"""Fields of a transition, not of a state: `("next", "done")` is unrelated to the `done` one row later."""
 _PREFIX = "next_"
 
 
 def check_option(single_copy: object) -> dict[Path, Path] | bool:
-    """Return the option with its keys as paths.
+    """Return the option `single_copy` with its keys as paths.
 
     Raises:
         OptionError: if it is neither a bool nor a mapping of keys to keys.
@@ -76,22 +86,22 @@ def check_option(single_copy: object) -> dict[Path, Path] | bool:
     paths = {_path(key): _path(value) for key, value in single_copy.items()}
     clash = set(paths) & set(paths.values())
     if clash or len(set(paths.values())) < len(paths):
-        msg = f"single_copy must name every field once, got {single_copy!r}: a field has one next field and is none"
+        msg = f"single_copy must name every field once, got {single_copy!r}: no field may be in two pairs"
         raise OptionError(msg)
     return paths
 
 
 def find_pairs(schema: Schema, naming: Mapping[Path, Path] | None) -> Pairs:
-    """Find the pairs of a schema, in its order.
+    """Find the pairs of fields in a schema, in its order.
 
     Args:
-        schema: form of the rows.
+        schema: of the rows.
         naming: paths of next fields -> paths; None looks for `("next", *path)` beside `path`, and for `next_x` beside
-            `x`, with equal dtypes and shapes, flags and rewards left out.
+            `x`, with equal dtypes and shapes, except for flags and rewards.
 
     Raises:
-        OptionError: if there is no pair, or a field that was named does not exist or has no bytes.
-        SchemaError: if the fields of a pair that was named differ in dtype or shape.
+        OptionError: if there is no pair, or a named field does not exist or has no bytes.
+        SchemaError: if the fields of a named pair differ in dtype or shape.
     """
     at = {leaf.path: i for i, leaf in enumerate(schema.leaves)}
     if naming is None:
@@ -119,7 +129,7 @@ def _path(key: Hashable) -> Path:
 
 
 def _mate(path: Path) -> Path:
-    """Return the path of the field that a next field would be one row later; `()`, which no pair has, if it is none."""
+    """Return the path of the field that a next field equals one row later; `()`, which no pair has, for others."""
     if not path or path[-1] in _NEVER:
         return ()
     if len(path) > 1 and path[0] == "next":
@@ -153,87 +163,90 @@ def _none_found(schema: Schema) -> str:
 
 
 FOLLOWS = -1
-"""The next observation of a slot is the observation of the slot that follows it."""
-NOTHING = -2
+"""The next observation of a slot is the observation of the following slot."""
+EMPTY = -2
 """The slot holds no row."""
 _CHUNKS = 256
 
 
-class Links(NamedTuple):
-    """What a comparison of a batch with itself found; see `Sides.compare`."""
+class Comparison(NamedTuple):
+    """Which observations of a batch repeat others; see `NextRows.compare`."""
 
     flags: Tensor
-    """uint8 on the CPU. `[rows]`: a next observation is the observation of the row that follows in the batch; then
-    `[min(num_envs, rows)]`: an observation is what lies in the side row of the row before."""
+    """uint8 on the CPU: `[rows]`, whether a next observation equals the observation of the following row of the batch;
+    then `[min(num_envs, rows)]`, whether an observation equals the extra row of the row before it."""
     rows: int
     """Rows of the batch."""
     need: int
-    """Side rows that the write takes, if it goes where it was expected."""
+    """Extra rows that the write takes, if it goes to the expected slots."""
     cursor: int
-    """Slot of row 0 that was expected."""
+    """Expected slot of row 0."""
 
 
-class Sides(Protocol):
-    """Side rows of a table. One writer at a time, under the buffer's lock; `read` may run beside it, anywhere."""
+class NextRows(Protocol):
+    """The next observations of a table: which slots have an extra row, and the memory of the extra rows.
+
+    One writer at a time, under the lock of the buffer; `read` may run in other threads meanwhile.
+    """
 
     apart: Tensor
-    """int32 `[capacity]` on the CPU: what each slot says. Read only."""
+    """int32 `[capacity]` on the CPU, read only: the extra row of each slot, `FOLLOWS` or `EMPTY`."""
 
     @property
     def used(self) -> int:
-        """Side rows in use."""
+        """Extra rows in use."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the notes of the slots included."""
+        """Bytes, `apart` included."""
 
-    def compare(self, flat: Flat, rows: int, cursor: int) -> Links | None:
-        """Compare the rows of a batch that is about to be written; None if they lie in memory of the table."""
+    def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison | None:
+        """Compare the rows of a batch before it is written; None if they lie in the memory of the table."""
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` more side rows.
+        """Allocate memory for `rows` more extra rows.
 
         Raises:
-            StorageMemoryError: if there is none; nothing has changed.
+            StorageMemoryError: if there is not enough; nothing has changed.
         """
 
-    def detach_run(self, run: Run, links: Links) -> None:
-        """Before a run is written: rows before it, whose next observations would be overwritten, get side rows."""
+    def detach_run(self, run: Run, found: Comparison) -> None:
+        """Before a run is written: copy next observations that it would overwrite to extra rows."""
 
-    def link_run(self, run: Run, flat: Flat, links: Links) -> None:
-        """After a run was written: note where the next observations are, and put apart those that are needed."""
+    def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
+        """After a run was written: record where its next observations are, and fill the extra rows that it needs."""
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Give the rows at `slots` (int64 `[n]`, on the CPU, distinct) side rows with `nexts` `[n, *shape]`."""
+        """Store `nexts` `[n, *shape]` in extra rows of `slots` (int64 `[n]`, on the CPU, distinct)."""
 
     def drop(self, slots: Tensor) -> None:
-        """Say of rows that their next observation is the one that follows."""
+        """Free the extra rows of slots: their next observations are the ones that follow."""
 
-    def begin(self, rows: int) -> None:
-        """Forget all rows, and say of the slots `[0, rows)` that their next observation is the one that follows."""
+    def reset(self, rows: int) -> None:
+        """Free all extra rows; the slots `[0, rows)` have next observations that follow, the others are empty."""
 
     def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
         """Copy next observations, `[n, *shape]` for each pair; observations where `pick` is False.
 
         Raises:
-            IndexError: if a slot is out of range, or holds no row.
+            IndexError: if a slot is out of range or empty.
         """
 
 
 def chunk_rows(capacity: int) -> int:
-    """Return how many side rows are added at a time: few enough that free ones cost next to nothing."""
+    """Return how many extra rows are allocated at a time: few, so that unused ones take little memory."""
     return 1 << max(0, (capacity // _CHUNKS).bit_length() - 1)
 
 
 @final
-class NativeSides:
-    """Side rows of a CPU table, in the compiled part; see `Sides`.
+class NativeNextRows:
+    """`NextRows` of a CPU table, in the native extension.
 
     Args:
-        table: where the rows are; the observations are its first fields, in the order of `pairs`.
+        table: memory of the rows; the observations are its first fields, in the order of `pairs`.
         pairs: positions in the full schema.
         num_envs: distance in slots from a row to the next row of its environment.
-        memory: where chunks come from.
+        memory: allocates the extra rows.
     """
 
     def __init__(self, table: Table, pairs: Pairs, num_envs: int, memory: Memory) -> None:
@@ -242,12 +255,12 @@ class NativeSides:
         self._pairs = pairs
         self._memory = memory
         self._chunk_rows = chunk_rows(table.capacity)
-        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # who makes one has looked
+        self._native: Any = backend.native.SingleCopy(  # type: ignore[union-attr]  # SingleCopyTable has checked
             table.capacity, num_envs, self._chunk_rows, self.apart.data_ptr()
         )
         self._capacity = table.capacity
         self._num_envs = num_envs
-        self._table = table  # the compiled part reads its memory
+        self._table = table  # native code reads its memory
         self._sizes: list[int] = []
         self._chunks: list[list[Tensor]] = []
         self._rooms: dict[tuple[int, ...], Room] = {}
@@ -257,7 +270,7 @@ class NativeSides:
         self._native.clear()
 
     def _register(self, table: Table, count: int) -> None:
-        """Divide the observations into groups that lie side by side, and number them in the order of the pairs."""
+        """Divide the observations into groups of adjacent fields, and number them in the order of the pairs."""
         places: dict[int, tuple[int, int]] = {}
         for block in table.layout:
             end = -1
@@ -279,25 +292,25 @@ class NativeSides:
 
     @property
     def used(self) -> int:
-        """Side rows in use."""
+        """Extra rows in use."""
         return int(self._native.used)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of chunks, notes and lists."""
+        """Bytes of extra rows, `apart` and lists."""
         return self.apart.nbytes + int(self._native.nbytes) + sum(x.nbytes for chunk in self._chunks for x in chunk)
 
-    def compare(self, flat: Flat, rows: int, cursor: int) -> Links | None:
-        """Compare a batch in one pass over its memory."""
+    def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison | None:
+        """Compare a batch; one pass over its memory."""
         addresses = flat.addresses or []
         flags = torch.empty(rows + min(self._num_envs, rows), dtype=torch.uint8, device="cpu")
         at = flags.data_ptr()
         obs, nexts = [addresses[i] for _, i in self._pairs], [addresses[i] for i, _ in self._pairs]
         need = self._native.compare(cursor, rows, obs, nexts, at, at + rows)
-        return None if need < 0 else Links(flags, rows, need, cursor)
+        return None if need < 0 else Comparison(flags, rows, need, cursor)
 
     def reserve(self, rows: int) -> None:
-        """Add chunks. Never more than one side row for each slot is needed."""
+        """Allocate extra rows, at most one for each slot."""
         while self._native.allocated - self._native.used < rows and self._native.allocated < self._capacity:
             number = len(self._chunks)
             self._memory.check(self._chunk_rows * sum(self._sizes))
@@ -308,38 +321,38 @@ class NativeSides:
             self._native.add_chunk([block.data_ptr() for block in chunk])
             self._chunks.append(chunk)
 
-    def detach_run(self, run: Run, links: Links) -> None:
-        """Detach the rows before a run; there are some only where edits made them follow, or writing jumps."""
-        lacking = self._native.detach_run(run.start, run.rows, links.need)
+    def detach_run(self, run: Run, found: Comparison) -> None:
+        """Detach the rows before a run: there are some after edits, or where the run does not continue the last one."""
+        lacking = self._native.detach_run(run.start, run.rows, found.need)
         if lacking:
             self.reserve(self._native.allocated - self._native.used + lacking)
-            self._native.detach_run(run.start, run.rows, links.need)
+            self._native.detach_run(run.start, run.rows, found.need)
 
-    def link_run(self, run: Run, flat: Flat, links: Links) -> None:
-        """Link a run."""
+    def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
+        """Record the next observations of a run."""
         addresses = flat.addresses or []
-        expected = (run.start - run.skip) % run.capacity == links.cursor and not run.skip
-        nexts, agree = [addresses[i] for i, _ in self._pairs], links.flags.data_ptr()
-        relink = agree + links.rows if expected else 0
+        expected = (run.start - run.skip) % run.capacity == found.cursor and not run.skip
+        nexts, agree = [addresses[i] for i, _ in self._pairs], found.flags.data_ptr()
+        relink = agree + found.rows if expected else 0
         self._native.link_run(run.start, run.rows, run.skip, nexts, agree, relink)
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Copy rows aside."""
+        """Fill extra rows."""
         if slots.numel():
             dense = [value.contiguous() for value in nexts]
             self._native.set_rows(slots.data_ptr(), slots.shape[0], [value.data_ptr() for value in dense])
 
     def drop(self, slots: Tensor) -> None:
-        """Give side rows back."""
+        """Free extra rows."""
         self._native.link_rows(slots.data_ptr(), slots.shape[0])
 
-    def begin(self, rows: int) -> None:
-        """Start anew."""
+    def reset(self, rows: int) -> None:
+        """Free all extra rows."""
         self._native.clear()
         self.apart[:rows] = FOLLOWS
 
     def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
-        """Copy, without the lock: what changed meanwhile is copied anew."""
+        """Copy without a lock; rows that changed meanwhile are copied again."""
         room = self._rooms.get(key := tuple(pairs))
         if room is None:
             leaves = [self._table.schema.leaves[i] for i in pairs]
@@ -352,11 +365,11 @@ class NativeSides:
 
 
 @final
-class PlainSides:
-    """Side rows of a table on any device; see `Sides`. They lie in memory of that device, mapped tables included.
+class TorchNextRows:
+    """`NextRows` of a table on any device, with torch. Extra rows lie in memory of the device, also for mapped tables.
 
     Args:
-        table: where the rows are; the observations are its first fields, in the order of `pairs`.
+        table: memory of the rows; the observations are its first fields, in the order of `pairs`.
         pairs: positions in the full schema.
         num_envs: distance in slots from a row to the next row of its environment.
     """
@@ -370,24 +383,24 @@ class PlainSides:
         self._device = table.device
         self._lock = threading.Lock()
         with torch.inference_mode(mode=False):
-            self.apart = torch.full((self._capacity,), NOTHING, dtype=torch.int32, device="cpu")
-            self._shown = self.apart.to(self._device)  # the same tensor on the CPU
+            self.apart = torch.full((self._capacity,), EMPTY, dtype=torch.int32, device="cpu")
+            self._apart = self.apart.to(self._device)  # the same tensor on the CPU
         self._rows = [column[:0].contiguous() for column in self._obs]
         self._free: list[int] = []
 
     @property
     def used(self) -> int:
-        """Side rows in use."""
+        """Extra rows in use."""
         return int(self._rows[0].shape[0]) - len(self._free)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of side rows and notes."""
-        notes = self.apart.nbytes + (0 if self._shown is self.apart else self._shown.nbytes)
+        """Bytes of extra rows and `apart`."""
+        notes = self.apart.nbytes + (0 if self._apart is self.apart else self._apart.nbytes)
         return notes + sum(rows.nbytes for rows in self._rows) + 8 * len(self._free)
 
-    def compare(self, flat: Flat, rows: int, cursor: int) -> Links:
-        """Compare a batch on the device; its outcome comes to the host in one piece."""
+    def compare(self, flat: Flat, rows: int, cursor: int) -> Comparison:
+        """Compare a batch on the device; the result is copied to the host once."""
         obs, nexts = self._sources(flat, rows, 1), self._sources(flat, rows, 0)
         agree = torch.zeros(rows, dtype=torch.bool, device=self._device)
         if rows > self._num_envs:
@@ -404,7 +417,7 @@ class PlainSides:
         found = torch.cat([agree, relink]).cpu()
         found[rows:] &= before >= 0
         need = int((~found[max(0, rows - self._capacity) : rows]).sum() + (before == FOLLOWS).sum())
-        return Links(found.view(torch.uint8), rows, need, cursor)
+        return Comparison(found.view(torch.uint8), rows, need, cursor)
 
     def _sources(self, flat: Flat, rows: int, side: int) -> list[Tensor]:
         picked = [as_bits(flat.leaves[pair[side]]) for pair in self._pairs]
@@ -414,7 +427,7 @@ class PlainSides:
         ]
 
     def reserve(self, rows: int) -> None:
-        """Take more memory and copy the side rows there. Never more than one for each slot is needed."""
+        """Allocate more memory, at most one row for each slot, and copy the extra rows to it."""
         room = int(self._rows[0].shape[0])
         wanted = min(self._capacity, self.used + rows)
         if wanted <= room:
@@ -429,12 +442,12 @@ class PlainSides:
             self._rows = larger
             self._free += range(size - 1, room - 1, -1)
 
-    def detach_run(self, run: Run, links: Links) -> None:
-        """Detach the rows before a run."""
+    def detach_run(self, run: Run, found: Comparison) -> None:
+        """Copy next observations that a run would overwrite to extra rows."""
         before, outside = self._before(run)
         before = before[outside & (self.apart[before] == FOLLOWS)]
         if before.numel():
-            self.reserve(before.shape[0] + links.need)
+            self.reserve(before.shape[0] + found.need)
             after = ((before + self._num_envs) % self._capacity).to(self._device)
             self.put(before, [x.index_select(0, after) for x in self._obs])
 
@@ -444,19 +457,19 @@ class PlainSides:
         before = ring_range((run.start - self._num_envs) % self._capacity, count, self._capacity)
         return before, (before - run.start) % self._capacity >= run.rows
 
-    def link_run(self, run: Run, flat: Flat, links: Links) -> None:
-        """Link a run."""
-        if run.start == links.cursor and not run.skip:
+    def link_run(self, run: Run, flat: Flat, found: Comparison) -> None:
+        """Record the next observations of a run."""
+        if run.start == found.cursor and not run.skip:
             before, outside = self._before(run)
-            self.drop(before[outside & links.flags[links.rows :].bool() & (self.apart[before] >= 0)])
-        slots, agree = run.slots(), links.flags[run.skip : links.rows].bool()
+            self.drop(before[outside & found.flags[found.rows :].bool() & (self.apart[before] >= 0)])
+        slots, agree = run.slots(), found.flags[run.skip : found.rows].bool()
         self.drop(slots)
         alone = torch.nonzero(~agree).view(-1)
         at = (alone + run.skip).to(self._device)
         self.put(slots[alone], [x.index_select(0, at) for x in self._sources(flat, run.total, 0)])
 
     def put(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Copy rows aside."""
+        """Fill extra rows."""
         if not slots.numel():
             return
         with self._lock:
@@ -467,35 +480,35 @@ class PlainSides:
             at = rows.to(self._device, torch.int64)
             for side, value in zip(self._rows, nexts, strict=True):
                 side[at] = as_bits(value).to(self._device)
-            self._say(slots, rows)
+            self._set(slots, rows)
 
     def drop(self, slots: Tensor) -> None:
-        """Give side rows back."""
+        """Free extra rows."""
         with self._lock:
             rows = self.apart[slots]
             self._free += rows[rows >= 0].tolist()
-            self._say(slots, torch.full_like(rows, FOLLOWS))
+            self._set(slots, torch.full_like(rows, FOLLOWS))
 
-    def _say(self, slots: Tensor, rows: Tensor) -> None:
+    def _set(self, slots: Tensor, rows: Tensor) -> None:
         self.apart[slots] = rows
-        if self._shown is not self.apart:
-            self._shown[slots.to(self._device)] = rows.to(self._device)
+        if self._apart is not self.apart:
+            self._apart[slots.to(self._device)] = rows.to(self._device)
 
-    def begin(self, rows: int) -> None:
-        """Start anew."""
+    def reset(self, rows: int) -> None:
+        """Free all extra rows."""
         with self._lock:
-            self.apart.fill_(NOTHING)
+            self.apart.fill_(EMPTY)
             self.apart[:rows] = FOLLOWS
-            self._shown.fill_(NOTHING)  # filled, not copied from the CPU: nothing waits
-            self._shown[:rows] = FOLLOWS
+            self._apart.fill_(EMPTY)  # filled, not copied from the CPU: nothing waits
+            self._apart[:rows] = FOLLOWS
             self._free = list(range(int(self._rows[0].shape[0]) - 1, -1, -1))
 
     def read(self, pairs: Sequence[int], slots: Tensor, pick: Tensor | None, *, pin: bool) -> list[Tensor]:
-        """Copy; nothing meets the host."""
+        """Copy on the device without a wait."""
         with self._lock:
-            rows = self._shown.index_select(0, slots)
-            if self._device.type == "cpu" and bool((rows == NOTHING).any()):
-                msg = "a slot holds no row"
+            rows = self._apart.index_select(0, slots)
+            if self._device.type == "cpu" and bool((rows == EMPTY).any()):
+                msg = "a slot is empty"
                 raise IndexError(msg)
             after = slots + self._num_envs
             after = torch.where(after >= self._capacity, after - self._capacity, after)
@@ -516,10 +529,10 @@ _FEW = 32
 
 
 def as_run(placement: Placement) -> Run:
-    """Return a placement of a ring.
+    """Return a placement in ring order.
 
     Raises:
-        OptionError: if it is of another kind: the row that follows would not be the next one.
+        OptionError: for other placements, in which the following slot does not hold the next row.
     """
     if isinstance(placement, Run):
         return placement
@@ -528,23 +541,23 @@ def as_run(placement: Placement) -> Run:
 
 
 def _kept_leaves(schema: Schema, pairs: Pairs) -> list[int]:
-    """Return the positions of the leaves that are stored row by row: those that next ones follow from come first."""
+    """Return the positions of the leaves that are stored for each row: the observations of pairs come first."""
     nexts, obs = {pair[0] for pair in pairs}, [pair[1] for pair in pairs]
     return [*obs, *(i for i in range(len(schema.leaves)) if i not in nexts and i not in obs)]
 
 
 @final
-class MirroredTable:
-    """Memory for `capacity` rows of a schema, in which some fields are other fields one row later.
+class SingleCopyTable:
+    """Memory for `capacity` rows of a schema in which some fields equal other fields one row later.
 
     Args:
-        schema: form of a row.
+        schema: of a row.
         capacity: rows.
         num_envs: distance in slots from a row to the next row of its environment.
-        pairs: which fields; see `find_pairs`.
-        memory: where to take memory from.
+        pairs: the fields; see `find_pairs`.
+        memory: allocates the table.
         packed: see `plan_layout`.
-        layout: that of the rows kept, where files have one already.
+        layout: of the stored fields, if files already have one.
     """
 
     def __init__(
@@ -566,61 +579,61 @@ class MirroredTable:
         inner = Schema(None, [schema.leaves[i] for i in self.kept])
         self.layout = plan_layout(inner.leaves, packed=packed, align=1) if layout is None else layout
         memory.check(sum(block.stride for block in self.layout) * capacity)
-        self.inner = Table.allocate(inner, capacity, memory, self.layout)
+        names = [schema.column_names[i] for i in self.kept]
+        self.inner = Table.allocate(inner, capacity, memory, self.layout, names)
         self.device = self.inner.device
         self._native = backend.native is not None and self.device.type == "cpu"
-        self.sides: Sides = (
-            NativeSides(self.inner, pairs, num_envs, memory)
-            if self._native
-            else PlainSides(self.inner, pairs, num_envs)
-        )
+        self.next_rows: NextRows
+        if self._native:
+            self.next_rows = NativeNextRows(self.inner, pairs, num_envs, memory)
+        else:
+            self.next_rows = TorchNextRows(self.inner, pairs, num_envs)
         self._all = tuple(range(len(pairs)))
         places = {position: k for k, position in enumerate([*self.kept, *(pair[0] for pair in pairs)])}
         self._order = [places[i] for i in range(len(schema.leaves))]
         self._pair_of = {pair[0]: k for k, pair in enumerate(pairs)}
-        self._rows = 0
         self._warned = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: rows, side rows, and what each slot says."""
-        return self.inner.nbytes + self.sides.nbytes
+        """Bytes of rows, extra rows and their bookkeeping."""
+        return self.inner.nbytes + self.next_rows.nbytes
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     def gather(self, slots: Tensor, *, pin: bool = False) -> list[Tensor]:
-        """Copy rows, whole; see `Table.gather`."""
+        """Copy rows; see `Table.gather`."""
         if is_dynamo_compiling():
-            return torch.compiler.disable(MirroredTable.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
+            return torch.compiler.disable(SingleCopyTable.gather)(self, slots, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         found = self.inner.gather(slots, pin=pin)
-        found += self.sides.read(self._all, slots, None, pin=pin)
+        found += self.next_rows.read(self._all, slots, None, pin=pin)
         return [found[i] for i in self._order]
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Copy other rows for each field; see `Table.fetch`."""
+        """Copy different rows of each field; see `Table.fetch`."""
         if is_dynamo_compiling():
-            return torch.compiler.disable(MirroredTable.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
+            return torch.compiler.disable(SingleCopyTable.fetch)(self, requests, pin=pin)  # type: ignore[no-untyped-call, no-any-return]
         out: dict[int, Tensor] = {}
         inner: dict[int, Request] = {}
-        sides: dict[tuple[int, int], dict[int, tuple[int, Tensor, Tensor | None]]] = {}
+        nexts: dict[tuple[int, int], dict[int, tuple[int, Tensor, Tensor | None]]] = {}
         for i, request in enumerate(requests):
-            asked = self._of_sides(request)
+            asked = self._of_next(request)
             if asked is not None:
-                sides.setdefault((id(asked[1]), id(asked[2])), {})[i] = asked
+                nexts.setdefault((id(asked[1]), id(asked[2])), {})[i] = asked
             elif request.leaf in self._pair_of or request.other in self._pair_of:
                 out[i] = self._fetch_both(request, pin=pin)
             else:
                 other = None if request.other is None else self._order[request.other]
                 inner[i] = request._replace(leaf=self._order[request.leaf], other=other)
         out.update(zip(inner, self.inner.fetch(list(inner.values()), pin=pin), strict=True))
-        for group in sides.values():
+        for group in nexts.values():
             _, slots, pick = next(iter(group.values()))
-            read = self.sides.read([pair for pair, _, _ in group.values()], slots, pick, pin=pin)
+            read = self.next_rows.read([pair for pair, _, _ in group.values()], slots, pick, pin=pin)
             out.update(zip(group, read, strict=True))
         return [out[i] for i in range(len(requests))]
 
-    def _of_sides(self, request: Request) -> tuple[int, Tensor, Tensor | None] | None:
-        """Return pair, slots and pick of a request that side rows answer; None if others do."""
+    def _of_next(self, request: Request) -> tuple[int, Tensor, Tensor | None] | None:
+        """Return pair, slots and pick of a request for next observations; None for other requests."""
         leaf, slots, other, pick = request
         if other is None and pick is None and leaf in self._pair_of:
             return self._pair_of[leaf], self._plain(slots), None
@@ -637,7 +650,7 @@ class MirroredTable:
         return pick if pick.device == self.device and pick.is_contiguous() else pick.to(self.device).contiguous()
 
     def _fetch_both(self, request: Request, *, pin: bool) -> Tensor:
-        """Read both fields of a choice that is not between an observation and its next one."""
+        """Read both fields of a choice that is not between an observation and its next observation."""
         other, _ = checked_choice(request)
         one, two = self.schema.leaves[request.leaf], self.schema.leaves[other]
         check_alike(one.dtype, one.shape, two.dtype, two.shape)
@@ -647,7 +660,7 @@ class MirroredTable:
         return chosen.pin_memory() if pin else chosen
 
     def view(self, span: slice) -> list[Tensor]:
-        """Return copies of the rows of a span: what is edited in them is not edited here."""
+        """Return copies of the rows of a span: changes to them do not reach the table."""
         rows = range(*span.indices(self.capacity))
         return self.gather(torch.arange(rows.start, max(rows.start, rows.stop), rows.step, device=self.device))
 
@@ -658,18 +671,18 @@ class MirroredTable:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def prepare(self, flat: Flat, cursor: int) -> tuple[Flat, Links]:
-        """Compare rows that are about to be written, and make room for those that must lie apart.
+    def prepare(self, flat: Flat, cursor: int) -> tuple[Flat, Comparison]:
+        """Compare rows that will be written, and allocate the extra rows that they need.
 
         Args:
             flat: the rows.
-            cursor: where they will go, most likely.
+            cursor: the slot where they will most likely go.
 
         Raises:
-            StorageMemoryError: if there is no room; nothing has changed.
+            StorageMemoryError: if there is not enough memory; nothing has changed.
         """
         if is_dynamo_compiling():
-            return torch.compiler.disable(MirroredTable.prepare)(self, flat, cursor)  # type: ignore[no-untyped-call, no-any-return]
+            return torch.compiler.disable(SingleCopyTable.prepare)(self, flat, cursor)  # type: ignore[no-untyped-call, no-any-return]
         if not self._native:
             flat = Flat([self.inner.clear_of(x) for x in flat.leaves], flat.batch, None)
         elif flat.addresses is None:
@@ -677,47 +690,54 @@ class MirroredTable:
             leaves = [x if x.data_ptr() or not x.numel() else x.clone() for x in leaves]
             flat = Flat(leaves, flat.batch, [x.data_ptr() for x in leaves])
         rows = math.prod(flat.batch)
-        links = self.sides.compare(flat, rows, cursor)
-        if links is None:  # they lie in this very table
+        found = self.next_rows.compare(flat, rows, cursor)
+        if found is None:  # the rows lie in this table
             leaves = [x.clone() for x in flat.leaves]
             flat = Flat(leaves, flat.batch, [x.data_ptr() for x in leaves])
-            links = self.sides.compare(flat, rows, cursor)
-        self.sides.reserve(links.need)  # type: ignore[union-attr]  # copies lie elsewhere
-        return flat, links  # type: ignore[return-value]
+            found = self.next_rows.compare(flat, rows, cursor)
+        self.next_rows.reserve(found.need)  # type: ignore[union-attr]  # copies lie elsewhere
+        return flat, found  # type: ignore[return-value]
 
-    def write_run(self, run: Run, flat: Flat, num_envs: int, links: Links) -> None:
-        """Write rows in ring order, as `prepare` returned them."""
+    def write_run(self, run: Run, flat: Flat, found: Comparison, rows: int) -> None:
+        """Write rows in ring order.
+
+        Args:
+            run: where they go.
+            flat: the rows, as `prepare` returned them.
+            found: what `prepare` found.
+            rows: rows present after the write.
+        """
         if is_dynamo_compiling():
-            torch.compiler.disable(MirroredTable.write_run)(self, run, flat, num_envs, links)  # type: ignore[no-untyped-call]
+            torch.compiler.disable(SingleCopyTable.write_run)(self, run, flat, found, rows)  # type: ignore[no-untyped-call]
             return
-        self.sides.detach_run(run, links)
-        self.inner.write(run, self._kept(flat), num_envs)
-        self.sides.link_run(run, flat, links)
-        self._rows = min(max(self._rows, run.start + run.rows), self.capacity)
+        self.next_rows.detach_run(run, found)
+        self.inner.write(run, self._kept(flat), self.num_envs)
+        self.next_rows.link_run(run, flat, found)
         if not self._warned:
-            self._look_at_size()
+            self._check_savings(rows)
 
     def _kept(self, flat: Flat) -> Flat:
         addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
         return Flat([flat.leaves[i] for i in self.kept], flat.batch, addresses)
 
-    def _look_at_size(self) -> None:
-        used = self.sides.used
-        if used - self.num_envs <= max(self._rows // 2, _FEW):
+    def _check_savings(self, rows: int) -> None:
+        """Warn once if most rows need an extra row."""
+        used = self.next_rows.used
+        if used - self.num_envs <= max(rows // 2, _FEW):
             return
         self._warned = True
         msg = (
-            f"single_copy saves little: {used} of {self._rows} rows keep a next observation of their own, since it is "
+            f"single_copy saves little: {used} of {rows} rows keep a next observation of their own, since it is "
             "not the observation of the row that follows. Rows of several environments in turns need ndim=2 (rows "
             "[time, environments, ...]); for data without order leave single_copy out"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
 
     def edit(self, slots: Tensor, flat: Flat) -> None:
-        """Replace the rows at `slots` (int64 `[n]`, of rows present); of duplicates the last one wins.
+        """Replace the rows at `slots` (int64 `[n]`, of present rows); of duplicates the last one wins.
 
         Raises:
-            StorageMemoryError: if there is no room for what must lie apart; nothing has changed.
+            StorageMemoryError: if there is no memory for extra rows; nothing has changed.
         """
         if not slots.numel():
             return
@@ -731,8 +751,8 @@ class MirroredTable:
         agree = self._agrees(here, nexts, obs)
         before = self._followed_by(here)
         before = before[~torch.isin(before, here)]
-        lacking = int((~agree & (self.sides.apart[here] < 0)).sum()) + before.shape[0]
-        self.sides.reserve(lacking)
+        lacking = int((~agree & (self.next_rows.apart[here] < 0)).sum()) + before.shape[0]
+        self.next_rows.reserve(lacking)
         self._detach(before)
         at = here.to(self.device)
         count = torch.arange(here.shape[0], device=self.device)
@@ -743,46 +763,46 @@ class MirroredTable:
         """Write one field, `[n, *leaf.shape]`, at distinct slots.
 
         Raises:
-            StorageMemoryError: if there is no room for what must lie apart; nothing has changed.
+            StorageMemoryError: if there is no memory for extra rows; nothing has changed.
         """
         here = slots.cpu()
         if position in self._pair_of:
-            nexts = self.sides.read(self._all, slots, None, pin=False)
+            nexts = self.next_rows.read(self._all, slots, None, pin=False)
             nexts[self._pair_of[position]] = value.to(self.device)
             self.relink(here, nexts)
             return
         if self._order[position] < len(self.pairs):
             before = self._followed_by(here)
-            self.sides.reserve(before.shape[0])
+            self.next_rows.reserve(before.shape[0])
             self._detach(before)
         self.inner.write_column(self._order[position], slots, value)
 
     def relink(self, slots: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Give rows (int64 `[n]`, on the CPU, distinct) the next observations `nexts`, `[n, *shape]` for each pair."""
+        """Set the next observations of rows (int64 `[n]`, on the CPU, distinct), `[n, *shape]` for each pair."""
         agree = self._agrees(slots, nexts, None)
-        self.sides.reserve(int((~agree & (self.sides.apart[slots] < 0)).sum()))
+        self.next_rows.reserve(int((~agree & (self.next_rows.apart[slots] < 0)).sum()))
         self._relink(slots, nexts, agree)
 
     def _followed_by(self, slots: Tensor) -> Tensor:
-        """Return the rows whose next observation is the observation in one of the slots, int64 on the CPU."""
+        """Return the rows whose next observation is the observation of one of the slots, int64 on the CPU."""
         before = (slots - self.num_envs) % self.capacity
-        return before[self.sides.apart[before] == FOLLOWS]
+        return before[self.next_rows.apart[before] == FOLLOWS]
 
     def _detach(self, slots: Tensor) -> None:
         for part in self._blocks(slots.shape[0]):
             chosen = slots[part]
-            self.sides.put(chosen, self.sides.read(self._all, chosen.to(self.device), None, pin=False))
+            self.next_rows.put(chosen, self.next_rows.read(self._all, chosen.to(self.device), None, pin=False))
 
     def _agrees(self, slots: Tensor, nexts: Sequence[Tensor], obs: Sequence[Tensor] | None) -> Tensor:
-        """Return bool `[n]` on the CPU: whether next observations equal the observations that will follow them.
+        """Return bool `[n]` on the CPU: whether next observations equal the observations that follow them.
 
         Args:
             slots: int64 `[n]` on the CPU, sorted if there are observations.
             nexts: `[n, *shape]` for each pair.
-            obs: observations that will be written to the slots; None leaves those that are there.
+            obs: observations that will be written to the slots; None keeps the present ones.
         """
         after = (slots + self.num_envs) % self.capacity
-        agree = self.sides.apart[after] != NOTHING
+        agree = self.next_rows.apart[after] != EMPTY
         for part in self._blocks(slots.shape[0]):
             at = after[part].to(self.device)
             follow = [as_bits(x).index_select(0, at) for x in self.inner.columns[: len(self.pairs)]]
@@ -795,11 +815,11 @@ class MirroredTable:
         return agree
 
     def _relink(self, slots: Tensor, nexts: Sequence[Tensor], agree: Tensor) -> None:
-        self.sides.drop(slots[agree])
+        self.next_rows.drop(slots[agree])
         alone = torch.nonzero(~agree).view(-1)
         for part in self._blocks(alone.shape[0]):
             at = alone[part].to(self.device)
-            self.sides.put(slots[alone[part]], [as_bits(x).index_select(0, at).view(x.dtype) for x in nexts])
+            self.next_rows.put(slots[alone[part]], [as_bits(x).index_select(0, at).view(x.dtype) for x in nexts])
 
     def _blocks(self, rows: int) -> Iterator[slice]:
         size = max(1, _BLOCK_BYTES // sum(self.schema.leaves[pair[0]].nbytes for pair in self.pairs))
@@ -808,63 +828,109 @@ class MirroredTable:
     # -- state ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget all rows."""
-        self.sides.begin(0)
-        self._rows = 0
+        """Remove all rows."""
+        self.next_rows.reset(0)
 
     def apart_rows(self, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Return which of the first `rows` rows keep a next observation apart (bool, on the CPU), and a copy of those.
+        """Return which of the first `rows` rows have an extra row (bool, on the CPU), and a copy of the extra rows.
 
         The copies, `[n, *shape]` for each pair, are in the order of their slots.
         """
-        apart = self.sides.apart[:rows] >= 0
+        apart = self.next_rows.apart[:rows] >= 0
         slots = torch.nonzero(apart).view(-1).to(self.device)
-        return apart, self.sides.read(self._all, slots, None, pin=False)
+        return apart, self.next_rows.read(self._all, slots, None, pin=False)
 
     def begin(self, apart: Tensor, nexts: Sequence[Tensor]) -> None:
-        """Take the first rows as they lie in the kept columns for the rows present.
+        """Set the next observations of the first rows; the stored fields are in place.
 
         Args:
             apart: bool `[rows]` on the CPU: rows whose next observation is not the observation that follows.
-            nexts: theirs, `[n, *shape]` for each pair, in the order of their slots.
+            nexts: the next observations of these rows, `[n, *shape]` for each pair, in the order of their slots.
         """
         slots = torch.nonzero(apart).view(-1)
-        self.sides.begin(apart.shape[0])
-        self.sides.reserve(slots.shape[0])
-        self.sides.put(slots, nexts)
-        self._rows = apart.shape[0]
+        self.next_rows.reset(apart.shape[0])
+        self.next_rows.reserve(slots.shape[0])
+        self.next_rows.put(slots, nexts)
 
     def put_apart(self, slots: Tensor, at: Tensor) -> None:
-        """Put the observations in the slots `at` apart, as next ones of the rows at `slots`; int64 on the CPU."""
-        self.sides.reserve(slots.shape[0])
+        """Copy the observations of the slots `at` to extra rows of `slots`; int64 on the CPU."""
+        self.next_rows.reserve(slots.shape[0])
         here = at.to(self.device)
         columns = self.inner.columns[: len(self.pairs)]
-        self.sides.put(slots, [as_bits(x).index_select(0, here).view(x.dtype) for x in columns])
+        self.next_rows.put(slots, [as_bits(x).index_select(0, here).view(x.dtype) for x in columns])
+
+    def fill(self, state: dict[str, Any], saved: Pairs) -> None:
+        """Copy the columns of a state in, which has the single copies `saved`, or none.
+
+        Raises:
+            CheckpointError: if it has other single copies; nothing has changed.
+        """
+        names = self.schema.column_names
+        rows, columns = int(state["rows"]), state["columns"]
+        if saved and set(self.pairs) != set(saved):
+            theirs, own = ({names[i]: names[j] for i, j in pairs} for pairs in (saved, self.pairs))
+            msg = f"the checkpoint has the single copies {theirs}, the storage {own}: make it with the same single_copy"
+            raise CheckpointError(msg)
+        if not saved:
+            nexts = [read_column(columns[names[i]]).to(self.device) for i, _ in self.pairs]
+            self._copy_kept(columns, rows)
+            self.begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [value[:0] for value in nexts])
+            self.relink(torch.arange(rows, device="cpu"), nexts)
+            return
+        apart = check_apart(state)
+        nexts = [read_column(columns[f"{names[i]}.apart"]) for i, _ in self.pairs]
+        self.next_rows.reserve(int(apart.sum()) + self.num_envs)
+        self._copy_kept(columns, rows)
+        self.begin(apart, nexts)
+        capacity, num_envs = int(state["capacity"]), max(1, int(state["lanes"]))
+        if capacity != self.capacity and rows == capacity:  # the ring closes elsewhere now: its end gets extra rows
+            end = torch.arange(rows - num_envs, rows, device="cpu")
+            end = end[~apart[end]]
+            self.put_apart(end, _following(rows, num_envs, capacity)[end])
+
+    def _copy_kept(self, columns: dict[str, Any], rows: int) -> None:
+        for i, column in zip(self.kept, self.inner.columns, strict=True):
+            copy_column(columns[self.schema.column_names[i]], column[:rows])
 
 
 _BLOCK_ROWS = 4096
 
 
-def dense(source: Any) -> Tensor:
-    """Return a column of a state as a tensor."""
-    return source if isinstance(source, Tensor) else source.read()
+def _following(rows: int, num_envs: int, capacity: int) -> Tensor:
+    """Return the slot that follows each of the first `rows` slots, int64 on the CPU."""
+    after = torch.arange(rows, device="cpu") + num_envs
+    return torch.where(after >= capacity, after - capacity, after).clamp_max(max(0, rows - 1))
 
 
-def copy_column(source: Any, dest: Tensor) -> None:
-    """Copy a column of a state to where it belongs, unless it lies there."""
-    if not isinstance(source, Tensor):
-        source.read_into(dest)
-    elif dest.numel() and source.data_ptr() != dest.data_ptr():
-        dest.copy_(source)
+def fill_plain_table(table: Table, state: dict[str, Any], saved: Pairs) -> None:
+    """Copy the columns of a state with single copies into a table without them."""
+    names, columns = table.schema.column_names, state["columns"]
+    rows, num_envs, capacity = int(state["rows"]), max(1, int(state["lanes"])), int(state["capacity"])
+    apart = check_apart(state)
+    after = _following(rows, num_envs, capacity)
+    nexts = [read_column(columns[f"{names[i]}.apart"]) for i, _ in saved]
+    for (position, mate), value in zip(saved, nexts, strict=True):
+        copy_column(columns[names[mate]], table.columns[mate][:rows])
+        dest, source = as_bits(table.columns[position]), as_bits(table.columns[mate])
+        for first in range(0, rows, _BLOCK_ROWS):
+            at = after[first : first + _BLOCK_ROWS].to(table.device)
+            dest[first : first + at.shape[0]] = source.index_select(0, at)
+        dest[torch.nonzero(apart).view(-1).to(table.device)] = as_bits(value).to(table.device)
+    done = {position for pair in saved for position in pair}
+    for i, name in enumerate(names):
+        if i not in done:
+            copy_column(columns[name], table.columns[i][:rows])
 
 
 def read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
-    """Return the pairs of a state; none if it has no single copies, or was written before there were any.
+    """Return the pairs of a state; `()` if it has no single copies, or was written by a version without them.
 
     Raises:
-        CheckpointError: if they fit no such rows.
+        CheckpointError: if the schema has no such pairs.
     """
-    saved = state.get("single_copy") or []
+    saved = state.get("single_copy")
+    if not saved:
+        return ()
     leaves = schema.leaves
     try:
         pairs = tuple((int(position), int(mate)) for position, mate in saved)
@@ -880,90 +946,27 @@ def read_pairs(state: dict[str, Any], schema: Schema) -> Pairs:
 
 
 def check_apart(state: dict[str, Any]) -> Tensor:
-    """Return the notes of a state, having checked them; see `checked_apart`."""
+    """Return the column `apart` of a state; see `checked_apart`."""
     if "apart" not in state["columns"]:
         msg = "the checkpoint's column 'apart' is missing: it is damaged"
         raise CheckpointError(msg)
     num_envs = max(1, int(state["lanes"]))
-    return checked_apart(dense(state["columns"]["apart"]), int(state["rows"]), num_envs, int(state["capacity"]))
+    return checked_apart(read_column(state["columns"]["apart"]), int(state["rows"]), num_envs, int(state["capacity"]))
 
 
 def checked_apart(apart: Tensor, rows: int, num_envs: int, capacity: int) -> Tensor:
-    """Return the notes of a state, bool `[rows]` on the CPU, having checked that they lead to no row that is not there.
+    """Return the column `apart` of a state, bool `[rows]` on the CPU.
 
     Raises:
-        CheckpointError: otherwise.
+        CheckpointError: if the next observation of a row would be in a slot without a row.
     """
     full = rows == capacity
     apart = apart.cpu()
     good = apart.dtype is torch.bool and apart.shape == (rows,) and rows <= capacity
     if not good or not (full or bool(apart[max(0, rows - num_envs) :].all())) or (full and num_envs > rows):
         msg = (
-            f"the checkpoint's notes on single copies ({apart.dtype}{list(apart.shape)} for {rows} rows) lead to rows "
+            f"the checkpoint's single copies ({apart.dtype}{list(apart.shape)} for {rows} rows) refer to rows "
             "that it does not hold: it is damaged"
         )
         raise CheckpointError(msg)
     return apart
-
-
-def fill_mirrored(table: Table | MirroredTable, state: dict[str, Any], saved: Pairs) -> None:
-    """Copy the columns of a state into a table, where one of them, or both, have single copies.
-
-    Raises:
-        CheckpointError: if they have other ones; nothing is changed.
-    """
-    mine: Pairs = table.pairs if isinstance(table, MirroredTable) else ()
-    if mine and saved and set(mine) != set(saved):
-        names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
-        theirs, own = ({names[i]: names[j] for i, j in pairs} for pairs in (saved, mine))
-        msg = f"the checkpoint has the single copies {theirs}, the storage {own}: make it with the same single_copy"
-        raise CheckpointError(msg)
-    if saved:
-        _fill_from_single(table, state, saved)
-    elif isinstance(table, MirroredTable):
-        _fill_from_plain(table, state)
-
-
-def _fill_from_single(table: Table | MirroredTable, state: dict[str, Any], saved: Pairs) -> None:
-    rows, num_envs, capacity = int(state["rows"]), max(1, int(state["lanes"])), int(state["capacity"])
-    columns = state["columns"]
-    apart = check_apart(state)
-    names = [f"{column_name(table.schema.leaves[i].path, i)}.apart" for i, _ in saved]
-    nexts = [dense(columns[name]) for name in names]
-    after = torch.arange(rows, device="cpu") + num_envs
-    after = torch.where(after >= capacity, after - capacity, after).clamp_max(max(0, rows - 1))
-    if isinstance(table, MirroredTable):
-        nexts = [nexts[saved.index(pair)] for pair in table.pairs]
-        table.sides.reserve(int(apart.sum()) + num_envs)
-        _copy_kept(table, columns, rows)
-        table.begin(apart, nexts)
-        if capacity != table.capacity and rows == capacity:  # the ring closes elsewhere now: its seam lies apart
-            seam = torch.arange(rows - num_envs, rows, device="cpu")
-            table.put_apart(seam[~apart[seam]], after[seam[~apart[seam]]])
-        return
-    for (position, mate), aside in zip(saved, nexts, strict=True):
-        leaf = table.schema.leaves[mate]
-        copy_column(columns[column_name(leaf.path, mate)], table.columns[mate][:rows])
-        dest, source = as_bits(table.columns[position]), as_bits(table.columns[mate])
-        for first in range(0, rows, _BLOCK_ROWS):
-            at = after[first : first + _BLOCK_ROWS].to(table.device)
-            dest[first : first + at.shape[0]] = source.index_select(0, at)
-        dest[torch.nonzero(apart).view(-1).to(table.device)] = as_bits(aside).to(table.device)
-    done = {position for pair in saved for position in pair}
-    for i, leaf in enumerate(table.schema.leaves):
-        if i not in done:
-            copy_column(columns[column_name(leaf.path, i)], table.columns[i][:rows])
-
-
-def _fill_from_plain(table: MirroredTable, state: dict[str, Any]) -> None:
-    rows, columns = int(state["rows"]), state["columns"]
-    leaves = table.schema.leaves
-    nexts = [dense(columns[column_name(leaves[i].path, i)]).to(table.device) for i, _ in table.pairs]
-    _copy_kept(table, columns, rows)
-    table.begin(torch.zeros(rows, dtype=torch.bool, device="cpu"), [value[:0] for value in nexts])
-    table.relink(torch.arange(rows, device="cpu"), nexts)
-
-
-def _copy_kept(table: MirroredTable, columns: dict[str, Any], rows: int) -> None:
-    for i, column in zip(table.kept, table.inner.columns, strict=True):
-        copy_column(columns[column_name(table.schema.leaves[i].path, i)], column[:rows])

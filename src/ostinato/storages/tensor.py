@@ -1,4 +1,4 @@
-"""TensorStorage: one tensor per field, on any device; the door, reading and state of all tensor storages."""
+"""TensorStorage: one tensor for each field, on any device; the base class of all storages of tensors."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ import torch
 from torch import Tensor
 
 from ostinato.core import kinds
-from ostinato.core.index import is_field, select
+from ostinato.core.index import apply_index, is_field, plain_index, select
 from ostinato.core.records import Picks, Request
-from ostinato.core.rows import Flat, Schema, column_name, describe, turn_rows
+from ostinato.core.rows import Flat, Schema, describe, turn_rows
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
-from ostinato.storages.single_copy import (
-    MirroredTable,
-    as_run,
-    check_apart,
-    copy_column,
-    dense,
-    fill_mirrored,
-    read_pairs,
-)
-from ostinato.storages.table import Block, Table, as_grid, read_grid, row_arrays
+from ostinato.storages.single_copy import SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
+from ostinato.storages.table import Table, copy_column, read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -35,267 +27,10 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement
     from ostinato.core.rows import Path
-    from ostinato.storages.single_copy import Links, Pairs
+    from ostinato.storages.single_copy import Comparison, Pairs
     from ostinato.storages.table import RowArray
 
-__all__ = [
-    "TensorStorage",
-    "check_columns",
-    "check_form",
-    "check_room",
-    "fill_columns",
-    "map_blocks",
-    "name_columns",
-    "refuse_mapped_ring",
-    "turn_columns",
-]
-
-
-@final
-class _Turned:
-    """A column of a state whose row `seam` comes first and the rows before it last; read as the column is."""
-
-    def __init__(self, source: Any, seam: int) -> None:
-        self._source = source
-        self._seam = seam
-        self.dtype, self.shape = source.dtype, source.shape
-        self.packed = getattr(source, "packed", False)
-        if self.packed:
-            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
-
-    def read_into(self, dest: Tensor) -> None:
-        """Read the rows into a tensor."""
-        copy_column(self._source, dest)
-        turn_rows(dest, self._seam)
-
-    def read_rows_into(self, dest: Tensor) -> None:
-        """Read the packed rows that it lies in."""
-        self._source.read_rows_into(dest)
-        turn_rows(dest, self._seam)
-
-    def read_with(self, others: Sequence[tuple[_Turned, Tensor]]) -> None:
-        """Read columns of the same packed rows, each into its tensor."""
-        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
-        for _, dest in others:
-            turn_rows(dest, self._seam)
-
-    def read(self) -> Tensor:
-        """Return the rows as a new tensor."""
-        source = self._source
-        rows = source.clone() if isinstance(source, torch.Tensor) else source.read()
-        turn_rows(rows, self._seam)
-        return rows
-
-
-def name_columns(
-    table: Table | MirroredTable, late: LateFields, rows: int
-) -> tuple[dict[str, Tensor], list[list[Any]]]:
-    """Return the columns `[rows, *shape]` by name (views), and for late fields `[path, name, name of the mask]`.
-
-    Of a table with single copies come what it keeps, `apart` (bool `[rows]`: next observations that lie apart), and
-    for each pair those, in the order of their slots.
-    """
-    names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
-    if isinstance(table, MirroredTable):
-        columns = {names[i]: column for i, column in zip(table.kept, table.inner.view(slice(rows)), strict=True)}
-        columns["apart"], nexts = table.apart_rows(rows)
-        columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
-    else:
-        columns = dict(zip(names, table.view(slice(rows)), strict=True))
-    notes: list[list[Any]] = []
-    for i, (path, column) in enumerate(late.columns.items(), len(names)):
-        name = column_name(path, i)
-        notes.append([list(path), name, f"{name}.has"])
-        columns[name], columns[f"{name}.has"] = column[:rows], late.has[path][:rows]
-    return columns, notes
-
-
-def fill_columns(table: Table | MirroredTable, state: dict[str, Any]) -> LateFields:
-    """Copy the columns of a state into a table, and return its late fields.
-
-    Columns are tensors, or objects with `dtype`, `shape`, `read_into(tensor)` and `read()`.
-
-    Raises:
-        CheckpointError: if a column is missing or has another form; nothing is changed.
-    """
-    rows, columns = int(state["rows"]), dict(state["columns"])
-    saved = check_columns(table.schema, state)
-    if saved or isinstance(table, MirroredTable):
-        fill_mirrored(table, state, saved)
-    elif not state.get("mapped"):
-        _fill_plain(table, columns, rows)
-    late = LateFields(table.capacity, table.device)
-    everywhere = torch.arange(rows if state["late"] else 0, device=table.device)
-    for path, name, has in state["late"]:
-        late.put(tuple(path), everywhere, dense(columns[name]))
-        late.has[tuple(path)][:rows] = dense(columns[has]).to(table.device)
-    return late
-
-
-def _fill_plain(table: Table, columns: dict[str, Any], rows: int) -> None:
-    """Copy columns in: packed rows as they lie where they lie alike here, else column by column."""
-    names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
-    waiting = dict(zip(names, table.columns, strict=True))
-    for array in row_arrays(table, names):
-        sources = [(columns[member.name], member.offset) for member in array.members]
-        if sources and _lie_alike(sources, array.row_bytes, columns):
-            sources[0][0].read_rows_into(array.data[:rows])
-            for member in array.members:
-                del waiting[member.name]
-    groups: dict[str, list[tuple[Any, Tensor]]] = {}
-    for name, column in waiting.items():
-        source = columns[name]
-        if not getattr(source, "packed", False):
-            copy_column(source, column[:rows])
-        else:
-            groups.setdefault(source.rows, []).append((source, column[:rows]))
-    for group in groups.values():
-        group[0][0].read_with(group)
-
-
-def _lie_alike(sources: list[tuple[Any, int]], row_bytes: int, columns: dict[str, Any]) -> bool:
-    """Whether saved columns lie in one array of packed rows, alone, at these offsets."""
-    first = sources[0][0]
-    if not getattr(first, "packed", False) or first.row_bytes != row_bytes:
-        return False
-    same = all(getattr(x, "rows", None) == first.rows and x.offset == offset for x, offset in sources)
-    return same and sum(getattr(x, "rows", None) == first.rows for x in columns.values()) == len(sources)
-
-
-def map_blocks(schema: Schema, state: dict[str, Any], capacity: int) -> tuple[list[Block], list[Tensor]]:
-    """Map saved columns into memory for `capacity` rows, laid out as they were saved.
-
-    Raises:
-        CheckpointError: if the rows were saved with single copies, or a column is missing or has another form.
-    """
-    columns, rows = state["columns"], int(state["rows"])
-    pairs = read_pairs(state, schema)
-    if pairs:
-        names = {schema.leaves[i].path: schema.leaves[mate].path for i, mate in pairs}
-        shown = ", ".join(f"{_dotted(path)} (as {_dotted(mate)} of the next row)" for path, mate in names.items())
-        msg = (
-            f"the checkpoint was saved with single_copy, it stores {shown} once: such rows cannot be mapped, load it "
-            "with mmap=False"
-        )
-        raise CheckpointError(msg)
-    found: dict[str, tuple[Any, list[tuple[int, int]]]] = {}
-    for i, leaf in enumerate(schema.leaves):
-        name = column_name(leaf.path, i)
-        _check_column(columns, name, leaf.dtype, (rows, *leaf.shape))
-        source = columns[name]
-        found.setdefault(source.rows, (source, []))[1].append((i, source.offset))
-    layout = [Block(source.row_bytes, tuple(members)) for source, members in found.values()]
-    return layout, [source.map_rows(capacity) for source, _ in found.values()]
-
-
-def turn_columns(state: dict[str, Any], seam: int) -> dict[str, Any]:
-    """Return the state of a full ring with its oldest row, in slot `seam`, in slot 0; columns turn when they are read.
-
-    The state is that of a ring of the same capacity with the cursor at 0. No copy.
-    """
-    columns = dict(state["columns"])
-    aside = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
-    sides = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
-    turned = {name: _Turned(column, aside if name in sides else seam) for name, column in columns.items()}
-    objects = {name: _turned(values, seam, int(state["rows"])) for name, values in (state.get("objects") or {}).items()}
-    return {**state, "columns": turned, "cursor": 0, **({"objects": objects} if objects else {})}
-
-
-def _turned(values: list[Any], seam: int, rows: int) -> list[Any]:
-    """Return the objects of `rows` rows with those of the row in slot `seam` first."""
-    first = seam * (len(values) // max(rows, 1))
-    return values[first:] + values[:first]
-
-
-def refuse_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:
-    """Raise for rows that are to be mapped where they would have to be moved.
-
-    Raises:
-        OptionError: naming both capacities.
-    """
-    msg = (
-        f"mmap=True maps rows where they lie: the checkpoint is a full ring of {state['capacity']} rows, the oldest in "
-        f"slot {seam}, and would have to be moved into a ring of {capacity}: load without mmap, or into a storage with "
-        f"max_size={state['capacity']}"
-    )
-    raise OptionError(msg)
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
-def check_room(state: dict[str, Any], ndim: int, capacity: int) -> None:
-    """Refuse a state that does not fit.
-
-    Raises:
-        CheckpointError: if it has more rows than `capacity`, or other dimensions.
-    """
-    if state["ndim"] != ndim:
-        msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one of that form"
-        raise CheckpointError(msg)
-    if not all(isinstance(state.get(name), int) for name in ("rows", "cursor", "lanes", "capacity")):
-        msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
-        raise CheckpointError(msg)
-    if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
-        msg = f"the checkpoint holds {state['rows']} rows of {state['lanes']} environments: it is damaged"
-        raise CheckpointError(msg)
-    if int(state["rows"]) > capacity:
-        msg = (
-            f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one "
-            f"with max_size >= {state['rows']}"
-        )
-        raise CheckpointError(msg)
-
-
-def check_form(mine: Schema, my_num_envs: int, saved: Schema, num_envs: int) -> None:
-    """Refuse rows of another form.
-
-    Raises:
-        CheckpointError: naming both forms.
-    """
-    if mine != saved or my_num_envs != num_envs:
-        msg = (
-            f"the checkpoint holds {saved} in {num_envs} environment(s), the storage {mine} in {my_num_envs}: "
-            "load into a buffer of that form"
-        )
-        raise CheckpointError(msg)
-
-
-def check_columns(schema: Schema, state: dict[str, Any]) -> Pairs:
-    """Refuse columns that are missing or of another form, before the first is copied; return the single copies.
-
-    Raises:
-        CheckpointError: naming the column, its form and the one it must have.
-    """
-    rows, columns = int(state["rows"]), state["columns"]
-    saved = read_pairs(state, schema)
-    nexts = {pair[0] for pair in saved}
-    for i, leaf in enumerate(schema.leaves):
-        if i not in nexts:
-            _check_column(columns, column_name(leaf.path, i), leaf.dtype, (rows, *leaf.shape))
-    if saved:
-        count = int(check_apart(state).sum())
-        for i in nexts:
-            leaf = schema.leaves[i]
-            _check_column(columns, f"{column_name(leaf.path, i)}.apart", leaf.dtype, (count, *leaf.shape))
-    known = {leaf.path for leaf in schema.leaves}
-    for path, name, has in state["late"]:
-        value = columns.get(name)
-        if not path or tuple(path) in known or value is None:
-            msg = f"the checkpoint's field {path!r}, which came later, is not there or there twice: it is damaged"
-            raise CheckpointError(msg)
-        _check_column(columns, name, value.dtype, (rows, *value.shape[1:]))
-        _check_column(columns, has, torch.bool, (rows,))
-    return saved
-
-
-def _check_column(columns: dict[str, Any], name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    source = columns.get(name)
-    if source is None or source.dtype is not dtype or tuple(source.shape) != shape:
-        got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
-        msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape)}, got {got}: it is damaged"
-        raise CheckpointError(msg)
+__all__ = ["TensorStorage", "raise_mapped_ring"]
 
 
 class _Payload(NamedTuple):
@@ -303,22 +38,24 @@ class _Payload(NamedTuple):
 
     flat: Flat
     late: dict[Path, Tensor]
-    links: Links | None = None
+    found: Comparison | None = None
+    """What a single-copy table found when it compared the rows."""
 
 
 _NO_ROWS = _Payload(Flat([], (0,), None), {})
+_HELD = ("_table", "num_envs", "capacity", "_rows", "_cursor", "_late", "exposed", "_objects")
 
 
 class TensorStorage(Storage):
-    """Rows in tensors that exist already, such as a dataset; the base of the storages that make their own.
+    """Rows in existing tensors, such as a dataset; the base class of the storages that allocate their own.
 
     Args:
         storage: a tensor, TensorDict, tensorclass, or dict/list/tuple pytree of tensors `[rows, ...]`; not copied.
-        max_size: capacity in rows; if given it must be the number of rows of `storage`.
-        device: kept for TorchRL's signature: must be the device of the data, or "auto".
+        max_size: capacity in rows; if given, it must be the number of rows of `storage`.
+        device: accepted for compatibility with TorchRL: must be the device of the data, or "auto".
         ndim: 1, or 2 for data `[time, environments, ...]`.
-        allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are no text or plain values.
-            Unpickling runs code: set it only for checkpoints that you trust.
+        allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
+            Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
 
     Raises:
@@ -334,9 +71,17 @@ class TensorStorage(Storage):
     """
 
     form = "tensors"
-    _table: Table | MirroredTable | None
+    capacity: int = 0
+    """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
+    max_size: int = 0
+    """The requested capacity."""
+    num_envs: int = 1
+    """Number of environments: the second batch dimension with `ndim=2`, else 1."""
+    _table: Table | SingleCopyTable | None = None
     _objects: ObjectColumns | None = None
-    """Fields of Python objects; None where rows have none."""
+    """Fields of Python objects; None if rows have none."""
+    _flushed: bool = False
+    """Whether files on the disk describe the rows as they are now; see `LazyMemmapStorage.flush`."""
 
     def __init__(
         self,
@@ -348,26 +93,26 @@ class TensorStorage(Storage):
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
     ) -> None:
-        self._start(check_ndim(ndim))
-        schema = describe(storage, self.ndim)
+        self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
+        schema = describe(storage, self.ndim)
         flat = schema.flatten(storage, None, self.ndim)
         leaves, batch, _, objects = flat
         _require_memory(schema, flat, leaves[0].device)
-        self._num_envs = batch[1] if self.ndim > 1 else 1
-        rows = batch[0] * self._num_envs
+        self.num_envs = batch[1] if self.ndim > 1 else 1
+        rows = batch[0] * self.num_envs
         if max_size is not None and max_size != rows:
             msg = (
-                f"max_size must be the {rows} rows of the data given (or None), got {max_size}: use "
-                "LazyTensorStorage to leave room"
+                f"max_size must be the {rows} rows of the data (or None), got {max_size}: use "
+                "LazyTensorStorage for more room"
             )
             raise CapacityError(msg)
-        self._max_size = check_capacity(rows)
+        self.max_size = self.capacity = check_capacity(rows)
         for leaf, value in zip(schema.leaves, leaves, strict=True):
             if value.numel() > 1 and 0 in value.stride():
                 msg = f"field {leaf} is expanded, so that rows share memory: clone() the data first"
                 raise SchemaError(msg)
-        self.exposed = True  # whoever gave the tensors may write to them
+        self.exposed = True  # the caller may write to the tensors
         self._table = Table.adopt(schema, [x.flatten(0, 1) if self.ndim > 1 else x for x in leaves])
         self.device = self._table.device
         if device != "auto" and check_device(device) != self.device:
@@ -376,48 +121,26 @@ class TensorStorage(Storage):
                 "pass device='auto'"
             )
             raise OptionError(msg)
-        self._rows = rows
+        self._rows, self._cursor = rows, 0
         self._late = LateFields(rows, self.device)
         if schema.objects:
             self._objects = ObjectColumns.of(schema.objects, objects, rows)
 
-    def _start(self, ndim: int) -> None:
-        self.ndim = ndim
-        self._table = None
-        self._rows = 0
-        self._cursor = 0
-        self._num_envs = 1
-
-    @property
-    def capacity(self) -> int:
-        """Maximum number of rows; with `ndim=2`, rounded up to whole steps of all environments."""
-        return self._max_size if self._table is None else self._table.capacity
-
-    @property
-    def max_size(self) -> int:
-        """The capacity asked for."""
-        return self._max_size
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-        return self._num_envs
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the rows present: `(rows,)`, or `(steps, num_envs)` with `ndim=2`."""
-        return (self._rows,) if self.ndim == 1 else (self._rows // self._num_envs, self._num_envs)
+        return (self._rows,) if self.ndim == 1 else (self._rows // self.num_envs, self.num_envs)
 
     @property
     def schema(self) -> Schema | None:
-        """Form of a row; None before the first."""
+        """Schema of a row; None before the first."""
         return None if self._table is None else self._table.schema
 
     @property
     def columns(self) -> dict[Path, Tensor]:
-        """Field path -> tensor `[capacity, *shape]`, never-written rows included. Views. Tensor fields alone.
+        """Tensor fields: path -> `[capacity, *shape]`, rows that were never written included. Views.
 
-        With `single_copy` copies of the rows present, `[rows, *shape]`.
+        With `single_copy`, copies of the rows present, `[rows, *shape]`.
         """
         table = self._table
         if table is None:
@@ -429,7 +152,7 @@ class TensorStorage(Storage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the whole capacity, those of Python objects not counted; 0 before the first row."""
+        """Bytes of the whole capacity without those of Python objects; 0 before the first row."""
         objects = 0 if self._objects is None else self._objects.nbytes
         return 0 if self._table is None else self._table.nbytes + self._late.nbytes + objects
 
@@ -438,54 +161,76 @@ class TensorStorage(Storage):
         """Slot after the newest row."""
         return self._cursor
 
+    @property
+    def laid_out(self) -> bool:
+        """Whether the schema is known."""
+        return self._table is not None
+
     def __len__(self) -> int:
-        """Rows present (cells with `ndim=2`)."""
+        """Number of rows present (of all environments with `ndim=2`)."""
         return self._rows
 
     def __repr__(self) -> str:
-        """Class, fill, bytes and fields."""
+        """Class, number of rows, bytes and fields."""
         schema = self.schema
         fields = "not laid out yet" if schema is None else "; ".join(map(str, (*schema.leaves, *schema.objects)))
-        num_envs = f", num_envs={self._num_envs}" if self.ndim > 1 else ""
+        num_envs = f", num_envs={self.num_envs}" if self.ndim > 1 else ""
         return (
             f"{type(self).__name__}(rows={self._rows}, capacity={self.capacity}{num_envs}, ndim={self.ndim}, "
             f"device={self.device}, bytes={show_bytes(self.nbytes)}, fields=[{fields}])"
         )
 
-    def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
-        """Check rows against the schema (the first set it and lay out memory). Copies what is cast.
+    # -- writing -------------------------------------------------------------------------------------------------------
 
-        A root list is a stack of rows, a root tuple one pytree. Of no rows the schema is checked, and nothing laid out.
+    def admit(self, data: Any, lead: int) -> tuple[_Payload, int]:
+        """Check rows against the schema; the first rows define it, and memory is allocated. Casts are copies.
+
+        A list at the root is a stack of rows, a tuple a single pytree. Without rows, only the schema is checked.
         """
         single, lead = lead == 0, lead + self.ndim - 1
         if lead and type(data) is list:
             if not data:
                 return _NO_ROWS, 0
             data = self._stacked(data)
+        table = self._table
+        schema = describe(data, lead) if table is None else table.schema
         late: dict[Path, Tensor] = {}
-        schema = describe(data, lead) if self._table is None else self._table.schema
-        if self._late:
+        if self._late.columns:
             data, late = self._late.split(data, self._known(), None)
-            self._late.refuse_unknown(late)
+            self._late.require_known(late)
         flat = schema.flatten(data, None, lead)
         rows = math.prod(flat.batch)
-        late = self._late.rows(late, flat.batch) if late else late
-        if self._table is not None and self.ndim > 1:
-            self._check_num_envs(flat.batch)
+        if late:
+            late = self._late.rows(late, flat.batch)
+        if self.ndim > 1:
+            self._check_envs(flat.batch, single=single)
         if rows == 0:
-            return _no_rows(flat, single=single), 0
+            return _NO_ROWS, 0
         if flat.addresses is not None and 0 in flat.addresses:
             _require_memory(schema, flat, self.device)
-        if self._table is None:
+        if table is None:
             self._lay_out(schema, flat.batch, flat.leaves[0].device)
-        links = None
-        if self._objects is not None:
-            flat = flat._replace(objects=self._objects.owned(flat.objects, rows))
-        if isinstance(self._table, MirroredTable):
-            objects = flat.objects
-            flat, links = self._table.prepare(flat, self._cursor)
-            flat = flat._replace(objects=objects)
-        return _Payload(flat, late, links), rows
+            table = self._table
+        if self._objects is None and isinstance(table, Table):
+            return _Payload(flat, late), rows
+        return self._prepared(flat, late, rows), rows
+
+    def _prepared(self, flat: Flat, late: dict[Path, Tensor], rows: int) -> _Payload:
+        """Return rows with copies of their Python objects, and compared if the table keeps single copies."""
+        objects = () if self._objects is None else self._objects.owned(flat.objects, rows)
+        found = None
+        if isinstance(self._table, SingleCopyTable):
+            flat, found = self._table.prepare(flat, self._cursor)
+        return _Payload(flat._replace(objects=objects), late, found)
+
+    def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
+        """Check the number of environments in rows with these leading dimensions, a single step if `single`."""
+        if self._table is not None and batch[-1] != self.num_envs:
+            msg = f"rows must have {self.num_envs} environments, got batch size {list(batch)}"
+            raise SchemaError(msg)
+        if single and batch[-1] == 0:
+            msg = f"a step must have at least one environment, got batch size {list(batch)}"
+            raise SchemaError(msg)
 
     def _stacked(self, rows: list[Any]) -> Any:
         if self._table is None:
@@ -493,41 +238,66 @@ class TensorStorage(Storage):
         schema = self._table.schema
         return kinds.stack(rows, schema.fit, objects={leaf.path for leaf in schema.objects}, table=True)
 
-    @property
-    def laid_out(self) -> bool:
-        """Whether rows have shown their form."""
-        return self._table is not None
-
-    def forget_form(self) -> None:
-        """Drop the form taken from rows that were refused after all, so that the next rows may show another."""
-        self._table = None
-        self._objects = None
-        self._num_envs = 1
-
     def _known(self) -> set[Path]:
         return set(self._require().schema.paths)
 
-    def _check_num_envs(self, batch: tuple[int, ...]) -> None:
-        if batch[-1] != self._num_envs:
-            msg = f"rows must have {self._num_envs} environments, got batch size {list(batch)}"
-            raise SchemaError(msg)
+    def forget_form(self) -> None:
+        """Drop the schema of first rows that a writer did not accept, so that the next rows may have another."""
+        self._table = None
+        self._objects = None
+        self.num_envs = 1
+        self.capacity = self.max_size
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        """Allocate memory for rows of a schema."""
         msg = f"a TensorStorage is laid out by its data, got rows on {device} of {schema} and batch {batch}"
         raise UsageError(msg)
 
     def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
+        """Map the files of a saved state as memory."""
         msg = f"{type(self).__name__} cannot map {len(state)} entries of {schema} in {num_envs} environment(s)"
         raise UsageError(msg)
 
-    def _require(self) -> Table | MirroredTable:
+    def _require(self) -> Table | SingleCopyTable:
         if self._table is None:
             msg = "the storage holds no rows yet: write some first"
             raise UsageError(msg)
         return self._table
 
+    def set(self, placement: Placement, payload: _Payload) -> None:
+        """Write rows to slots, from any device. One copy."""
+        table = self._table or self._require()
+        if self.ring_only:
+            as_run(placement)
+        if self._flushed:
+            self._end_flush()
+        rows, cursor = self._rows, self._cursor
+        if not isinstance(placement, Picks):
+            end = placement.start + placement.rows
+            rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
+        elif placement.slots.shape[0]:
+            rows = max(rows, int(placement.slots.max()) + 1)
+            cursor = rows % table.capacity
+        if isinstance(table, Table):
+            table.write(placement, payload.flat, self.num_envs)
+        elif payload.found is not None:
+            table.write_run(as_run(placement), payload.flat, payload.found, rows)
+        if self._objects is not None:
+            self._objects.set(placement, payload.flat.objects)
+        self._rows, self._cursor = rows, cursor
+        if self._late.columns:
+            if isinstance(placement, Picks):
+                self._late.set(placement.slots, payload.late, placement.rows)
+            else:
+                given = torch.arange(placement.skip, placement.total, device="cpu")
+                self._late.set(placement.slots(self.device), payload.late, given)
+
+    def _end_flush(self) -> None:
+        """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""
+        self._flushed = False
+
     def scores(self, payload: _Payload, path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return the field at `path` of rows about to be written, `[rows, *shape]`."""
+        """Return the field at `path` of rows that will be written, `[rows, *shape]`."""
         flat = payload.flat
         for leaf, value in zip(self._require().schema.leaves, flat.leaves, strict=True):
             if leaf.path == path:
@@ -535,79 +305,67 @@ class TensorStorage(Storage):
         return payload.late.get(path)
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return a field of some rows; the others are not read. Copy."""
+        """Return the field at `path` of some rows; other fields are not read. Copy."""
         paths = [leaf.path for leaf in self._require().schema.leaves]
         return self.fetch([Request(paths.index(path), slots)])[0] if path in paths else None
 
-    def set(self, placement: Placement, payload: _Payload) -> None:
-        """Write rows to slots: one copy, from whichever device they are on."""
-        table = self._require()
-        if self.ring_only:
-            as_run(placement)
-        self._about_to_change()
-        if payload.links is not None and isinstance(table, MirroredTable):
-            table.write_run(as_run(placement), payload.flat, self._num_envs, payload.links)
-        elif isinstance(table, Table):
-            table.write(placement, payload.flat, self._num_envs)
+    def clear(self) -> None:
+        """Remove all rows and late fields; keep the memory."""
+        if self._flushed:
+            self._end_flush()
+        self._rows = 0
+        self._cursor = 0
+        self._late.clear()
         if self._objects is not None:
-            self._objects.set(placement, payload.flat.objects)
-        if isinstance(placement, Picks):
-            if placement.slots.shape[0]:
-                self._rows = max(self._rows, int(placement.slots.max()) + 1)
-                self._cursor = self._rows % table.capacity
-        else:
-            end = placement.start + placement.rows
-            self._rows = max(self._rows, min(end, table.capacity))
-            self._cursor = end % table.capacity
-        if self._late:
-            slots = placement.slots if isinstance(placement, Picks) else placement.slots(self.device)
-            rows = (
-                placement.rows
-                if isinstance(placement, Picks)
-                else torch.arange(placement.skip, placement.total, device="cpu")
-            )
-            self._late.set(slots, payload.late, rows)
+            self._objects.clear()
+        if isinstance(self._table, SingleCopyTable):
+            self._table.clear()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, slots: Tensor, *, pin: bool = False) -> _Payload:
-        """Copy the rows at `slots` into fresh tensors `[B, *shape]`.
+        """Copy the rows at `slots` into new tensors `[B, *shape]`.
 
         Raises:
             KeyMissingError: if a row lacks a field that was added later to other rows.
         """
-        flat = Flat(self._require().gather(slots, pin=pin), (slots.shape[0],), None)
-        if self._objects is not None:
-            flat = flat._replace(objects=self._objects.get(slots))
-        if not self._late:
+        table = self._table or self._require()
+        flat = Flat(table.gather(slots, pin=pin), (slots.shape[0],), None)
+        if self._objects is None and not self._late.columns:
             return _Payload(flat, {})
-        self._late.require_all(slots)
-        return _Payload(flat, self._late.get(slots))
+        return self._with_others(flat, slots, {})
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Copy other rows for each field: one tensor `[n, *leaf.shape]` for each request.
+        """Copy different rows of each field: one tensor `[n, *leaf.shape]` for each request.
 
-        Fields added later cannot be asked for: they have no leaf.
+        Fields that were added later have no leaf and cannot be requested.
         """
         return self._require().fetch(requests, pin=pin)
 
     def assemble(
         self, leaves: list[Tensor], records: Tensor, elsewhere: Mapping[Path, Tensor] | None = None
     ) -> _Payload:
-        """Return the payload of a batch whose leaves were fetched; late fields are those of the records.
+        """Return the payload of a batch whose leaves were fetched; late fields are those of the rows `records`.
 
-        So are fields of Python objects, but those that `elsewhere` names other slots for (int64 `[R]`).
+        Fields of Python objects are those of `records`, too, except for those that `elsewhere` has other slots for
+        (int64 `[R]`).
         """
-        flat = Flat(leaves, (records.shape[0],), None)
+        return self._with_others(Flat(leaves, (records.shape[0],), None), records, elsewhere or {})
+
+    def _with_others(self, flat: Flat, slots: Tensor, elsewhere: Mapping[Path, Tensor]) -> _Payload:
+        """Add fields of Python objects and late fields to leaves."""
         if self._objects is not None:
-            flat = flat._replace(objects=self._objects.get(records, elsewhere or {}))
-        if not self._late:
+            flat = flat._replace(objects=self._objects.get(slots, elsewhere))
+        if not self._late.columns:
             return _Payload(flat, {})
-        self._late.require_all(records)
-        return _Payload(flat, self._late.get(records))
+        self._late.require_all(slots)
+        return _Payload(flat, self._late.get(slots))
 
     def present(self, payload: _Payload, batch: tuple[int, ...]) -> Any:
-        """Nest leaves as the rows were nested. No copy."""
-        leaves, objects = payload.flat.leaves, payload.flat.objects
-        schema = self._require().schema
+        """Nest leaves as the written rows were nested. No copy."""
+        flat = payload.flat
+        leaves, objects = flat.leaves, flat.objects
+        schema = (self._table or self._require()).schema
         if len(batch) != 1:
             leaves = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(leaves, schema.leaves, strict=True)]
             objects = [x.reshape((*batch, *leaf.shape)) for x, leaf in zip(objects, schema.objects, strict=True)]
@@ -619,7 +377,7 @@ class TensorStorage(Storage):
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or one field by its key: a view for ints, slices and keys, else a copy.
 
-        Fields of Python objects are lists of the objects themselves, whatever the index.
+        Fields of Python objects are lists of the stored objects for any index.
 
         Args:
             index: see `select`; a str or tuple of str is the path of a field.
@@ -627,24 +385,52 @@ class TensorStorage(Storage):
 
         Raises:
             SlotError: if the index is out of range of the rows present.
-            KeyMissingError: no such field, or some of the rows lack one that was added later.
+            KeyMissingError: if there is no such field, or some of the rows lack one that was added later.
         """
         if is_field(index):
             return self._read_field((index,) if isinstance(index, str) else index, swap=swap)
         table = self._require()
         if self.ndim > 1:
-            self._expose()
-            return read_grid(table, self._late, self._objects, self.shape, index, swap=swap)
+            return self._read_grid(table, index, swap=swap)
         picked = select(index, self.shape, self.device)
         if picked.span is None:
-            leaves, late = table.gather(picked.slots), self._late.get(picked.slots) if self._late else {}
+            leaves, late = table.gather(picked.slots), self._late.get(picked.slots)
         else:
             self._expose()
-            leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows) if self._late else {}
+            leaves, late = table.view(picked.span), self._late.view(picked.span, self._rows)
         flat = Flat(leaves, picked.batch, None)
         if self._objects is not None:
             flat = flat._replace(objects=self._objects.get(picked.slots if picked.span is None else picked.span))
         return self.present(_Payload(flat, late), picked.batch)
+
+    def _read_grid(self, table: Table | SingleCopyTable, index: Any, *, swap: bool) -> Any:
+        """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy."""
+        self._expose()
+        index = plain_index(index)
+        template = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._rows)
+        batch = tuple(apply_index(self._as_grid(template, swap=swap), index).shape)
+        views = isinstance(table, Table)
+        slots = None
+        if not views or self._objects is not None or self._late.columns:
+            slots = select(index, self.shape, self.device, swap=swap).slots
+        if isinstance(table, Table):
+            columns = table.view(slice(self._rows))
+            leaves = [apply_index(self._as_grid(column, swap=swap), index) for column in columns]
+        elif slots is not None:
+            pairs = zip(table.gather(slots), table.schema.leaves, strict=True)
+            leaves = [x.reshape(*batch, *leaf.shape) for x, leaf in pairs]
+        objects = [] if self._objects is None or slots is None else self._objects.get(slots)
+        nested = [value.reshape((*batch, *value.shape[1:])) for value in objects]
+        data = table.schema.build(leaves, batch, self.device, nested)
+        late = {} if slots is None else self._late.get(slots)
+        for path, value in late.items():
+            data[path[0]] = value.reshape((*batch, *value.shape[1:]))
+        return data
+
+    def _as_grid(self, column: Tensor, *, swap: bool) -> Tensor:
+        """Return a column of the rows present in the shape of the storage; with `swap`, environments first. View."""
+        grid = column.view(*self.shape, *column.shape[1:])
+        return grid.transpose(0, 1) if swap else grid
 
     def _read_field(self, path: tuple[str, ...], *, swap: bool) -> Any:
         table = self._require()
@@ -658,32 +444,33 @@ class TensorStorage(Storage):
             column = self._late.columns[path]
         else:
             column = table.column(table.schema.find(path), self._rows)
-        return as_grid(column[: self._rows], self.shape, swap=swap)
+        return self._as_grid(column[: self._rows], swap=swap)
 
     def _expose(self) -> None:
-        """Take note that a view goes out; reads of single copies are copies."""
-        self.exposed = self.exposed or not isinstance(self._table, MirroredTable)
+        """Record that a view is returned; a single-copy table returns copies."""
+        self.exposed = self.exposed or not isinstance(self._table, SingleCopyTable)
 
     def row_arrays(self) -> list[RowArray]:
         """Return packed rows and fields as they lie in memory. Views."""
         table = self._table
         if table is None:
             return []
-        names = [column_name(leaf.path, i) for i, leaf in enumerate(table.schema.leaves)]
-        if isinstance(table, MirroredTable):
-            return row_arrays(table.inner, [names[i] for i in table.kept])
-        return row_arrays(table, names)
+        return table.row_arrays() if isinstance(table, Table) else table.inner.row_arrays()
+
+    # -- edits ---------------------------------------------------------------------------------------------------------
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check rows for `slots`; keys that the schema does not know become late fields of these rows.
+        """Check rows for `slots`; keys that are not in the schema become late fields of these rows.
 
         Raises:
-            SchemaError: if they do not match the rows stored, or a field has another number of rows.
+            SchemaError: if they do not match the stored rows, or a field has another number of rows.
         """
         table, count = self._require(), slots.shape[0]
         if batch and type(data) is list:
             if not data:
-                _require_none(count)
+                if count:
+                    msg = f"{count} rows are chosen, an empty list was given: give one for each"
+                    raise SchemaError(msg)
                 return lambda: None
             data = self._stacked(data)
         data, late = self._late.split(data, self._known(), batch)
@@ -693,11 +480,11 @@ class TensorStorage(Storage):
         objects = () if kept is None else kept.owned(flat.objects, count)
 
         def change() -> None:
-            self._about_to_change()
+            self._end_flush()
             table.edit(slots, Flat(leaves, (count,), flat.addresses))
             if kept is not None:
                 kept.edit(slots, objects)
-            if late or self._late:
+            if late or self._late.columns:
                 self._late.set(slots, late)
 
         return change
@@ -705,7 +492,7 @@ class TensorStorage(Storage):
     def prepare_field(
         self, path: tuple[Hashable, ...], slots: Tensor, value: Any, batch: tuple[int, ...]
     ) -> Callable[[], None]:
-        """Check one field for `slots`; a value is not broadcast.
+        """Check the values of one field for `slots`; they are not broadcast.
 
         Raises:
             KeyMissingError: if there is no such field.
@@ -731,110 +518,121 @@ class TensorStorage(Storage):
         objects = objects.reshape((slots.shape[0], *column.shape[1:]))
 
         def change() -> None:
-            self._about_to_change()
+            self._end_flush()
             column[slots.cpu().numpy()] = objects
 
         return change
 
     def _change_field(self, position: int | None, path: Path, slots: Tensor, value: Tensor) -> None:
-        self._about_to_change()
+        self._end_flush()
         if position is None:
             self._late.put(path, slots, value)
         else:
             self._require().write_column(position, slots, value)
 
-    def _about_to_change(self) -> None:
-        """Take note that rows will change: what a mapped storage has flushed is not what it holds any more."""
-
-    def clear(self) -> None:
-        """Forget all rows and late fields, keep the memory."""
-        self._about_to_change()
-        self._rows = 0
-        self._cursor = 0
-        self._late.clear()
-        if self._objects is not None:
-            self._objects.clear()
-        if isinstance(self._table, MirroredTable):
-            self._table.clear()
+    # -- hooks and state -----------------------------------------------------------------------------------------------
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert the rows whenever the buffer saves a checkpoint (`dumps`); the storage keeps its rows.
+        """Register a hook that converts the rows in checkpoints (`dumps`); the storage keeps its rows.
 
-        Hooks are not saved: register them anew for each buffer. They run in the order of registration, each on what the
-        one before returned, and under the buffer's lock.
+        Hooks are not saved: register them for each buffer. They are called in the order of registration, each with the
+        result of the one before, while the buffer holds its lock.
 
         Args:
-            hook: called as `hook(rows, path=None)`, with the rows present (views `[rows]`, with `ndim=2`
-                `[steps, num_envs]`, of the kind in which they came); returns a TensorDict or a dict of tensors and
-                plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
+            hook: called as `hook(rows, path=None)` with the rows present (views `[rows]`, with `ndim=2`
+                `[steps, num_envs]`, of the kind in which they were written); returns a TensorDict or a dict of tensors
+                and plain values. If it has an attribute `shift`, that is set before to the step after the newest, and
                 `is_full` to True: no row is unwritten.
 
         Raises:
-            KindError: if it cannot be called.
+            KindError: if it is not callable.
         """
         self.save_hooks = (*self.save_hooks, check_hook(hook))
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert rows back that were saved with save hooks, when the buffer loads a checkpoint (`loads`).
+        """Register a hook that converts rows saved with save hooks back when the buffer loads a checkpoint (`loads`).
 
         Args:
-            hook: called as `hook(data, out=None)` with what the last save hook returned, or the load hook before;
-                the last one returns the rows, with the fields that they had.
+            hook: called as `hook(data, out=None)` with the result of the last save hook, or of the load hook before;
+                the last one returns the rows with their original fields.
 
         Raises:
-            KindError: if it cannot be called.
+            KindError: if it is not callable.
         """
         self.load_hooks = (*self.load_hooks, check_hook(hook))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows present as views, and counts."""
-        columns, late = ({}, []) if self._table is None else name_columns(self._table, self._late, self._rows)
-        return {
+        """Return the rows present as views, and counts."""
+        table = self._table
+        state = {
             "form": self.form,
             "rows": self._rows,
             "cursor": self._cursor,
-            "lanes": self._num_envs,
+            "lanes": self.num_envs,
             "ndim": self.ndim,
             "capacity": self.capacity,
-            "schema": None if self._table is None else self._table.schema.to_json(),
-            "single_copy": list(map(list, self._table.pairs)) if isinstance(self._table, MirroredTable) else None,
-            "columns": columns,
-            "late": late,
-            **({} if self._objects is None else self._objects.state(self._rows, allow_pickle=self.allow_pickle)),
+            "schema": None,
+            "single_copy": None,
+            "columns": {},
+            "late": [],
         }
+        if table is None:
+            return state
+        names, rows = table.schema.column_names, self._rows
+        state["schema"] = table.schema.to_json()
+        if isinstance(table, Table):
+            columns = dict(zip(names, table.view(slice(rows)), strict=True))
+        else:
+            state["single_copy"] = list(map(list, table.pairs))
+            stored = zip(table.kept, table.inner.view(slice(rows)), strict=True)
+            columns = {names[i]: column for i, column in stored}
+            columns["apart"], nexts = table.apart_rows(rows)
+            columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
+        if self._late.columns:
+            state["late"] = self._late.add_columns(columns, len(names), rows)
+        state["columns"] = columns
+        if self._objects is not None:
+            state |= self._objects.state(rows, allow_pickle=self.allow_pickle)
+        return state
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse rows of another form, or more than fit.
+        """Check that a state has rows of the same schema, and no more than fit.
 
         Raises:
             CheckpointError: naming what differs.
         """
         if state["schema"] is None:
             return
-        num_envs, schema = max(1, int(state["lanes"])), Schema.from_json(state["schema"])
-        if self._table is None:
-            check_room(state, self.ndim, -(-self._max_size // num_envs) * num_envs)
-        else:
-            check_room(state, self.ndim, self._table.capacity)
-            check_form(self._table.schema, self._num_envs, schema, num_envs)
-        check_columns(schema, state)
-        check_objects(schema, state)
+        num_envs, mine = max(1, int(state["lanes"])), self.schema
+        schema = Schema.from_json(state["schema"], known=mine)
+        _check_counts(state, self.ndim, self._capacity_for(num_envs))
+        if mine is not None and (mine != schema or self.num_envs != num_envs):
+            msg = (
+                f"the checkpoint holds {schema} in {num_envs} environment(s), the storage {mine} in {self.num_envs}: "
+                "load into a buffer with the same schema"
+            )
+            raise CheckpointError(msg)
+        _check_columns(schema, state)
+        if schema.objects:
+            check_objects(schema, state)
+
+    def _capacity_for(self, num_envs: int) -> int:
+        """Return the capacity with rows of `num_envs` environments."""
+        return self.capacity if self._table is not None else -(-self.max_size // num_envs) * num_envs
 
     def seam(self, state: dict[str, Any]) -> int:
-        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
+        """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0; see `Storage`."""
         if state.get("schema") is None:
             return 0
-        num_envs = max(1, int(state["lanes"]))
-        capacity = -(-self._max_size // num_envs) * num_envs if self._table is None else self._table.capacity
-        return find_seam(state, int(state["rows"]), capacity)
+        return find_seam(state, int(state["rows"]), self._capacity_for(max(1, int(state["lanes"]))))
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:
-        """Return what brings the rows of now back; see `Storage.hold`."""
-        kept = self._table, self._num_envs, self._rows, self._cursor, self._late, self.exposed, self._objects
+        """Return a function that restores the present rows; see `Storage.hold`."""
+        kept = {name: getattr(self, name) for name in _HELD}
         state = None if replaced or not self._rows else copied_rows(self.state_dict())
 
         def restore() -> None:
-            self._table, self._num_envs, self._rows, self._cursor, self._late, self.exposed, self._objects = kept
+            self.__dict__.update(kept)
             if state is not None:
                 self.load_state_dict(state)
             elif not self._rows and self._table is not None:
@@ -843,61 +641,63 @@ class TensorStorage(Storage):
         return restore
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy rows in, laying out the memory if that was not done.
+        """Copy rows in, and allocate the memory if that was not done.
 
-        The rows of a full ring of another capacity come in the order of writing, the oldest in slot 0.
+        The rows of a full ring of another capacity are loaded in the order of writing, the oldest to slot 0.
 
         Raises:
-            CheckpointError: if the schema differs, or there are more rows than fit; nothing is changed.
+            CheckpointError: if the schema differs, or there are more rows than fit; nothing has changed.
         """
         if state["schema"] is None:
             self.clear()
             return
         self.check_state(state)
-        seam = self.seam(state)
-        if seam and state.get("mapped"):
-            refuse_mapped_ring(state, seam, self.capacity)
+        seam, mapped = self.seam(state), bool(state.get("mapped"))
+        if seam and mapped:
+            raise_mapped_ring(state, seam, self.capacity)
         if seam:
-            state = turn_columns(state, seam)
-        schema, rows, num_envs = Schema.from_json(state["schema"]), int(state["rows"]), max(1, int(state["lanes"]))
-        mapped, before = bool(state.get("mapped")), (self._table, self._num_envs, self._objects)
+            state = _rotated(state, seam)
+        schema = Schema.from_json(state["schema"], known=self.schema)
+        rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
+        before = self._table, self.num_envs, self.capacity, self._objects
         if mapped:
             self._lay_mapped(schema, state, num_envs)
         elif self._table is None:
             self._lay_out(schema, (rows // num_envs, num_envs) if self.ndim > 1 else (rows,), self.device)
         table = self._require()
-        self._about_to_change()
+        self._end_flush()
         try:
-            late = fill_columns(table, state)
+            late = self._fill(table, state)
         except Exception:
-            if mapped or before[0] is None:
-                self._table, self._num_envs, self._objects = before  # half-read rows of a damaged file must not stay
+            if mapped or before[0] is None:  # rows of a damaged file that were read in part are dropped
+                self._table, self.num_envs, self.capacity, self._objects = before
             raise
         if self._objects is not None:
             self._objects.load(state)
         if mapped:
-            self.exposed = False  # views that were handed out are of other memory
+            self.exposed = False  # views that were returned are of other memory
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
         self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
 
-
-def _require_none(rows: int) -> None:
-    """Raise `SchemaError` where an empty list is given for some rows."""
-    if rows:
-        msg = f"{rows} rows are chosen, an empty list was given: give one for each"
-        raise SchemaError(msg)
-
-
-def _no_rows(flat: Flat, *, single: bool) -> _Payload:
-    """Return what is written of no rows; raise `SchemaError` for a step of no environments."""
-    if single:
-        msg = f"a step must have at least one environment, got batch size {list(flat.batch)}"
-        raise SchemaError(msg)
-    return _NO_ROWS
+    def _fill(self, table: Table | SingleCopyTable, state: dict[str, Any]) -> LateFields:
+        """Copy the columns of a checked state into a table, and return its late fields."""
+        rows, columns = int(state["rows"]), state["columns"]
+        saved = read_pairs(state, table.schema)
+        if isinstance(table, SingleCopyTable):
+            table.fill(state, saved)
+        elif saved:
+            fill_plain_table(table, state, saved)
+        elif not state.get("mapped"):
+            table.fill(columns, rows)
+        late = LateFields(table.capacity, table.device)
+        for path, name, has in state["late"]:
+            late.put(tuple(path), torch.arange(rows, device=table.device), read_column(columns[name]))
+            late.has[tuple(path)][:rows] = read_column(columns[has]).to(table.device)
+        return late
 
 
 def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:
-    """Refuse rows on the CPU that native code cannot read: fake tensors, and subclasses that wrap another tensor.
+    """Check that rows on the CPU have memory: fake tensors, and subclasses that wrap another tensor, have none.
 
     Raises:
         KindError: naming the field.
@@ -906,6 +706,130 @@ def _require_memory(schema: Schema, flat: Flat, device: torch.device) -> None:
         if not address and value.numel() and device.type == "cpu":
             msg = (
                 f"{kinds.show_field(leaf.path)} holds a {type(value).__name__} without memory of its own: give a plain "
-                "torch.Tensor (of a fake tensor there are no values; subclasses that wrap a tensor have one to unwrap)"
+                "torch.Tensor (a fake tensor has no values; a subclass that wraps a tensor can be unwrapped)"
             )
             raise KindError(msg)
+
+
+def _check_counts(state: dict[str, Any], ndim: int, capacity: int) -> None:
+    """Check the counts of a state.
+
+    Raises:
+        CheckpointError: if it has more rows than `capacity`, or other dimensions.
+    """
+    if state["ndim"] != ndim:
+        msg = f"the checkpoint has ndim={state['ndim']}, the storage ndim={ndim}: load into one with the same ndim"
+        raise CheckpointError(msg)
+    if not {int, bool}.issuperset([type(state.get(name)) for name in ("rows", "cursor", "lanes", "capacity")]):
+        msg = "the checkpoint's storage has no rows, cursor, lanes or capacity: it is damaged"
+        raise CheckpointError(msg)
+    if int(state["rows"]) < 0 or int(state["lanes"]) < 1 or int(state["rows"]) % int(state["lanes"]):
+        msg = f"the checkpoint holds {state['rows']} rows of {state['lanes']} environments: it is damaged"
+        raise CheckpointError(msg)
+    if int(state["rows"]) > capacity:
+        msg = (
+            f"the checkpoint holds {state['rows']} rows, the storage has room for {capacity}: load into one "
+            f"with max_size >= {state['rows']}"
+        )
+        raise CheckpointError(msg)
+
+
+def _check_columns(schema: Schema, state: dict[str, Any]) -> None:
+    """Check that all columns of a state are there, with the dtypes and shapes of the schema.
+
+    Raises:
+        CheckpointError: naming the column, its dtype and shape, and the expected ones.
+    """
+    rows, columns = int(state["rows"]), state["columns"]
+    saved: Pairs = read_pairs(state, schema)
+    nexts = {pair[0] for pair in saved}
+    count = int(check_apart(state).sum()) if saved else 0
+    for i, (name, leaf) in enumerate(zip(schema.column_names, schema.leaves, strict=True)):
+        wanted, n = (f"{name}.apart", count) if i in nexts else (name, rows)
+        source = columns.get(wanted)
+        if source is None or source.dtype is not leaf.dtype or tuple(source.shape) != (n, *leaf.shape):
+            _raise_column(wanted, source, leaf.dtype, (n, *leaf.shape))
+    known = {leaf.path for leaf in schema.leaves} if state["late"] else set()
+    for path, name, has in state["late"]:
+        value, mask = columns.get(name), columns.get(has)
+        if not path or tuple(path) in known or value is None:
+            msg = f"the checkpoint's field {path!r}, which was added later, is missing or duplicate: it is damaged"
+            raise CheckpointError(msg)
+        if tuple(value.shape[:1]) != (rows,):
+            _raise_column(name, value, value.dtype, (rows, *value.shape[1:]))
+        if mask is None or mask.dtype is not torch.bool or tuple(mask.shape) != (rows,):
+            _raise_column(has, mask, torch.bool, (rows,))
+
+
+def _raise_column(name: str, source: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> NoReturn:
+    got = "nothing" if source is None else f"{source.dtype}{list(source.shape)}"
+    msg = f"the checkpoint's column {name!r} must be {dtype}{list(shape)}, got {got}: it is damaged"
+    raise CheckpointError(msg)
+
+
+def raise_mapped_ring(state: dict[str, Any], seam: int, capacity: int) -> NoReturn:
+    """Raise for rows that are to be mapped although they have to be moved.
+
+    Raises:
+        OptionError: naming both capacities.
+    """
+    msg = (
+        f"mmap=True maps rows where they lie: the checkpoint is a full ring of {state['capacity']} rows, the oldest in "
+        f"slot {seam}, which have to be moved for a ring of {capacity}: load without mmap, or into a storage with "
+        f"max_size={state['capacity']}"
+    )
+    raise OptionError(msg)
+
+
+def _rotated(state: dict[str, Any], seam: int) -> dict[str, Any]:
+    """Return the state of a full ring with its oldest row moved from slot `seam` to slot 0.
+
+    Columns are rotated when they are read: this is not a copy. The cursor is 0.
+    """
+    columns = dict(state["columns"])
+    extra = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
+    names = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
+    rotated = {name: _Rotated(column, extra if name in names else seam) for name, column in columns.items()}
+    out = {**state, "columns": rotated, "cursor": 0}
+    if state.get("objects"):
+        out["objects"] = {}
+        for name, values in state["objects"].items():
+            first = seam * (len(values) // max(int(state["rows"]), 1))
+            out["objects"][name] = values[first:] + values[:first]
+    return out
+
+
+@final
+class _Rotated:
+    """A column of a state whose row `seam` comes first and the rows before it last; read like the column."""
+
+    def __init__(self, source: Any, seam: int) -> None:
+        self._source = source
+        self._seam = seam
+        self.dtype, self.shape = source.dtype, source.shape
+        self.packed = getattr(source, "packed", False)
+        if self.packed:
+            self.rows, self.offset, self.row_bytes = source.rows, source.offset, source.row_bytes
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read the rows into a tensor."""
+        copy_column(self._source, dest)
+        turn_rows(dest, self._seam)
+
+    def read_rows_into(self, dest: Tensor) -> None:
+        """Read the packed rows that contain the column."""
+        self._source.read_rows_into(dest)
+        turn_rows(dest, self._seam)
+
+    def read_with(self, others: Sequence[tuple[_Rotated, Tensor]]) -> None:
+        """Read columns of the same packed rows, each into its tensor."""
+        self._source.read_with([(other._source, dest) for other, dest in others])  # noqa: SLF001 (its own kind)
+        for _, dest in others:
+            turn_rows(dest, self._seam)
+
+    def read(self) -> Tensor:
+        """Return the rows as a new tensor."""
+        source = self._source
+        rows = source.clone() if isinstance(source, Tensor) else source.read()
+        turn_rows(rows, self._seam)
+        return rows

@@ -390,7 +390,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
             rb.load_state_dict(other.state_dict())
     other = make_saved(shared=False, ranked=True)
     other.extend({"id": torch.arange(3)})
-    with pytest.raises(CheckpointError, match="load into a buffer of that form"):
+    with pytest.raises(CheckpointError, match="load into a buffer with the same schema"):
         rb.load_state_dict(other.state_dict())
     with pytest.raises(CheckpointError, match="not the state of a replay buffer"):
         rb.load_state_dict({"storage": {}})

@@ -11,7 +11,7 @@ from ostinato.durable import CheckpointReader
 from ostinato.durable.arrays import ColumnRecord
 from ostinato.errors import OptionError
 from ostinato.storages.object_columns import unpack, unpack_column
-from ostinato.storages.tensor import refuse_mapped_ring
+from ostinato.storages.tensor import raise_mapped_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ def load_buffer(
             saved = mine["storage"]["state"]
             seam = storage.seam(saved)
         if seam:
-            refuse_mapped_ring(saved, seam, storage.capacity)
+            raise_mapped_ring(saved, seam, storage.capacity)
     restoring(restore, storages)(state)
     return reader.save
 

@@ -26,7 +26,7 @@ from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
-from ostinato.storages.single_copy import dense
+from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -406,7 +406,7 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     """Return the data that `_take_apart` was given; its tensors are read now, on the CPU."""
     kind = tree["kind"]
     if kind == "tensor":
-        return dense(columns[tree["name"]])
+        return read_column(columns[tree["name"]])
     if kind == "value":
         return tree["value"]
     if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
