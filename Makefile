@@ -142,16 +142,16 @@ define sanitize
 	LD_PRELOAD='$(call libraries,$(3))' OSTINATO_TEST_NATIVE="$$(ls $(1)/_native*.so)" OSTINATO_TEST_SANITIZER=$(2) \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 		TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
-		$(BIN)/python -m pytest --capture=sys --confcutdir=tests/native $(4) $(PYTEST_ARGS)
+		$(BIN)/python -m pytest --capture=sys --confcutdir=tests/native tests/native $(PYTEST_ARGS)
 endef
 
 .PHONY: native-sanitize
 native-sanitize: $(VENV)/.installed ## The native tests under AddressSanitizer and UBSan
-	$(call sanitize,build-san,address$(COMMA)undefined,libasan.so libubsan.so,tests/native)
+	$(call sanitize,build-san,address$(COMMA)undefined,libasan.so libubsan.so)
 
 .PHONY: native-tsan
 native-tsan: $(VENV)/.installed ## The native tests under ThreadSanitizer
-	$(call sanitize,build-tsan,thread,libtsan.so,tests/native)
+	$(call sanitize,build-tsan,thread,libtsan.so)
 
 .PHONY: wheel
 wheel: $(VENV)/.installed ## Build the source distribution and a wheel into dist/

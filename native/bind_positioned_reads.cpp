@@ -1,5 +1,8 @@
 // Python binding of positioned reads of files.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+
+#include <utility>
 
 #include "bindings.hpp"
 #include "pointers.hpp"
@@ -13,10 +16,9 @@ namespace {
 
 using namespace nb::literals;
 
-nb::typed<nb::tuple, std::int64_t, int> read(Pointer<const std::int64_t> fds,
-                                             Pointer<const std::int64_t> offsets,
-                                             Pointer<const std::int64_t> sizes, Pointer<Byte* const> targets,
-                                             std::int64_t n, std::int64_t gap) {
+std::pair<std::int64_t, int> read(Pointer<const std::int64_t> fds, Pointer<const std::int64_t> offsets,
+                                  Pointer<const std::int64_t> sizes, Pointer<Byte* const> targets,
+                                  std::int64_t n, std::int64_t gap) {
     if (n < 0 || gap < 0) throw nb::value_error("n and gap must be at least 0");
     const FileRanges ranges{fds.items(n, "fds"), offsets.items(n, "offsets"), sizes.items(n, "sizes"),
                             targets.items(n, "targets"), n};
@@ -26,7 +28,7 @@ nb::typed<nb::tuple, std::int64_t, int> read(Pointer<const std::int64_t> fds,
         nb::gil_scoped_release released;
         result = read_ranges(ranges, gap);
     }
-    return nb::make_tuple(result.range, result.error);
+    return {result.range, result.error};
 }
 
 constexpr const char* kReadRangesDoc = R"(

@@ -1,8 +1,10 @@
 // Python bindings of the sum tree and of prioritized replay on it.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "bindings.hpp"
 #include "checks.hpp"
@@ -87,12 +89,10 @@ void sample_rows(const SumTree& tree, Pointer<const double> uniforms, std::int64
     single ? draw_with(weights.items<float>(n, "weights")) : draw_with(weights.items<double>(n, "weights"));
 }
 
-using UpdateTuple = nb::typed<nb::tuple, std::int64_t, double, double, double>;
-
-UpdateTuple update(SumTree& tree, Pointer<const std::int64_t> slots, FloatPointer values, bool single,
-                   std::int64_t n, Pointer<const std::int64_t> expected, const GenerationTuple& generations,
-                   Pointer<double> priorities, Pointer<const Flag> hidden, std::int64_t rows, double eps,
-                   double alpha, bool want_largest) {
+std::tuple<std::int64_t, double, double, double> update(
+    SumTree& tree, Pointer<const std::int64_t> slots, FloatPointer values, bool single, std::int64_t n,
+    Pointer<const std::int64_t> expected, const GenerationTuple& generations, Pointer<double> priorities,
+    Pointer<const Flag> hidden, std::int64_t rows, double eps, double alpha, bool want_largest) {
     require_count(n);
     if (rows < 0 || rows > tree.capacity()) {
         throw std::invalid_argument("rows must be in [0, " + std::to_string(tree.capacity()) + "], got " +
@@ -108,7 +108,7 @@ UpdateTuple update(SumTree& tree, Pointer<const std::int64_t> slots, FloatPointe
         });
     };
     single ? update_with(values.items<float>(n, "values")) : update_with(values.items<double>(n, "values"));
-    return nb::make_tuple(result.stale, result.largest_given, result.largest_before, result.largest_after);
+    return {result.stale, result.largest_given, result.largest_before, result.largest_after};
 }
 
 constexpr const char* kSumTreeDoc = R"(

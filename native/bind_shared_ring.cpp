@@ -1,6 +1,8 @@
 // Python bindings of the ring that processes share. Waits are here: without the interpreter lock, in short
 // intervals between which signals are handled, and limited by a timeout.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
 #include "bindings.hpp"
 #include "pointers.hpp"
@@ -17,6 +19,8 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 namespace ostinato {
 namespace {
@@ -74,16 +78,14 @@ nb::object enter(const nb::object& ring) {
 
 void leave(SharedRing& ring, const nb::args&) { ring.unlock(); }
 
-using NumberPair = nb::typed<nb::tuple, std::int64_t, std::int64_t>;
-
-NumberPair reserve(SharedRing& ring, std::int64_t rows, std::int64_t total) {
+std::pair<std::int64_t, std::int64_t> reserve(SharedRing& ring, std::int64_t rows, std::int64_t total) {
     for (std::int64_t waited = 0;; ++waited) {
         std::optional<SharedRing::Reservation> reserved;
         {
             const LockGuard locked(ring);
             reserved = ring.reserve(rows, total);
         }
-        if (reserved.has_value()) return nb::make_tuple(reserved->serial, reserved->start);
+        if (reserved.has_value()) return {reserved->serial, reserved->start};
         if (waited >= ring.timeout_ms) break;
         {
             nb::gil_scoped_release released;
@@ -108,9 +110,9 @@ void abandon(SharedRing& ring, std::int64_t serial) {
     ring.abandon(serial);
 }
 
-nb::typed<nb::tuple, std::int64_t, std::int64_t, std::int64_t, std::int64_t> state(const SharedRing& ring) {
+std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> state(const SharedRing& ring) {
     const RingState now = ring.state();
-    return nb::make_tuple(now.written, now.holes, now.filled, now.committed);
+    return {now.written, now.holes, now.filled, now.committed};
 }
 
 void generations_of(const SharedRing& ring, Pointer<const std::int64_t> slots, std::int64_t n,

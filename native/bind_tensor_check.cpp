@@ -13,8 +13,6 @@ namespace {
 
 using namespace nb::literals;
 
-using AnyList = nb::typed<nb::list, nb::any>;
-
 /// An item of a list that Python code may have shortened during the call.
 nb::object item_of(const nb::list& list, std::size_t i) {
     PyObject* found = PyList_GetItem(list.ptr(), static_cast<Py_ssize_t>(i));
@@ -31,7 +29,7 @@ std::shared_ptr<const TensorAttributes> attributes_of(nb::handle type) {
     return last;
 }
 
-nb::object check_leaves(const AnyList& values, const AnyList& dtypes, const AnyList& shapes,
+nb::object check_leaves(const nb::list& values, const nb::list& dtypes, const nb::list& shapes,
                         nb::type_object tensor_type) {
     const std::size_t count = values.size();
     if (dtypes.size() != count || shapes.size() != count) {

@@ -1,6 +1,6 @@
 // The episode table: which rows of a ring belong to the same episode, and where they are. No Python here.
 //
-// A slot knows the record of its episode; a record knows its rows: by arithmetic while they are `stride`
+// A slot has the record of its episode; a record has its rows: by arithmetic while they are `stride`
 // slots apart, otherwise by a list of slots. `core/episodes/numpy.py` gives the same results bit for bit:
 // records are numbered, freed and reused in the same order.
 #pragma once

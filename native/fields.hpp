@@ -262,7 +262,7 @@ inline bool picked_rows_overlap(const AddressRanges& memory, const Plan& plan, s
     return batches_overlap(memory, plan, static_cast<std::uint64_t>(last) + 1);
 }
 
-/// Raise unless every slot of the plan lies in its table.
+/// Raise unless every slot of the plan is in its table.
 inline void check_slots(const Plan& plan) {
     for (auto pass = plan.passes.begin(); pass != plan.passes.end(); ++pass) {
         const auto is_checked = [&](const Pass& earlier) {

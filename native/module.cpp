@@ -1,5 +1,5 @@
 // The Python module. Its parts are bound in bind_*.cpp; only these files, gil.hpp, pointers.hpp and
-// tensor_check.hpp know Python.
+// tensor_check.hpp include Python headers.
 #include <nanobind/nanobind.h>
 
 #include "bindings.hpp"

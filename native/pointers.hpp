@@ -1,6 +1,5 @@
 // Typed pointers as arguments of Python functions. Python passes the address of a tensor,
-// `tensor.data_ptr()`; C++ gets a `Pointer<T>`, which says what is stored there. This is the only place that
-// knows how Python passes memory.
+// `tensor.data_ptr()`; C++ gets a `Pointer<T>`, whose type is that of the elements. Memory enters only here.
 #pragma once
 
 #include <nanobind/nanobind.h>

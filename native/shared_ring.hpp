@@ -5,9 +5,9 @@
 // A writer reserves slots under the lock (their generations become negative: open), copies its rows, and
 // commits them under the lock (generations become the positive serial numbers of the rows). A reader compares
 // the generations before and after its copy. During its copy a writer holds the lock of an entry in the table
-// of writers, which the kernel releases when the process dies. That tells a dead writer from a slow one: the
-// slots of a dead writer are reused when the ring reaches them, those of a slow writer are skipped. A process
-// that takes the main lock after its owner died repairs the ring first: everything follows from the
+// of writers, which the kernel releases when the process dies. This distinguishes dead writers from slow
+// ones: the slots of a dead writer are reused when the ring reaches them, those of a slow writer are skipped.
+// A process that takes the main lock after its owner died repairs the ring first: everything follows from the
 // generations, the table of writers and the leaves.
 #pragma once
 

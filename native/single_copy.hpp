@@ -64,7 +64,7 @@ public:
     std::size_t add_field(std::size_t group, std::int64_t offset, std::int64_t bytes) {
         if (group >= groups_.size() || offset < 0 || bytes < 1 ||
             static_cast<std::size_t>(offset + bytes) > groups_[group].bytes) {
-            throw std::invalid_argument("a field must lie in a group");
+            throw std::invalid_argument("a field must be inside a group");
         }
         fields_.push_back({group, static_cast<std::size_t>(offset), static_cast<std::size_t>(bytes)});
         return fields_.size() - 1;

@@ -332,7 +332,7 @@ def test_parts_stay_in_the_actor(rb: Any) -> None:
     assert rb.apply(lambda buffer: buffer.sampler.beta) == 0.75
     rb.check()
     assert rb.episodes is None
-    with pytest.raises(UsageError, match="keeps no account of episodes"):
+    with pytest.raises(UsageError, match="does not track episodes"):
         rb.read_episodes()
 
 

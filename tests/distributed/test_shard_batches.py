@@ -85,13 +85,14 @@ def test_priorities_go_to_their_shards() -> None:
     assert stamps.tolist() == [10, 11]
 
 
-def test_one_priority_is_for_all_and_more_dimensions_are_left_to_the_shard() -> None:
+def test_one_priority_is_for_all_and_more_dimensions_are_reduced() -> None:
+    values = torch.rand(4, 6)
     one = unpack_shares(ABOUT, INDEX, 0.5, None)
-    wide = unpack_shares(ABOUT, {"index": INDEX, "index_generation": INDEX}, torch.rand(4, 6), None)
+    wide = unpack_shares(ABOUT, {"index": INDEX, "index_generation": INDEX}, values, None)
     assert one is not None
     assert wide is not None
-    assert float(route(one, 3, 100)[2][1]) == 0.5
-    assert route(wide, 3, 100)[2][1].shape == (2, 6)
+    assert route(one, 3, 100)[2][1].tolist() == [0.5, 0.5]
+    assert torch.equal(route(wide, 3, 100)[2][1], values.double().amax(1)[:2])
     assert route(wide, 3, 100)[2][2] is not None
 
 

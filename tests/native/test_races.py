@@ -31,11 +31,13 @@ RUNS = 60
 
 
 def run_together(*works: Callable[[], object]) -> None:
-    """Run functions in threads of their own, and raise what any of them raised."""
+    """Run functions at the same time, a thread each, and raise what any of them raised."""
     errors: list[BaseException] = []
+    together = threading.Barrier(len(works))
 
     def guarded(work: Callable[[], object]) -> None:
         try:
+            together.wait()
             work()
         except BaseException as error:  # raised again below
             errors.append(error)
@@ -134,7 +136,7 @@ def test_next_observations_are_read_while_others_are_written(native: ModuleType)
 
     def write() -> None:
         random = np.random.default_rng(0)
-        for _ in range(RUNS):
+        for _ in range(5 * RUNS):
             # rows of the first half: aside, linked again, and rewritten; their next observations do not change
             picked = random.permutation(half)[:100]
             nexts = np.ascontiguousarray(expected[picked])
@@ -146,7 +148,7 @@ def test_next_observations_are_read_while_others_are_written(native: ModuleType)
 
     def read(seed: int) -> None:
         random = np.random.default_rng(seed)
-        for _ in range(RUNS):
+        for _ in range(5 * RUNS):
             asked = random.integers(0, half, 256)
             out = np.zeros((256, size), np.uint8)
             table.gather([0], address(asked), 0, 256, [address(out)])

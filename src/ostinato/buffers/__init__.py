@@ -1,4 +1,4 @@
-"""The room where parts meet: sole owner of storage, sampler, writer, lock and generator."""
+"""Replay buffers: a storage, a sampler and a writer behind one lock."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer

@@ -1,4 +1,4 @@
-"""Checks that the engine makes of its parts, and of what they give back."""
+"""Checks of the parts of a buffer, and of what they return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def check_order(writer: Writer) -> None:
-    """Refuse a writer that does not keep the order of time.
+    """Check that a writer keeps rows in the order of time.
 
     Raises:
         OptionError: naming it.
@@ -45,7 +45,7 @@ def check_order(writer: Writer) -> None:
 
 
 def check_pair(storage: Storage, writer: Writer) -> None:
-    """Refuse a writer that cannot place rows of two dimensions, or not in the order that the storage needs.
+    """Check that a writer can place rows of the storage's dimensions, in the order that the storage needs.
 
     Raises:
         OptionError: for a writer of single rows over a storage with `ndim=2`, or over one that needs ring order.
@@ -61,7 +61,7 @@ def check_pair(storage: Storage, writer: Writer) -> None:
 
 
 def refuse_picks(writer: Writer) -> None:
-    """Refuse a writer that picks slots where rows must stay in ring order.
+    """Raise for a writer that picks slots where rows must stay in ring order.
 
     Raises:
         OptionError: always.
@@ -74,7 +74,7 @@ def refuse_picks(writer: Writer) -> None:
 
 
 def check_single(unit: SampleUnit | None, sampler: Sampler) -> None:
-    """Refuse a unit that makes windows of single rows beside a sampler that draws slices.
+    """Check that a unit that makes windows of single rows has no sampler that draws slices.
 
     Raises:
         OptionError: naming both.
@@ -100,7 +100,7 @@ def checked_run(run: Run, given: int) -> Run:
 
 
 def checked_picks(picks: Picks, rows: int, capacity: int, given: int) -> Picks:
-    """Bring a writer's picks to the form that native code reads, on the CPU, and check them.
+    """Check a writer's picks, and convert them to what native code reads, on the CPU.
 
     Args:
         picks: what the writer chose.
@@ -133,7 +133,7 @@ def checked_picks(picks: Picks, rows: int, capacity: int, given: int) -> Picks:
 
 
 def checked_slots(slots: Tensor, device: torch.device, source: object) -> Tensor:
-    """Bring drawn slots to the form that native code reads, which is given their address.
+    """Convert drawn slots to what native code reads, which gets their address.
 
     Args:
         slots: what a sampler drew, or the records of a unit's plan.

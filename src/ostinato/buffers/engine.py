@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Placement
-    from ostinato.samplers import Sampler
+    from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
@@ -198,7 +199,7 @@ class LocalEngine:
         Args:
             data: one row (`lead=0`, of `add`) or rows (`lead=1`, of `extend`); no rows change nothing.
             lead: batch dimensions of the data.
-            ranked: whether priorities that the rows bring along count; else they get the default priority.
+            ranked: whether priorities in the rows are used; else the rows get the default priority.
             timeout_s: longest wait for readers, where there is a rate limiter; None is the limiter's.
         """
         require_eager("writing rows")
@@ -215,7 +216,7 @@ class LocalEngine:
                     if left_s is not None:  # anything may have changed meanwhile: check the rows again
                         return self.write(data, lead, ranked=ranked, timeout_s=left_s)
                 if sampler.prioritized and ranked:
-                    given = priorities_of_rows(self, data, rows)
+                    given = self._first_priorities(data, rows)
                 if tracker is not None:
                     marks = tracker.read(storage, payload, rows)
                 found = None if versions is None else versions.read(storage, payload, rows)
@@ -281,9 +282,9 @@ class LocalEngine:
         self.rows_written += rows
         self.rows_since_empty += rows
         if self.sampler.prioritized:
-            as_sampler(self.sampler).receive(placement, given, self.view())
+            as_sampler(self.sampler).record_rows(placement, given, self.view())
         else:
-            self.sampler.hear(placement)
+            self.sampler.record(placement)
         if self.gate is not None:
             self.gate.wrote(rows)
 
@@ -303,9 +304,18 @@ class LocalEngine:
         if self.versions is not None:
             self.versions.begin(self.ring.rows)
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows new priorities, but not rows replaced since they were drawn; the caller holds the lock."""
-        self.stale_updates = self.stale_updates + as_sampler(self.sampler).learn(slots, values, stamps, self.view())
+    def _first_priorities(self, data: Any, rows: int) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self.storage.device)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
+        with self.lock:
+            if not update.slots.shape[0]:
+                return
+            slots, priorities, generations = update.of_era(self.era) if self.era else update
+            sampler = cast("PrioritySampler", self.sampler)
+            self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
     def clear(self) -> None:
         """Remove all rows and queued draws."""
@@ -347,12 +357,12 @@ class LocalEngine:
             slots, batch = self._chosen(index, swap=swap)
             change = self.storage.prepare_edit(slots, data, batch)
             prioritized = self.sampler.prioritized
-            given = priorities_of_rows(self, data, slots.shape[0]) if prioritized and slots.numel() else None
+            given = self._first_priorities(data, slots.shape[0]) if prioritized and slots.numel() else None
             self._edit(slots, [change])
             if self.versions is not None:
                 self.versions.touch(None)
             if prioritized:
-                as_sampler(self.sampler).assign(slots, given, self.view())
+                as_sampler(self.sampler).set_priorities(slots, given, self.view())
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
         """Replace stored fields of rows at a user's index; all are checked before the first is written.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Never, final
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, final, overload
 
 from ostinato.buffers.mixing import (
     Member,
@@ -32,6 +32,7 @@ from ostinato.writers import WriterEnsemble
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     import torch
     from torch import Tensor
@@ -42,7 +43,7 @@ __all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "put_toget
 
 
 def refuse_parts(*parts: Any) -> None:
-    """Refuse parts beside buffers.
+    """Check that no parts are given beside buffers.
 
     Raises:
         OptionError: if there are any.
@@ -53,7 +54,7 @@ def refuse_parts(*parts: Any) -> None:
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:
-    """Refuse members that cannot be mixed.
+    """Check that the members can be mixed.
 
     Raises:
         KindError: if one is no buffer.
@@ -206,7 +207,7 @@ class ReplayBufferEnsemble:
         if rbs:
             refuse_parts(storages, samplers, writers)
             check_buffers(rbs)
-            law = SamplerEnsemble(
+            sampler = SamplerEnsemble(
                 *(rb.sampler for rb in rbs),
                 p=p,
                 sample_from_all=sample_from_all,
@@ -220,12 +221,12 @@ class ReplayBufferEnsemble:
                 "num_buffer_sampled": num_buffer_sampled,
                 "when_empty": when_empty,
             }
-            rbs, law = put_together(storages, samplers, writers, given)
+            rbs, sampler = put_together(storages, samplers, writers, given)
         collate_fns = check_collates(collate_fns, len(rbs))
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         self._mixer = Mixer(
             [Member(rb, collate) for rb, collate in zip(rbs, collate_fns, strict=True)],
-            law,
+            sampler,
             collate_fn,
             Compose.of(transform),
             check_generator(generator),
@@ -249,10 +250,10 @@ class ReplayBufferEnsemble:
 
     @property
     def sampler(self) -> SamplerEnsemble:
-        """The mixing law, whose `p` may be set at any time, and the samplers of the members."""
-        law = self._mixer.law
-        law.members = tuple(rb.sampler for rb in self.members)  # a member may have been given another one
-        return law
+        """The sampler of the ensemble, whose `p` may be set at any time, with the samplers of the members."""
+        sampler = self._mixer.sampler
+        sampler.members = tuple(rb.sampler for rb in self.members)  # a member may have been given another one
+        return sampler
 
     @property
     def writer(self) -> WriterEnsemble:
@@ -314,18 +315,18 @@ class ReplayBufferEnsemble:
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
-        mixer, law = self._mixer, self.sampler.subset(chosen)
-        fits = self._batch_size is not None and self._batch_size % law.num_buffer_sampled == 0
+        mixer, sampler = self._mixer, self.sampler.subset(chosen)
+        fits = self._batch_size is not None and self._batch_size % sampler.num_buffer_sampled == 0
         return ReplayBufferEnsemble(
             *(self.members[i] for i in chosen),
             transform=self.transform,
             batch_size=self._batch_size if fits else None,
             collate_fn=mixer.collate,
             collate_fns=[mixer.members[i].collate for i in chosen],
-            p=law.p,
-            sample_from_all=law.sample_from_all,
-            num_buffer_sampled=law.num_buffer_sampled,
-            when_empty=law.when_empty,
+            p=sampler.p,
+            sample_from_all=sampler.sample_from_all,
+            num_buffer_sampled=sampler.num_buffer_sampled,
+            when_empty=sampler.when_empty,
             flatten=mixer.flatten,
             generator=mixer.generator,
         )
@@ -333,7 +334,7 @@ class ReplayBufferEnsemble:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Never:  # noqa: ARG002
-        """Refuse: rows are written through a member.
+        """Raise: rows are written through a member.
 
         Raises:
             UsageError: always.
@@ -341,7 +342,7 @@ class ReplayBufferEnsemble:
         self._refuse_write("add")
 
     def extend(self, data: Any) -> Never:  # noqa: ARG002
-        """Refuse: rows are written through a member.
+        """Raise: rows are written through a member.
 
         Raises:
             UsageError: always.
@@ -384,6 +385,30 @@ class ReplayBufferEnsemble:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """End the prefetch threads, of the ensemble and of its members, and drop batches made ahead. Idempotent."""
+        self._mixer.close()
+        for member in self.members:
+            member.close()
+
+    def __enter__(self) -> Self:
+        """Return the ensemble."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the ensemble; see `close`."""
+        self.close()
+
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: Literal[False] = False) -> Any: ...  # noqa: FBT002
+    @overload
+    def sample(self, batch_size: int | None = None, *, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(self, batch_size: int | None, return_info: Literal[True]) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any: ...  # noqa: FBT001, FBT002
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Draw a batch.
 
@@ -422,7 +447,8 @@ class ReplayBufferEnsemble:
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities, each in its member; rows of members without priorities are left out.
 
-        Checks and stamps are those of `ReplayBuffer.update_priority`; no member is changed unless all can be.
+        Indices, priorities and generations are checked as in `ReplayBuffer.update_priority`; if one check fails, no
+        member is changed.
 
         Args:
             index: a sampled TensorDict, the info of a sample, or the `index` in it, a dict or TensorDict of `index` and
@@ -483,12 +509,12 @@ class ReplayBufferEnsemble:
         load_ensemble(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the ensemble with its members; draws made ahead travel, locks and threads are made anew."""
+        """Pickling copies the ensemble with its members and the draws made ahead; locks and threads are new."""
         mixer = self._mixer
         with mixer.lock, locked(mixer.members):
             return {
                 "members": [(member.buffer, member.collate) for member in mixer.members],
-                "law": mixer.law,
+                "sampler": mixer.sampler,
                 "collate": mixer.collate,
                 "transform": mixer.transform,
                 "generator": mixer.generator,
@@ -501,7 +527,7 @@ class ReplayBufferEnsemble:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""
         self._batch_size = state["batch_size"]
-        options = {name: state[name] for name in ("law", "collate", "transform", "generator", "depth", "flatten")}
+        options = {name: state[name] for name in ("sampler", "collate", "transform", "generator", "depth", "flatten")}
         self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
         self._mixer.pending.extend(state["queued"])
 

@@ -6,7 +6,6 @@ from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -35,12 +34,12 @@ from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
-    apply_change,
     as_sampler,
-    check_change,
-    prepare_change,
+    parse_update,
     priorities_of_batch,
-    rank_fields,
+    priority_fields,
+    read_integers,
+    read_priorities,
 )
 from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.replay import TensorDictReplayBuffer
@@ -94,7 +93,7 @@ class Member:
     """
 
     def __init__(self, buffer: ReplayBuffer, collate: Callable[[Any], Any] | None) -> None:
-        # one room: an ensemble draws from its buffers' engines and hears of their loads
+        # an ensemble draws from its buffers' engines, in the same package
         engine = buffer._engine  # noqa: SLF001
         if not isinstance(engine, LocalEngine):
             msg = "the members of an ensemble belong to one process, got a shared buffer: make it without shared=True"
@@ -113,7 +112,7 @@ class Member:
         Args:
             rows: how many.
             generator: where chance comes from; None is the buffer's own source.
-            ranked: give rows of samplers without priorities the weight 1, and stamps.
+            ranked: give rows of samplers without priorities the weight 1, and their generations.
 
         Raises:
             EmptyBufferError: if there are no rows.
@@ -173,8 +172,8 @@ class Member:
         return torch.stack(index, -1) if isinstance(index, tuple) else index
 
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
-        """Return weights and stamps of a ranked draw's rows as samples carry them, `[R]` each."""
-        return rank_fields(self.engine, ticket)
+        """Return weights and generations of the rows of a prioritized draw as samples carry them, `[R]` each."""
+        return priority_fields(ticket, self.engine.era)
 
     @property
     def target(self) -> Target:
@@ -182,7 +181,7 @@ class Member:
         return Target(self.engine, self.buffer.transform, self.buffer.batch_size)
 
     def loaded(self) -> None:
-        """Take note that a state was loaded: batches made ahead are of rows that are gone."""
+        """Drop batches made ahead: a state was loaded, and their rows are gone."""
         self._pipeline.forget()
 
 
@@ -221,21 +220,21 @@ def update_members(members: Sequence[Member], index: Any, priority: Any, generat
     if priority is None:
         msg = "update_priority() needs the new priorities: update_priority(sample, priority)"
         raise UsageError(msg)
-    index, ids, stamps = _unpack(index, generation)
-    lanes = 1 if members[0].buffer.storage.ndim > 1 else 0
-    lead = index.shape[: index.ndim - lanes]
+    index, ids, generations = _unpack(index, generation)
+    envs = 1 if members[0].buffer.storage.ndim > 1 else 0
+    lead = index.shape[: index.ndim - envs]
     ids = _as_members(ids, lead, len(members))
     index = index.reshape(-1, *index.shape[len(lead) :])
-    values = _as_rows(priority, lead)
-    stamps = None if stamps is None else _as_tensor(stamps).reshape(-1)
-    if stamps is not None and stamps.shape != ids.shape:
-        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {stamps.shape[0]}"
+    values = read_priorities(priority, lead)
+    generations = None if generations is None else read_integers("generation", generations).reshape(-1)
+    if generations is not None and generations.shape != ids.shape:
+        msg = f"generation must hold one integer for each of the {ids.shape[0]} rows, got {generations.shape[0]}"
         raise SchemaError(msg)
     rows = {i: (ids == i).nonzero().flatten() for i in ranked}
     _write(
         members,
         {
-            i: (_take(index, at), values if values.ndim == 0 else _take(values, at), _take(stamps, at))
+            i: (_take(index, at), values if values.ndim == 0 else _take(values, at), _take(generations, at))
             for i, at in rows.items()
         },
     )
@@ -246,7 +245,7 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
     ranked = _ranked(members)
     if not ranked:
         return
-    index, ids, stamps = _unpack(batch, None)
+    index, ids, generations = _unpack(batch, None)
     ndim = members[0].buffer.storage.ndim
     lead = min(2, ids.ndim)
     owner = ids.reshape(-1, ids.shape[lead:].numel())[:, 0]
@@ -263,8 +262,8 @@ def update_from_batch(members: Sequence[Member], batch: Any) -> None:
             msg = f"the batch has no key {kinds.show_path(path)}: write the priorities there, or call update_priority()"
             raise KeyMissingError(msg)
         part = {"index": _take(_flat(index, lead), at), "priority": _take(_flat(found, lead), at)}
-        if stamps is not None:
-            part["index_generation"] = _take(_flat(stamps, lead), at)
+        if generations is not None:
+            part["index_generation"] = _take(_flat(generations, lead), at)
         windows = {name: batch.get(name, None) for name in _WINDOWS}
         part |= {name: _take(_flat(value, lead), at) for name, value in windows.items() if value is not None}
         reduce = as_sampler(member.engine.sampler).reduce
@@ -281,17 +280,21 @@ def _ranked(members: Sequence[Member]) -> list[int]:
 
 
 def _write(members: Sequence[Member], changes: dict[int, tuple[Any, Any, Any]]) -> None:
-    """Check the changes of all members, then make them."""
+    """Check the updates of all members, then make them."""
     with locked([members[i] for i in changes]):
-        ready = [(members[i].engine, prepare_change(members[i].engine, *change)) for i, change in changes.items()]
-        for engine, change in ready:
-            check_change(engine, change)
-        for engine, change in ready:
-            apply_change(engine, change)
+        updates = []
+        for i, change in changes.items():
+            engine = members[i].engine
+            sampler = as_sampler(engine.sampler)
+            update = parse_update(*change, engine.storage, sampler.reduce)
+            update.check(sampler, engine.ring.rows)
+            updates.append((engine, update))
+        for engine, update in updates:
+            engine.update_priorities(update)
 
 
 def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
-    """Return index, members and stamps of a sample, of its info, or of the `index` in one of them."""
+    """Return index, members and generations of a sample, of its info, or of the `index` in one of them."""
     found = sample
     if _has(found, "index") and _is_tree(found["index"]):
         given = found.get("index_generation", None) if given is None else given
@@ -300,7 +303,7 @@ def _unpack(sample: Any, given: Any) -> tuple[Tensor, Tensor, Any]:
         keys = f" with the keys {sorted(map(str, sample.keys()))}" if _is_tree(sample) else ""
         msg = f"{_NAMES}; got {type(sample).__name__}{keys}"
         raise KindError(msg)
-    return _as_tensor(found["index"]), _as_tensor(found["buffer_ids"]), given
+    return read_integers("index", found["index"]), read_integers("buffer_ids", found["buffer_ids"]), given
 
 
 def _is_tree(data: Any) -> bool:
@@ -309,14 +312,6 @@ def _is_tree(data: Any) -> bool:
 
 def _has(data: Any, key: str) -> bool:
     return _is_tree(data) and key in data.keys()  # noqa: SIM118 (a TensorDict iterates over rows)
-
-
-def _as_tensor(value: Any) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    if found.dtype is torch.bool or found.is_floating_point() or found.is_complex():
-        msg = f"index, buffer_ids and generation hold integers, got {found.dtype}: pass what sample() gave"
-        raise KindError(msg)
-    return found.detach()
 
 
 def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
@@ -329,28 +324,6 @@ def _as_members(ids: Tensor, lead: torch.Size, count: int) -> Tensor:
         msg = f"buffer_ids must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}"
         raise SlotError(msg)
     return ids
-
-
-def _as_rows(priority: Any, lead: torch.Size) -> Tensor:
-    """Return a priority for each row, `[rows, *shape]`, or the one for all of them, `[]`."""
-    try:
-        values = (
-            priority
-            if isinstance(priority, Tensor)
-            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
-        )
-    except (TypeError, ValueError) as error:
-        msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
-        raise KindError(msg) from None
-    values = values.detach()
-    if values.shape[: len(lead)] == lead:
-        return values.reshape(-1, *values.shape[len(lead) :])
-    if values.numel() == 1:
-        return values.reshape(())
-    if values.numel() == lead.numel():
-        return values.reshape(-1)
-    msg = f"priorities must be one number, or begin with the shape {list(lead)} of the index, got {list(values.shape)}"
-    raise SchemaError(msg)
 
 
 def _flat(values: Tensor, lead: int) -> Tensor:
@@ -387,7 +360,7 @@ class Mix(NamedTuple):
 
 @final
 class Mixer:
-    """Owner of the mixing law, the generator and the queue of an ensemble.
+    """Draws batches of an ensemble; owns its sampler, generator and queue.
 
     Lock order: an ensemble's own lock, then those of its members.
     """
@@ -395,7 +368,7 @@ class Mixer:
     def __init__(
         self,
         members: Sequence[Member],
-        law: SamplerEnsemble,
+        sampler: SamplerEnsemble,
         collate: Callable[[list[Any]], Any] | None,
         transform: Compose,
         generator: torch.Generator | None,
@@ -405,7 +378,7 @@ class Mixer:
     ) -> None:
         self.members = members
         self.flatten = flatten
-        self.law = law
+        self.sampler = sampler
         self.collate = collate
         self.transform = transform
         self.generator = generator
@@ -416,7 +389,7 @@ class Mixer:
 
     @property
     def ranked(self) -> bool:
-        """Whether some member keeps priorities; samples then carry weights and stamps."""
+        """Whether some member keeps priorities; samples then carry weights and generations."""
         return any(member.engine.sampler.prioritized for member in self.members)
 
     def part_rows(self, batch_size: int) -> int:
@@ -425,7 +398,7 @@ class Mixer:
         Raises:
             OptionError: if the parts cannot be of equal size.
         """
-        parts = self.law.num_buffer_sampled
+        parts = self.sampler.num_buffer_sampled
         if batch_size % parts:
             msg = f"batch_size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
             raise OptionError(msg)
@@ -497,7 +470,7 @@ class Mixer:
                 held[i] = 0
             except OstinatoError as error:
                 refusals[i] = error
-        chosen = self.law.choose(held, self.generator)
+        chosen = self.sampler.choose(held, self.generator)
         for i in chosen:
             if i in refusals:
                 raise refusals[i]
@@ -592,6 +565,12 @@ class Mixer:
             if dropped and dropped[0].rng is not None and self.generator is not None:
                 self.generator.set_state(dropped[0].rng)
 
+    def close(self) -> None:
+        """Drop queued batches and end the prefetch thread."""
+        self.drop()
+        if self.prefetch is not None:
+            self.prefetch.close()
+
     def redo(self) -> None:
         """Forget batches made ahead but keep their draws, to be made again (after the transforms have changed)."""
         with self.lock:
@@ -625,7 +604,7 @@ def collect_ensemble(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
     """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
     return {
         "members": [member.show() for member in mixer.members],
-        "mixing": mixer.law.state_dict(),
+        "mixing": mixer.sampler.state_dict(),
         "generator": None if mixer.generator is None else mixer.generator.get_state(),
         "transforms": mixer.transform.state_dict(),
         "batch_size": batch_size,
@@ -652,10 +631,10 @@ def save_ensemble(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, 
 
 def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
     """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    parts, law = [parts_of(member.engine) for member in mixer.members], mixer.law
+    parts, sampler = [parts_of(member.engine) for member in mixer.members], mixer.sampler
 
     def check(state: dict[str, Any]) -> None:
-        law.check_state(state["mixing"])
+        sampler.check_state(state["mixing"])
         for mine, saved in zip(parts, state["members"], strict=True):
             check_saved(mine, saved)
         for mix in state["pending"]:
@@ -698,18 +677,18 @@ def own_ensemble_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None:
-    """Restore a state, by copy; what does not fit is refused before anything changes.
+    """Restore a state, by copy; if it does not fit, nothing has changed.
 
     Raises:
         CheckpointError: naming what differs.
     """
     with readable("an ensemble"):
         queue, generator = _check(mixer, state, batch_size)
-    before, law = own_tensors(mixer.transform.state_dict()), mixer.law.state_dict()
+    before, sampler = own_tensors(mixer.transform.state_dict()), mixer.sampler.state_dict()
     revived: list[Mix] = []
 
     def then() -> None:
-        mixer.law.load_state_dict(state["mixing"])
+        mixer.sampler.load_state_dict(state["mixing"])
         revived.extend(mix for mix in (_revive(mixer, *mix) for mix in queue) if mix is not None)
 
     try:
@@ -718,7 +697,7 @@ def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None
         load_engine_states([member.target for member in mixer.members], state["members"], then)
     except BaseException:
         mixer.transform.load_state_dict(before)
-        mixer.law.load_state_dict(law)
+        mixer.sampler.load_state_dict(sampler)
         raise
     for member in mixer.members:
         member.loaded()
@@ -738,7 +717,7 @@ def _check(
     if len(state["members"]) != len(members):
         msg = f"the checkpoint holds {len(state['members'])} members, this ensemble {len(members)}"
         raise CheckpointError(msg)
-    mixer.law.check_state(state["mixing"])
+    mixer.sampler.check_state(state["mixing"])
     if state["pending"] and state["batch_size"] != batch_size:
         msg = (
             f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this ensemble has "

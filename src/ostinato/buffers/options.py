@@ -1,11 +1,11 @@
-"""Checks of constructor arguments, and small questions about indices; no state."""
+"""Constructor arguments of buffers: their types and checks; helpers for indices and nested data."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +19,14 @@ from ostinato.storages import Storage
 from ostinato.writers import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.units import SampleUnit
 
 __all__ = [
+    "AnyBufferOptions",
+    "BufferOptions",
     "check_dim",
     "check_drop_last",
     "check_episodes",
@@ -46,6 +51,39 @@ __all__ = [
 Part = TypeVar("Part", Storage, Sampler, Writer)
 
 
+class BufferOptions(TypedDict, total=False):
+    """Keyword arguments of `ReplayBuffer`, for signatures that pass them on."""
+
+    storage: Storage | Callable[[], Storage] | None
+    sampler: Sampler | Callable[[], Sampler] | None
+    writer: Writer | Callable[[], Writer] | None
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int | None
+    transform: Any
+    batch_size: int | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    shared: bool
+    compilable: bool
+    delayed_init: bool
+    sample_unit: SampleUnit | Sequence[SampleUnit] | None
+    episodes: Episodes | None
+    rate_limiter: RateLimiter | None
+    version_key: str | tuple[str, ...] | None
+
+
+class AnyBufferOptions(BufferOptions, total=False):
+    """Keyword arguments of `ReplayBuffer` and of the subclasses that Ostinato has."""
+
+    priority_key: str | tuple[str, ...]
+    alpha: float
+    beta: float
+    eps: float
+    dtype: torch.dtype
+    sync: bool
+
+
 def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | None = None) -> Part:
     """Return the part given, made if it is a class or callable, or the default.
 
@@ -65,7 +103,7 @@ def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | 
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Refuse what is no number of seconds above 0.
+    """Check a number of seconds above 0.
 
     Raises:
         OptionError: if it is not finite, or not above 0.
@@ -93,7 +131,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def check_dim(dim: int, ndim: int) -> int:
-    """Return a dimension to extend along; with `ndim=1` it may be 1 for data `[lanes, rows]` as well.
+    """Return a dimension to extend along; with `ndim=1` it may be 1 for data `[num_envs, rows]` as well.
 
     Raises:
         OptionError: if it is neither 0 nor 1.
@@ -163,7 +201,7 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
 
 
 def check_drop_last(sampler: Sampler, batch_size: int | None) -> None:
-    """Refuse `drop_last` without a batch size.
+    """Check that `drop_last` has a batch size.
 
     Raises:
         OptionError: if it is not known in advance.
@@ -201,7 +239,7 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
 
 
 def refuse_shared(*, shared: bool) -> None:
-    """Refuse `shared=True`.
+    """Check that `shared` is not asked for.
 
     Raises:
         OptionError: if it is asked for.
@@ -212,10 +250,10 @@ def refuse_shared(*, shared: bool) -> None:
 
 
 def require_collections(data: Any, who: str) -> None:
-    """Refuse data that is no TensorDict, tensorclass, or list of these.
+    """Check that data is a TensorDict, a tensorclass, or a list of these.
 
     Raises:
-        UsageError: naming who takes nothing else.
+        UsageError: naming the part that takes nothing else.
     """
     if not kinds.holds_collections(data):
         msg = (
@@ -246,7 +284,7 @@ def warn_of_sampler(sampler: Sampler) -> None:
 
 
 def swap_dims(data: Any, dim: int) -> Any:
-    """Bring dimension `dim` of all leaves to the front. View; lists of text are made anew.
+    """Bring dimension `dim` of all leaves to the front. View; lists of text are new lists.
 
     Raises:
         SchemaError: if a leaf has not so many dimensions.
@@ -282,7 +320,7 @@ def _swap_text(values: Any, path: tuple[Any, ...]) -> Any:
     if isinstance(values, np.ndarray) and values.ndim > 1:
         return values.swapaxes(0, 1)
     if isinstance(values, (str, bytes, np.ndarray)) or len(set(map(len, values))) > 1:
-        msg = f"{kinds.show_field(path)} must hold text for each step and lane, as lists of equal length"
+        msg = f"{kinds.show_field(path)} must hold text for each step and environment, as lists of equal length"
         raise SchemaError(msg)
     return [list(row) for row in zip(*values, strict=True)]
 

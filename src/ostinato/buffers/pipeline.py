@@ -52,7 +52,7 @@ def on_stream_of_caller(work: Callable[[T], Any]) -> Callable[[T], Any]:
 
 @final
 class CopyStream:
-    """Runs work on a stream of its own, and hands the result over to the stream of whoever takes it."""
+    """Runs work on a stream of its own, and hands the result over to the stream of the caller that takes it."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -129,10 +129,10 @@ class Prefetcher(Generic[DrawnT]):
       the lock of `waiters`, which also guards the queue, and every draw that is queued wakes the readers that wait.
       A draw in the queue belongs to no reader: the next one that looks takes it. So no reader waits while a draw is
       queued, and no draw stays queued while a reader waits.
-    - for the batch of the draw that it took: the worker makes the batches of all draws in order, waits for nobody, and
+    - for the batch of the draw that it took: the worker makes the batches of all draws in order, without waiting, and
       a failure is the result of the draw that it belongs to.
 
-    Holds no reference to whoever uses it, beside those of batches that are still to be made.
+    Holds no reference to its user, except in batches that are still to be made.
 
     Args:
         depth: batches to keep ready, at least 1.
@@ -213,6 +213,14 @@ class Prefetcher(Generic[DrawnT]):
                 future.cancel()
             self._queue.clear()
             return tickets
+
+    def close(self) -> None:
+        """Drop all queued batches, and end the worker thread once the batch that it is making is made."""
+        with self._waiters.lock:
+            self.clear()
+            executor, self._executor = self._executor, None
+        if executor is not None and self._process == os.getpid():
+            executor.shutdown()
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._executor is None:
@@ -375,6 +383,12 @@ class Pipeline:
         """Forget queued batches and their draws; a generator of the buffer's own goes back to before them."""
         with self._engine.lock:
             self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
+
+    def close(self) -> None:
+        """Drop queued batches, as `drop` does, and end the prefetch thread."""
+        self.drop()
+        if self.prefetch is not None:
+            self.prefetch.close()
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""

@@ -74,7 +74,7 @@ class Runs:
         return len(self._values) - self._first
 
     def note(self, versions: NDArray[np.int64]) -> None:
-        """Take note of rows just written. Cost: O(n)."""
+        """Record rows just written. Cost: O(n)."""
         first, before = int(versions[0]), self.written
         self.written += versions.size
         values, ends = [first], [self.written]
@@ -138,7 +138,7 @@ class Versions:
         self._runs: Runs | None = Runs()
 
     def read(self, storage: Storage, payload: Any, rows: int) -> NDArray[np.int64]:
-        """Return the versions of rows about to be written; nothing changes if they are refused.
+        """Return the versions of rows about to be written; nothing changes if a check fails.
 
         Raises:
             KeyMissingError: if they lack the field.
@@ -157,7 +157,7 @@ class Versions:
         return found.detach().reshape(-1).to("cpu", torch.int64).numpy()
 
     def note(self, placement: Placement, versions: NDArray[np.int64]) -> None:
-        """Take note of rows just written."""
+        """Record rows just written."""
         if not isinstance(placement, Run):
             self._runs = None
         elif self._runs is not None:
@@ -165,16 +165,16 @@ class Versions:
             self._runs.forget(min(self._runs.written, placement.capacity))
 
     def touch(self, path: tuple[Hashable, ...] | None) -> None:
-        """Take note of an edit of a field, or of whole rows (None): versions are read off the storage again."""
+        """Record an edit of a field, or of whole rows (None): versions are read from the storage again."""
         if path is None or path == self.path:
             self._runs = None
 
     def begin(self, rows: int) -> None:
-        """Take note that there are other rows now, or none."""
+        """Start from the rows present."""
         self._runs = None if rows else Runs()
 
     def hold(self) -> Callable[[], None]:
-        """Return what brings the versions of now back: a load begins anew."""
+        """Return a callable that restores the versions of now, for a load that fails."""
         kept = self._runs
 
         def restore() -> None:
@@ -223,7 +223,7 @@ class Versions:
 
 
 def check_versions(writer: Writer, versions: Versions | None) -> None:
-    """Refuse a writer that does not keep the order of time beside a `version_key`.
+    """Check that a writer keeps rows in the order of time, where there is a `version_key`.
 
     Raises:
         OptionError: naming it.

@@ -1,8 +1,4 @@
-"""A buffer as a portion of a larger one, whose other portions may be on other machines.
-
-What lives here: draws that are offered, with what the rows weigh at that moment, and made into batches as far as they
-are asked for. What does not: who asks, and how.
-"""
+"""A buffer as one shard of several: draws are offered with their total priority, and gathered on request."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Offer", "Portion", "begin_era", "read_own", "reseed", "save_counted"]
 
 _MOST_OFFERS = 256
-"""Offers kept for those who may still ask for them; older ones are forgotten: who asked may be dead."""
+"""Offers that are kept for a later `take`; older ones are dropped, since the client may have died."""
 _ERAS = 1 << 18
 
 
@@ -60,7 +56,8 @@ class Portion:
 
     `offer` draws as many rows as a whole batch has and says what the buffer weighs, under one lock. Once it is known
     how many rows of the batch are this buffer's, `take` makes these of the first ones drawn: draws are independent, so
-    the first `n` of them are `n` draws by the buffer's law at the moment of the weighing, whatever was written since.
+    the first `n` of them are `n` draws from the buffer's distribution at the moment of the offer, whatever was
+    written since.
 
     Where draws use rows up, an offer is no draw, which others would miss, but only says what there is; `take` draws.
 
@@ -148,7 +145,7 @@ class Portion:
             return Offer(self._keep(ticket), view.rows, float(young.rows), 1.0, 0.0, newest=mine)
 
     def _keep(self, ticket: Ticket) -> int:
-        """Keep a draw for who may ask for it; return its name."""
+        """Keep a draw for a later `take`; return its number."""
         number = next(self._numbers)
         self._offers[number] = ticket
         if len(self._offers) > _MOST_OFFERS:
@@ -158,7 +155,7 @@ class Portion:
     def take(self, number: int, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Return the first `rows` rows of an offer and the info of them; None if they are not to be had any more.
 
-        Rows that were replaced since are read as they are now, with their stamps; weights are those of the draw.
+        Rows that were replaced since are read as they are now, with their generations; weights are those of the draw.
         """
         member, engine = self._member, self._member.engine
         if engine.sampler.counting:
@@ -169,15 +166,15 @@ class Portion:
                 return None
             drawn = ticket.draw
             weights = None if drawn.weights is None else drawn.weights[:rows]
-            stamps = None if drawn.generations is None else drawn.generations[:rows]
-            first = drawn._replace(slots=drawn.slots[:rows], weights=weights, generations=stamps)
+            generations = None if drawn.generations is None else drawn.generations[:rows]
+            first = drawn._replace(slots=drawn.slots[:rows], weights=weights, generations=generations)
             cut = engine.expand_again(ticket._replace(draw=first), engine.generator)
         made = None if cut is None else member.make(cut)
         if made is None:
             return None  # emptied, or windows cut short, in between
         data, source, notes = made
         engine.deliver(source.ticket)
-        return data, self._buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (one room)
+        return data, self._buffer._info(Batch(data, source.ticket, notes))  # noqa: SLF001 (same package)
 
     def _use(self, rows: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw rows that are used up by it; None if another reader was quicker."""
@@ -191,36 +188,36 @@ class Portion:
 
 def reseed(buffer: ReplayBuffer, seed: int) -> None:
     """Give a buffer a generator of its own: torch begins every process with the same seed."""
-    engine = buffer._engine  # noqa: SLF001 (one room)
+    engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         engine.generator = torch.Generator(engine.storage.device).manual_seed(seed)
 
 
 def written(buffer: ReplayBuffer) -> tuple[int, int, int]:
     """Return what is not the same after any write, load or emptying."""
-    engine = buffer._engine  # noqa: SLF001 (one room)
+    engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         return engine.ring.written, len(buffer), buffer.write_count
 
 
 def begin_era(buffer: ReplayBuffer, era: int) -> None:
-    """Let no stamp fit that was given in another era.
+    """Begin another era: generations given before match no row.
 
-    For a buffer that begins anew in the place of one that is lost: stamps are serial numbers, and those of rows that
-    were lost come again.
+    For a buffer that takes the place of one that is lost: generations are serial numbers, and those of the lost rows
+    are given again.
 
     Args:
         buffer: the buffer.
         era: any integer; buffers that follow each other in one place must not share it.
     """
-    engine = buffer._engine  # noqa: SLF001 (one room)
+    engine = buffer._engine  # noqa: SLF001 (same package)
     with engine.lock:
         engine.era = 1 + era % _ERAS
 
 
 def read_own(buffer: ReplayBuffer, index: Any) -> Any:
     """Return `buffer[index]` as a copy, whole as of one moment."""
-    with buffer._engine.lock:  # noqa: SLF001 (one room)
+    with buffer._engine.lock:  # noqa: SLF001 (same package)
         return own(buffer[index])
 
 
@@ -234,7 +231,7 @@ def save_counted(buffer: ReplayBuffer, path: str) -> tuple[int, int]:
 
     def state() -> dict[str, Any]:
         counts.append((len(buffer), buffer.write_count))  # under the lock: of the moment that is saved
-        return buffer._state()  # noqa: SLF001 (one room)
+        return buffer._state()  # noqa: SLF001 (same package)
 
     parts = Saving([engine], state, lambda: engine.lock, lambda: checker(engine), FORMAT)
     save_buffer(path, parts, incremental=True)

@@ -1,31 +1,26 @@
-"""The prioritized buffers in TorchRL's words: a `PrioritizedSampler` of the storage's size, and nothing else."""
+"""Prioritized replay buffers: a `ReplayBuffer` with a `PrioritizedSampler` of the storage's size."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
 from ostinato.buffers.options import part
 from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
-from ostinato.samplers import PrioritizedSampler, Sampler
+from ostinato.samplers import PrioritizedSampler
 from ostinato.storages import ListStorage, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ostinato.buffers.rate_limit import RateLimiter
-    from ostinato.core.episodes.keys import Episodes
-    from ostinato.units import SampleUnit
-    from ostinato.writers import Writer
+    from ostinato.buffers.options import BufferOptions
 
 __all__ = ["PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer"]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler` for the law.
+    """A `ReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler` for the distribution.
 
-    `sample(return_info=True)` gives index, importance weights and stamps in the info, which goes back, with the new
+    `sample(return_info=True)` gives index, importance weights and generations in the info, which goes, with the new
     priorities, to `update_priority`. New rows get the default priority: the largest one given so far.
 
     Args:
@@ -33,10 +28,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: how much the importance weights correct for it.
         eps: added to every priority.
         dtype: floating dtype of the weights.
-        storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
-        sampler: another sampler in place of `PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)`.
-        writer: see `ReplayBuffer`, also for the arguments not listed here.
         sync: no effect: there is no other copy of the data to keep in step.
+        **options: see `ReplayBuffer`; the default sampler is
+            `PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)`.
 
     Example:
         >>> import torch
@@ -56,44 +50,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: float,
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float,
-        storage: Storage | Callable[[], Storage] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        writer: Writer | Callable[[], Writer] | None = None,
         sync: bool = True,  # noqa: ARG002
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
-        compilable: bool = False,
-        delayed_init: bool = False,
-        sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
-        episodes: Episodes | None = None,
-        rate_limiter: RateLimiter | None = None,
+        **options: Unpack[BufferOptions],
     ) -> None:
-        made = part("storage", storage, Storage, lambda: ListStorage(1000))
-        own = PrioritizedSampler(made.max_size, alpha, beta, eps, dtype)
-        super().__init__(
-            storage=made,
-            sampler=own if sampler is None else sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            dim_extend=dim_extend,
-            generator=generator,
-            shared=shared,
-            compilable=compilable,
-            delayed_init=delayed_init,
-            sample_unit=sample_unit,
-            episodes=episodes,
-            rate_limiter=rate_limiter,
-        )
+        storage = part("storage", options.get("storage"), Storage, lambda: ListStorage(1000))
+        options["storage"] = storage
+        if options.get("sampler") is None:
+            options["sampler"] = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)
+        super().__init__(**options)
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
@@ -107,10 +71,10 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         beta: how much the importance weights correct for it.
         priority_key: field that holds priorities.
         eps: added to every priority.
-        storage: where rows are kept, or a callable that makes it; None is `ListStorage(1000)`.
-        writer: see `ReplayBuffer`, also for the arguments not listed here.
         sync: no effect: there is no other copy of the data to keep in step.
-        reduction: how the priorities of an item's steps become one: "max", "min", "mean" or "median".
+        reduction: reduces the priorities of an item's steps to one: "max", "min", "mean" or "median".
+        **options: see `ReplayBuffer`; the default sampler is
+            `PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)`.
 
     Example:
         >>> import torch
@@ -132,41 +96,12 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         beta: float,
         priority_key: str | tuple[str, ...] = "td_error",
         eps: float = 1e-8,
-        storage: Storage | Callable[[], Storage] | None = None,
-        writer: Writer | Callable[[], Writer] | None = None,
         sync: bool = True,  # noqa: ARG002
         reduction: str = "max",
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
-        compilable: bool = False,
-        delayed_init: bool = False,
-        sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
-        episodes: Episodes | None = None,
-        rate_limiter: RateLimiter | None = None,
+        **options: Unpack[BufferOptions],
     ) -> None:
-        made = part("storage", storage, Storage, lambda: ListStorage(1000))
-        super().__init__(
-            priority_key=priority_key,
-            storage=made,
-            sampler=PrioritizedSampler(made.max_size, alpha, beta, eps, reduction=reduction),
-            writer=writer,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            dim_extend=dim_extend,
-            generator=generator,
-            shared=shared,
-            compilable=compilable,
-            delayed_init=delayed_init,
-            sample_unit=sample_unit,
-            episodes=episodes,
-            rate_limiter=rate_limiter,
-        )
+        storage = part("storage", options.get("storage"), Storage, lambda: ListStorage(1000))
+        options["storage"] = storage
+        if options.get("sampler") is None:
+            options["sampler"] = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
+        super().__init__(priority_key=priority_key, **options)

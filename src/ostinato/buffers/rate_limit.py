@@ -122,7 +122,7 @@ class RateLimiter:
 
 
 def check_timeout(timeout_s: Any) -> None:
-    """Refuse what is no number of seconds.
+    """Check a number of seconds.
 
     Raises:
         OptionError: if it is negative or no number.
@@ -133,7 +133,7 @@ def check_timeout(timeout_s: Any) -> None:
 
 
 def check_wait(timeout_s: Any, *, waits: bool) -> None:
-    """Refuse a timeout that is none, or that no call would wait for; None is no timeout.
+    """Check a timeout, and that calls wait at all; None is no timeout.
 
     Raises:
         OptionError: naming it.
@@ -187,7 +187,7 @@ class Flow:
         return self.written * each - (self.drawn + rows) * one >= low
 
     def check_write(self, rows: int, capacity: int | None) -> None:
-        """Refuse a write that could never go ahead; `capacity` is that of a queue.
+        """Check that a write can ever be made; `capacity` is that of a queue.
 
         Raises:
             OptionError: naming what it exceeds.
@@ -199,7 +199,7 @@ class Flow:
             self._refuse(f"a write of {rows} rows moves the balance by {self.limiter.samples_per_insert:g} each")
 
     def check_draw(self, rows: int, capacity: int | None) -> None:
-        """Refuse a batch that could never be drawn; `capacity` is the draws that a full buffer is good for.
+        """Check that a batch can ever be drawn; `capacity` is the number of draws that a full buffer permits.
 
         Raises:
             OptionError: naming what it exceeds.
@@ -220,11 +220,11 @@ class Flow:
         self.written += rows
 
     def drew(self, rows: int) -> None:
-        """Count rows drawn; a negative number takes draws back that reached nobody."""
+        """Count rows drawn; a negative number undoes draws that were not delivered."""
         self.drawn += rows
 
     def begin(self, rows: int) -> None:
-        """Begin anew with rows that are there already: as if the buffer had just been filled to the first draw."""
+        """Start from the rows present, as if the buffer had just been filled for the first draw."""
         self.written, self.drawn = min(rows, self.limiter.min_size_to_sample), 0
 
     def why_no_write(self, rows: int, stock: Stock) -> str:
@@ -264,7 +264,7 @@ class Flow:
         )
 
     def told(self, what: str, stock: Stock, writers: Sequence[int], readers: Sequence[int]) -> str:
-        """Say who has waited in vain, what there is, and what to do; those who wait now are named by their rows."""
+        """Say which call has timed out, what there is, and what to do; calls that wait now are named by their rows."""
         ratio, least = self.limiter.samples_per_insert, self.limiter.min_size_to_sample
         advice = "raise timeout_s, or see what became of the other side"
         if writers and readers and ratio is not None:
@@ -281,7 +281,7 @@ class Flow:
         return {"written": self.written, "drawn": self.drawn, **named}
 
     def load_state_dict(self, state: dict[str, Any] | None, rows: int) -> str | None:
-        """Restore counts that were counted under the same rules; else begin anew with `rows` rows.
+        """Restore counts that were counted under the same rules; else start from `rows` rows.
 
         Returns:
             What differs, in words, where the rules do; None otherwise.
@@ -321,8 +321,8 @@ class Waiters:
 
     1. A call looks at everything that could let it go on, and waits, without giving the lock back in between; when it
        wakes, it looks at everything again.
-    2. Whoever changes something of that (rows, counts, queued and loaded draws, sampler, storage, limiter) does it with
-       the lock held, and calls `wake` before giving it back.
+    2. Code that changes something of that (rows, counts, queued and loaded draws, sampler, storage, limiter) holds the
+       lock, and calls `wake` before giving it back.
 
     The lock is free while a call waits, and in a forked process. A thread that dies while it waits leaves nothing
     behind.
@@ -334,7 +334,7 @@ class Waiters:
     def __init__(self, *, outer: bool = False) -> None:
         self.lock = threading.RLock()
         self.place = -next_place() if outer else next_place()
-        """Who takes the locks of several buffers at once does it in the order of their places."""
+        """The locks of several buffers are taken in the order of their places."""
         whole_in_forks(self, self.lock, place=self.place)
         self.writers: list[int] = []
         """Rows of the writes that wait."""
@@ -481,15 +481,15 @@ class Gate:
         return restore
 
     def load_state_dict(self, state: dict[str, Any] | None, ring: Ring, pending: Sequence[Ticket]) -> None:
-        """Restore counts. The rules stay this buffer's own: saved under others, the counts begin anew."""
+        """Restore counts. The rules stay this buffer's own: saved under others, the counts restart."""
         differing = self.flow.load_state_dict(state, ring.rows)
         self._delivered = self.flow.drawn - sum(map(rows_of, pending))
         self._since = ring.written
         self._waiters.wake()
         if differing is not None:
             warnings.warn(
-                f"the checkpoint was saved under another rate limiter: {differing}. This buffer's own holds, and "
-                "counts anew from now on",
+                f"the checkpoint was saved under another rate limiter: {differing}. This buffer keeps its own, and "
+                "its counts restart",
                 UserWarning,
                 stacklevel=2,
             )
@@ -511,7 +511,7 @@ def replayable(data: Any) -> Any:
 
 
 def check_counting(sampler: Sampler, writer: Writer, unit: Any, wanted: Any) -> None:
-    """Refuse what does not go with a sampler that uses rows up.
+    """Check what goes with a sampler that uses rows up.
 
     Raises:
         OptionError: naming it.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.checkpoint.state import Saves
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
@@ -37,9 +38,9 @@ class Ticket(NamedTuple):
     last: bool
     """Whether the draw ended an epoch."""
     ring: Ring | SharedRing
-    """The stamps that `serial` counts in; a load or another storage brings new ones."""
+    """The ring that `serial` counts in; a load or another storage brings a new one."""
     sampler: Sampler
-    """Who drew; it says what the slices of the batch are marked with."""
+    """The sampler that drew; it adds fields to slices."""
     rng: Tensor | None = None
     """State of the buffer's generator before the draw, if it was asked for: where to go back to if it is dropped."""
     plan: Plan | None = None
@@ -63,7 +64,7 @@ class Ticket(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A storage and what collates its rows: exchanged together, so that nobody meets one with the other's partner."""
+    """A storage and its collate function, which are exchanged together."""
 
     storage: Storage
     collate: Callable[[Any], Any] | None
@@ -77,13 +78,13 @@ class Rows(NamedTuple):
     serial: int
     ring: Ring | SharedRing
     ticket: Ticket
-    """The draw; its stamps and plan are those of the rows gathered."""
+    """The draw; its generations and plan are those of the rows gathered."""
 
 
 class Engine(Protocol):
     """What stands behind a `ReplayBuffer`: `LocalEngine` in one process, `SharedEngine` in several.
 
-    Thread-safe. Whoever reads several attributes that must fit together holds `lock`.
+    Thread-safe. Hold `lock` to read several attributes that must fit together.
     """
 
     lock: Any
@@ -154,8 +155,8 @@ class Engine(Protocol):
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:
         """Replace stored fields of rows at a user's index."""
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows new priorities."""
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
 
     def clear(self) -> None:
         """Remove all rows and queued draws."""

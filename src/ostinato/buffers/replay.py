@@ -1,8 +1,8 @@
-"""ReplayBuffer: the public face of the engine, in TorchRL's words."""
+"""`ReplayBuffer` and `TensorDictReplayBuffer`, with TorchRL's interface."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -33,11 +33,9 @@ from ostinato.buffers.pipeline import Batch, Pipeline
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import (
     as_sampler,
-    in_storage_order,
+    parse_update,
     priorities_of_batch,
-    rank_fields,
-    unpack_update,
-    update_priorities,
+    priority_fields,
 )
 from ostinato.buffers.rate_limit import Ask, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
@@ -48,7 +46,7 @@ from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, KindError, UsageError
-from ostinato.samplers import RandomSampler, Sampler
+from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -57,9 +55,11 @@ from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter, Write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers.options import BufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
@@ -96,7 +96,7 @@ class ReplayBuffer:
         sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
             that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
-        rate_limiter: when readers and writers wait for each other; None lets nobody wait (a `QueueSampler` brings
+        rate_limiter: when readers and writers wait for each other; None is never (a `QueueSampler` brings
             `RateLimiter()` along).
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
@@ -206,7 +206,7 @@ class ReplayBuffer:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The rules by which readers and writers wait for each other; None where nobody waits."""
+        """The rules by which readers and writers wait for each other; None if they never wait."""
         return None if self._engine.gate is None else self._engine.gate.flow.limiter
 
     @property
@@ -260,11 +260,11 @@ class ReplayBuffer:
         """Add one row.
 
         Args:
-            data: a row: tensors `[*shape]`, numbers, a tree of them; with `ndim=2` one step `[lanes, *shape]`.
+            data: a row: tensors `[*shape]`, numbers, a tree of them; with `ndim=2` one step `[num_envs, *shape]`.
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
 
         Returns:
-            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[lanes, 2]`.
+            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[num_envs, 2]`.
 
         Raises:
             SchemaError: if the row does not match the rows stored; nothing is changed. Dtypes are cast, see
@@ -291,7 +291,7 @@ class ReplayBuffer:
         Args:
             data: rows `[B, *shape]`: TensorDict, tensorclass, tensor, numpy array, or dict/tuple pytree of these;
                 a list is a stack of rows, and within a dict a list of text is a field. With `ndim=2` the dimension
-                `dim_extend` is time, the other the lanes.
+                `dim_extend` is time, the other the environments.
             update_priority: False gives the rows the default priority, though they hold a `priority_key`; of no effect
                 where there are no priorities, or no such key.
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
@@ -320,7 +320,7 @@ class ReplayBuffer:
         return self._positions(self._engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and refuse data that the writer does not take; subclasses refuse more."""
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
         if self._transform:
             data = self._transform.inv(data)
         if self._engine.writer.collections_only:
@@ -328,7 +328,7 @@ class ReplayBuffer:
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        storage = self._engine.storage
+        storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
         return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
@@ -339,7 +339,7 @@ class ReplayBuffer:
 
     @property
     def episodes(self) -> Episodes | None:
-        """Where episodes end, as this buffer, its unit and its sampler say together; None if it keeps no account."""
+        """Where episodes end, as buffer, unit and sampler say together; None if episodes are not tracked."""
         tracker = self._engine.tracker
         return None if tracker is None else tracker.wanted
 
@@ -349,6 +349,59 @@ class ReplayBuffer:
             self._pipeline.drop()
             self._engine.clear()
 
+    def close(self) -> None:
+        """End the prefetch thread and drop batches made ahead. Idempotent; the rows stay.
+
+        A buffer without `prefetch` owns no thread. Sampling goes on afterwards, with a new thread if need be.
+        """
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the buffer; see `close`."""
+        self.close()
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -362,7 +415,7 @@ class ReplayBuffer:
         Args:
             batch_size: rows; None takes the constructor's. With prefetch it must be the constructor's.
             return_info: return `(batch, info)`; `info["index"]` holds the slots, int64 `[B]` (with `ndim=2` a pair);
-                prioritized samplers add `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64 `[B]`.
+                prioritized samplers add `priority_weight` `[B]` and the generations `index_generation`, int64 `[B]`.
             max_age: draw uniformly among the rows whose version (`version_key`) is at least the newest one present less
                 this; None takes all rows. Cost: O(B) while versions do not decrease in the order of writing, else
                 O(B log runs + runs) for runs of equal versions.
@@ -402,7 +455,7 @@ class ReplayBuffer:
         """Give rows new priorities; with a sampler that has none it warns and does nothing.
 
         A bare update (index and priority alone) cannot be checked: it lands on whatever row is in the slot now. Updates
-        that carry the rows' stamps, in `generation` or within a sample, leave rows alone that were overwritten,
+        that carry generations, in `generation` or within a sample, skip rows that were overwritten,
         edited or emptied since they were drawn; `stats().stale_updates` counts these.
 
         Args:
@@ -417,16 +470,15 @@ class ReplayBuffer:
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
             SlotError: if an index is beyond the rows present; nothing is changed.
         """
-        if not self.sampler.prioritized:
-            warn_of_sampler(self.sampler)
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
             return
-        if priority is None:
-            msg = "update_priority() needs the new priorities: update_priority(index, priority)"
-            raise UsageError(msg)
-        index, priority, generation = unpack_update(index, priority, generation)
-        if self.storage.ndim > 1 and self._dim_extend == 1:
-            priority = in_storage_order(priority, index)
-        update_priorities(self._engine, index, priority, generation)
+        env_first = storage.ndim > 1 and self._dim_extend == 1
+        engine.update_priorities(
+            parse_update(index, priority, generation, storage, sampler.reduce, env_first=env_first)
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
@@ -462,7 +514,7 @@ class ReplayBuffer:
         ticket = batch.ticket
         info = {
             "index": self._index(ticket.records),
-            **rank_fields(self._engine, ticket),
+            **priority_fields(ticket, self._engine.era),
             **(ticket.draw.info or {}),
             **batch.notes,
         }
@@ -517,7 +569,7 @@ class ReplayBuffer:
 
     @property
     def _swapped(self) -> bool:
-        """Whether an index addresses lanes before steps: in the order of the data given to `extend`."""
+        """Whether an index addresses environments before steps, in the order of the data given to `extend`."""
         return self.storage.ndim > 1 and self._dim_extend == 1
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> ReplayBuffer:
@@ -562,7 +614,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             if self.sampler.prioritized:
-                as_sampler(self.sampler).settle()
+                as_sampler(self.sampler).raise_deferred()
 
     def read_episodes(self) -> None:
         """Read where episodes end off the stored rows once more: after edits through views. Cost: O(rows), later.
@@ -572,7 +624,7 @@ class ReplayBuffer:
         """
         with self._engine.lock:
             if self._engine.tracker is None:
-                msg = "this buffer keeps no account of episodes: no sample_unit, slice sampler or episodes= asks for it"
+                msg = "this buffer does not track episodes: no sample_unit, slice sampler or episodes= asks for them"
                 raise UsageError(msg)
             self._pipeline.drop()
             self._engine.tracker.forget()
@@ -583,7 +635,7 @@ class ReplayBuffer:
         return measure(self._engine, self._pipeline.prefetch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: rows, cursor, stamps, sampler, generator, transforms, queued draws.
+        """Return the whole state: rows, cursor, generations, sampler, generator, transforms, queued draws.
 
         A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying.
         """
@@ -659,9 +711,10 @@ class ReplayBuffer:
             self.storage.register_load_hook(hook)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the buffer with its state; queued draws travel, locks and threads are made anew.
+        """Pickling copies the buffer with its state and queued draws; locks and threads are new.
 
-        A shared buffer travels only to a process that is being started: it has the same rows then, and its own draws.
+        A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
+        draws.
 
         Raises:
             UsageError: for a shared buffer at any other time.
@@ -695,8 +748,8 @@ _OWN_KEYS = ("index", "priority_weight", "index_generation")
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDict rows: samples carry the key `index` (int64 `[B]`; with `ndim=2` `[B, 2]`).
 
-    With a prioritized sampler they also carry `priority_weight` `[B]` and `index_generation`, the rows' stamps, int64
-    `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
+    With a prioritized sampler they also carry `priority_weight` `[B]` and the generations `index_generation`,
+    int64 `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
     stored; they are dropped from written data.
 
     Args:
@@ -717,7 +770,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         ['index', 'obs']
     """
 
-    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Any) -> None:
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
 
@@ -747,6 +800,46 @@ class TensorDictReplayBuffer(ReplayBuffer):
         rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
         return self._transform.inv(rows) if self._transform else rows
 
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
@@ -762,7 +855,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **rank_fields(self._engine, ticket)})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
@@ -773,8 +866,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: Any) -> None:
         """Give the rows of a sample the priorities that stand under its `priority_key`.
 
-        Rows that were overwritten since they were drawn are left alone (see `update_priority`), as the sample carries
-        their stamps. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
+        Rows that were overwritten since they were drawn are skipped (see `update_priority`), as the sample carries
+        their generations. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
 
         Args:
             data: a sampled TensorDict with the keys `index` and `priority_key`.
@@ -783,12 +876,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
             KeyMissingError: if one of the keys is missing.
             PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
         """
-        if not self.sampler.prioritized:
-            warn_of_sampler(self.sampler)
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
             return
-        reduce = as_sampler(self.sampler).reduce
-        index, priority, stamps = priorities_of_batch(data, self._priority_key, reduce, self.storage.ndim)
-        update_priorities(self._engine, index, priority, stamps)
+        found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
+        engine.update_priorities(parse_update(*found, storage, sampler.reduce))
 
     def _flat_index(self, slots: Tensor) -> Tensor:
         import torch

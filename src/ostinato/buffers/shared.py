@@ -1,8 +1,4 @@
-"""SharedEngine: the engine of a buffer that several processes write and sample at once, without a server.
-
-What lives here: who waits for whom, and what is drawn, copied and looked at again. What does not: slots and stamps
-(`core/shared_ring.py`), rows (`storages/shared.py`), saving (`shared_state.py`).
-"""
+"""The engine of a buffer that several processes write and sample at once, without a server; its checkpoints."""
 
 from __future__ import annotations
 
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.shared_ring import SharedRing
@@ -68,8 +65,8 @@ class SharedEngine:
 
     A writer reserves slots, copies its rows, and commits them; only the first and the last step take the lock between
     processes, for microseconds. A draw takes it only where there are priorities. What was drawn is copied without it;
-    then stamps are compared, and copied again if a row was replaced. So no batch holds a torn or unfinished row, and
-    whoever dies costs the rows that it was writing.
+    then generations are compared, and the batch is copied again if a row was replaced. So no batch holds a torn or
+    unfinished row, and a process that dies loses only the rows that it was writing.
 
     Raises:
         OptionError: for parts that do not go together with sharing.
@@ -94,10 +91,10 @@ class SharedEngine:
         version_key: str | tuple[str, ...] | None = None,
     ) -> None:
         if limiter is not None or version_key is not None:
-            msg = "shared=True keeps no account of reads and versions: leave out rate_limiter and version_key"
+            msg = "shared=True does not count reads and versions: leave out rate_limiter and version_key"
             raise OptionError(msg)
         if unit is not None or episodes is not None:
-            msg = "shared=True keeps no account of episodes: leave out sample_unit and episodes"
+            msg = "shared=True does not track episodes: leave out sample_unit and episodes"
             raise OptionError(msg)
         _check_parts(sampler, writer)
         self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
@@ -213,7 +210,7 @@ class SharedEngine:
                 return Run(0, 0, storage.capacity)
             if fresh:
                 self.begin_sharing()
-        given = priorities_of_rows(self, data, rows) if sampler.prioritized and ranked else None
+        given = self._first_priorities(data, rows) if sampler.prioritized and ranked else None
         ring = self._ring
         serial, run = ring.reserve(rows)
         try:
@@ -221,7 +218,7 @@ class SharedEngine:
             if sampler.prioritized:
                 with ring.lock:
                     if ring.holds(serial):
-                        as_sampler(sampler).receive(run, given, self.view())
+                        as_sampler(sampler).record_rows(run, given, self.view())
                     ring.commit(serial)
             else:
                 ring.commit(serial)
@@ -230,23 +227,22 @@ class SharedEngine:
             raise
         return run
 
-    def learn(self, slots: Tensor, values: Tensor, stamps: Tensor | None) -> None:
-        """Give rows the priorities learned for them, but those replaced or unfinished; see `Engine.learn`."""
-        ring, sampler = self._ring, as_sampler(self.sampler)
+    def _first_priorities(self, data: Any, rows: int) -> Tensor | None:
+        """Return the priorities in rows about to be written, checked; None if the rows have none."""
+        return priorities_of_rows(data, self.priority_path, rows, as_sampler(self.sampler), self._storage.device)
+
+    def update_priorities(self, update: PriorityUpdate) -> None:
+        """Set the priorities of rows, except those replaced or incomplete, which are counted."""
+        ring, sampler, (slots, priorities, generations) = self._ring, as_sampler(self.sampler), update
         with ring.lock:
             view = self.view()
-            if stamps is None:
-                slots, values, stamps = self._present(slots, values, view.rows)
-            stale = int(sampler.learn(slots, values, stamps, view)) if slots.numel() else 0
+            if generations is None:  # those of the rows there are now: a slot without a row gets no priority
+                check_rows(slots, view.rows)
+                kept = slots >= 0
+                slots, priorities = slots[kept], priorities[kept]
+                generations = ring.generations(slots)
+            stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
         ring.note_stale(stale)
-
-    def _present(self, slots: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Bring an update without stamps to those of the rows there are now: a slot without a row takes none."""
-        check_rows(slots, rows)
-        kept = slots >= 0
-        slots, values = slots[kept], values[kept]
-        stamps = self._ring.generations(slots)
-        return slots, values, stamps
 
     def clear(self) -> None:
         """Forget all rows, for all processes, and the draws queued in this one."""
@@ -292,7 +288,7 @@ class SharedEngine:
         return (self._fill(draw, rows) if holes else draw), written
 
     def _fill(self, draw: Draw, rows: int) -> Draw:
-        """Draw anew where there is no whole row, until there is one: each of these keeps the same probability."""
+        """Draw again where there is no whole row, until there is one: each whole row keeps the same probability."""
         ring, slots = self._ring, draw.slots
         for _ in range(_MOST_REDRAWS):
             empty = ring.generations(slots) <= 0
@@ -325,13 +321,13 @@ class SharedEngine:
             if again is None:
                 return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
             ticket = again
-        with self.lock, self._ring.lock:  # now nobody reserves
+        with self.lock, self._ring.lock:  # no process can reserve slots now
             ticket = self._again(ticket) or ticket
             payload = self._storage.get(ticket.draw.slots, pin=self.pin)
         return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
 
     def _again(self, ticket: Ticket) -> Ticket | None:
-        """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn anew."""
+        """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn again."""
         ring, draw = self._ring, ticket.draw
         if ring.untouched(ticket.serial):
             return None
@@ -385,21 +381,21 @@ class SharedEngine:
         raise UsageError(msg)
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Refuse to exchange the sampler."""
+        """Raise: the sampler cannot be exchanged."""
         _refuse_exchange(sampler)
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Refuse to exchange the writer."""
+        """Raise: the writer cannot be exchanged."""
         _refuse_exchange(writer)
 
     def set_source(self, source: Source) -> Storage:
-        """Refuse to exchange the storage."""
+        """Raise: the storage cannot be exchanged."""
         _refuse_exchange(source.storage)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
-        """Return the whole state, copied at one moment, while nobody reserves or commits."""
+        """Return the whole state, copied at one moment, while no process reserves or commits."""
         return shared_state(self, queued, transform, batch_size)
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:  # noqa: ARG002
@@ -424,7 +420,7 @@ def _refuse_exchange(part: Any) -> NoReturn:
 
 
 def _check_parts(sampler: Sampler, writer: Writer) -> None:
-    """Refuse parts that keep in one process what all would have to know.
+    """Check that no part keeps in one process what all processes would need.
 
     Raises:
         OptionError: naming the part.
@@ -460,7 +456,7 @@ def save_shared(path: str | Path, engine: SharedEngine, state: dict[str, Any], *
 def shared_state(
     engine: SharedEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
 ) -> dict[str, Any]:
-    """Return the whole state, copied at one moment, while nobody reserves or commits.
+    """Return the whole state, copied at one moment, while no process reserves or commits.
 
     Rows that are being written are not part of it. Where there are such, or a writer has died, the rows are saved from
     the oldest to the newest; else slot by slot. Queued draws are forgotten: the generator is saved as before them.
@@ -489,8 +485,8 @@ def shared_state(
         return {**state, **_rows(engine, slots, cursor, ring.generations(slots), written)}
 
 
-def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, written: int) -> dict[str, Any]:
-    """Return what a state says of rows, stamps and counts."""
+def _rows(engine: SharedEngine, slots: Tensor, cursor: int, generations: Tensor, written: int) -> dict[str, Any]:
+    """Return rows, generations and counts as a state has them."""
     sampler = engine.sampler.state_dict()
     if engine.sampler.prioritized:
         sampler |= {name: sampler[name][slots] for name in ("priorities", "values")}
@@ -499,7 +495,7 @@ def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, writ
         "storage": {"class": "LazyTensorStorage", "state": storage},
         "sampler": {"class": type(engine.sampler).__name__, "state": sampler},
         "writer": {"class": type(engine.writer).__name__, "state": {}},
-        "stamps": {"written": written, "base": 0, "cursor": cursor, "array": stamps},
+        "stamps": {"written": written, "base": 0, "cursor": cursor, "array": generations},
         "rows_written": engine.rows_written,
         "rows_since_empty": engine.rows_since_empty,
         "rows_drawn": engine.rows_drawn,
@@ -507,7 +503,7 @@ def _rows(engine: SharedEngine, slots: Tensor, cursor: int, stamps: Tensor, writ
 
 
 def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Compose) -> None:
-    """Replace the rows of all processes by those of a state; what does not fit is refused before anything changes.
+    """Replace the rows of all processes by those of a state; if it does not fit, nothing has changed.
 
     Raises:
         CheckpointError: naming what differs.
@@ -545,7 +541,7 @@ def _replace_rows(
         ring = storage.ring
         with ring.lock:
             if ring.writers:
-                msg = f"{ring.writers} writers are at work: load into a shared buffer while nobody writes to it"
+                msg = f"{ring.writers} writers are at work: load into a shared buffer while no process writes to it"
                 raise UsageError(msg)
             saved = state["storage"]["state"]
             full = rows == ring.capacity == saved["capacity"]
@@ -553,7 +549,7 @@ def _replace_rows(
             serial, run = ring.reserve(rows)
             storage.set(run, payload)
             if ranks is not None:
-                as_sampler(engine.sampler).receive(run, ranks, engine.view())
+                as_sampler(engine.sampler).record_rows(run, ranks, engine.view())
                 ring.largest = float(state["sampler"]["state"]["largest"])
             ring.commit(serial)
             ring.set_counts(*counts)

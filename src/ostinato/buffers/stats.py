@@ -1,4 +1,4 @@
-"""What a buffer can say of itself: one schema, to which later counters are added."""
+"""`BufferStats`: counts of a buffer at one moment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BufferStats:
     rows_lost: int
     """Rows never finished, as their process died; counted when another one comes upon them; 0 unless shared."""
     repairs: int
-    """Times a process died holding the lock of all, and the next one brought counts, stamps and tree in order; 0 unless
+    """Times a process died holding the shared lock, and the next one repaired counts, generations and tree; 0 unless
     shared."""
 
 
@@ -73,15 +73,15 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
     """Count, under the engine's lock. Cost: O(rows), for the ages."""
     with engine.lock:
         if engine.sampler.prioritized:
-            as_sampler(engine.sampler).settle()
-        storage, stamps = engine.storage, engine.ring
+            as_sampler(engine.sampler).raise_deferred()
+        storage, ring = engine.storage, engine.ring
         rows = len(storage)
-        known = stamps.generations(torch.arange(engine.view().rows, device=storage.device))
-        ages = stamps.written - known[known > 0] if rows else None
+        known = ring.generations(torch.arange(engine.view().rows, device=storage.device))
+        ages = ring.written - known[known > 0] if rows else None
         return BufferStats(
             rows=rows,
             capacity=storage.capacity,
-            nbytes=storage.nbytes + stamps.nbytes + engine.sampler.nbytes,
+            nbytes=storage.nbytes + ring.nbytes + engine.sampler.nbytes,
             rows_written=engine.rows_written,
             rows_drawn=engine.rows_drawn,
             row_age_mean=float("nan") if ages is None else float(ages.double().mean()),
@@ -92,6 +92,6 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
             redone_gathers=engine.redone,
             prefetch_ready=0 if prefetch is None else prefetch.ready,
             prefetch_waits=0 if prefetch is None else prefetch.waits,
-            rows_lost=stamps.lost,
-            repairs=stamps.repairs,
+            rows_lost=ring.lost,
+            repairs=ring.repairs,
         )

@@ -1,4 +1,4 @@
-"""Buffers that are sent to another process are copied, whoever sends them.
+"""Buffers that are sent to another process are copied.
 
 `multiprocessing` pickles tensors as torch tells it to: their memory would move to where both processes
 write to it, through a descriptor for each tensor. A buffer in use has tensors that share memory, of which starting a

@@ -27,12 +27,14 @@ __all__ = [
     "concatenate",
     "fields_of",
     "find_field",
+    "func_transform",
     "holds_collections",
     "is_mapping",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensordict",
     "is_text",
+    "is_tracing",
     "make",
     "make_objects",
     "open_node",
@@ -352,8 +354,10 @@ def is_mapping(data: object) -> bool:
 
 
 # torch has no public name for the first, and torch.jit.is_tracing takes four times as long as the second
-_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
-_is_tracing: Callable[[], bool] = torch._C._is_tracing  # noqa: SLF001
+func_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
+"""Return the transform of `torch.func` that is active, None if there is none."""
+is_tracing: Callable[[], bool] = torch._C._is_tracing  # noqa: SLF001
+"""Return whether `torch.jit.trace` is active."""
 
 
 def require_eager(what: str) -> None:
@@ -368,8 +372,8 @@ def require_eager(what: str) -> None:
     Raises:
         UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
     """
-    transform = _transform()
-    if transform is None and not _is_tracing():
+    transform = func_transform()
+    if transform is None and not is_tracing():
         return
     name = "torch.jit.trace" if transform is None else f"torch.func ({transform.key().name.lower()})"
     msg = f"{what} inside {name} is not possible: do it outside, and pass the batch or its tensors in or out"

@@ -29,7 +29,7 @@ from ostinato.distributed.routing import Rota, join_index
 from ostinato.distributed.sampling import Counted, Drawer
 from ostinato.distributed.serialization import Parcel
 from ostinato.distributed.shard_client import Fleet
-from ostinato.distributed.writing import About, Change, Sender, one_shard, route, unpack_batch, unpack_shares
+from ostinato.distributed.writing import About, Sender, one_shard, route, unpack_batch, unpack_shares
 from ostinato.errors import LostBufferError, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
 
 __all__ = ["Placed", "ShardedReplayBuffer", "Way", "check_options", "launch", "place"]
@@ -402,10 +403,10 @@ class ShardedReplayBuffer:
         """
         self._write_priorities(unpack_batch(self._way.about, data))
 
-    def _write_priorities(self, change: Change | None) -> None:
-        if change is None:
+    def _write_priorities(self, update: PriorityUpdate | None) -> None:
+        if update is None:
             return
-        parts = route(change, self.num_shards, self._way.about.capacity)
+        parts = route(update, self.num_shards, self._way.about.capacity)
         present = self._fleet.present()
         calls = {i: ("update_priority", *map(Parcel, part)) for i, part in parts.items() if i in present}
         self._fleet.ask("call", calls, "update")

@@ -10,22 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.priority_updates import priorities_of_batch, unpack_update
+from ostinato.buffers.priority_updates import PriorityUpdate, parse_update, priorities_of_batch, read_integers
 from ostinato.buffers.rate_limit import RateLimiter, replayable
 from ostinato.distributed.rate_limit_actor import GRACE_S, count_rows
 from ostinato.distributed.ray_client import AGAIN, ray
 from ostinato.distributed.routing import Rota, split_index
 from ostinato.distributed.serialization import Parcel
-from ostinato.errors import KindError, SchemaError, SlotError, UsageError
-from ostinato.samplers.priority_tree import REDUCTIONS, refuse_bad
+from ostinato.errors import KindError, SlotError
+from ostinato.samplers.priorities import raise_invalid, reduce_items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ostinato.distributed.rate_limit_actor import Turnstile
     from ostinato.distributed.shard_client import Fleet
 
-__all__ = ["About", "Change", "Sender", "one_shard", "route", "unpack_batch", "unpack_shares"]
+__all__ = ["About", "Sender", "one_shard", "route", "unpack_batch", "unpack_shares"]
 
 
 class About(NamedTuple):
@@ -42,25 +40,21 @@ class About(NamedTuple):
     waits: bool
     """Whether shards hold their writers up: a queue does."""
 
-    @property
-    def reduce(self) -> Callable[[Tensor], Tensor]:
-        """Make one priority of those of an item's steps."""
-        return REDUCTIONS[self.reduction]
+    def reduce(self, items: Tensor) -> Tensor:
+        """Reduce several priorities of each item, `[n, *shape]`, to one, float64 `[n]`."""
+        return reduce_items(items, self.reduction)
 
 
-class Change(NamedTuple):
-    """New priorities of the whole, not yet routed."""
+class _Shards(NamedTuple):
+    """How an index names rows of shards: one number for shard and slot."""
 
-    where: Tensor
-    """Indices of the whole, int64 `[n]`."""
-    values: Tensor
-    """`[n, *shape]`, or `[]`: one for all."""
-    stamps: Tensor | None
-    """int64 `[n]`."""
+    ndim: int = 1
+    num_envs: int = 1
+    device: torch.device = torch.device("cpu")
 
 
-def unpack_shares(about: About, index: Any, priority: Any, generation: Any) -> Change | None:
-    """Return what `update_priority` was given; None, and a warning, where shards keep no priorities.
+def unpack_shares(about: About, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
+    """Parse the arguments of `update_priority`; None, with a warning, if the shards keep no priorities.
 
     Raises:
         UsageError: if there are no priorities.
@@ -68,17 +62,15 @@ def unpack_shares(about: About, index: Any, priority: Any, generation: Any) -> C
     """
     if not _keeps(about):
         return None
-    if priority is None:
-        msg = "update_priority() needs the new priorities: update_priority(index, priority)"
-        raise UsageError(msg)
-    return _change(*unpack_update(index, priority, generation))
+    return _checked(parse_update(index, priority, generation, _Shards(), about.reduce))
 
 
-def unpack_batch(about: About, data: Any) -> Change | None:
-    """Return what `update_tensordict_priority` was given; see `unpack`."""
+def unpack_batch(about: About, data: Any) -> PriorityUpdate | None:
+    """Parse the argument of `update_tensordict_priority`; see `unpack_shares`."""
     if not _keeps(about):
         return None
-    return _change(*priorities_of_batch(data, about.priority_key, about.reduce, 1))
+    found = priorities_of_batch(data, about.priority_key, about.reduce, 1)
+    return _checked(parse_update(*found, _Shards(), about.reduce))
 
 
 def _keeps(about: About) -> bool:
@@ -88,72 +80,33 @@ def _keeps(about: About) -> bool:
     return about.prioritized
 
 
-def _change(index: Any, priority: Any, stamps: Any) -> Change:
-    where = _integers("index", index)
-    lead = where.shape
-    try:
-        values = (
-            priority
-            if isinstance(priority, Tensor)
-            else torch.as_tensor(np.asarray(priority, dtype=np.float64), device="cpu")
-        )
-    except (TypeError, ValueError) as error:
-        msg = f"priorities are numbers, got {type(priority).__name__} ({error})"
-        raise KindError(msg) from None
-    values = values.detach().cpu()
-    if values.is_complex() or values.dtype is torch.bool:
-        msg = f"priorities must be real numbers, got {values.dtype}"
-        raise KindError(msg)
-    if values.shape[: len(lead)] == lead and lead:
-        values = values.reshape(-1, *values.shape[len(lead) :])
-    elif values.numel() == where.numel():
-        values = values.reshape(-1)
-    elif values.numel() == 1:
-        values = values.reshape(())
-    else:
-        msg = (
-            f"priorities must be one number, or have the shape {list(lead)} of the index (further dimensions are "
-            f"reduced per row), got shape {list(values.shape)}"
-        )
-        raise SchemaError(msg)
-    plain = values.reshape(-1).to(torch.float64)
-    if not bool(((plain >= 0) & (plain < torch.inf)).all()):
-        refuse_bad(plain)
-    if stamps is not None:
-        stamps = _integers("generation", stamps).reshape(-1)
-        if stamps.shape[0] != where.numel():
-            msg = f"generation must hold one integer for each of the {where.numel()} rows, got {stamps.shape[0]}"
-            raise SchemaError(msg)
-    return Change(where.reshape(-1), values, stamps)
+def _checked(update: PriorityUpdate) -> PriorityUpdate:
+    """Check priorities before they are divided among shards, so that an error names the positions given."""
+    priorities = update.priorities
+    if not bool(((priorities >= 0) & (priorities < torch.inf)).all()):
+        raise_invalid(priorities)
+    return update
 
 
-def _integers(name: str, value: Any) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
-    if found.numel() and (found.dtype is torch.bool or found.is_floating_point() or found.is_complex()):
-        msg = f"{name} must hold integers, got {found.dtype}: pass what extend() or sample() gave"
-        raise KindError(msg)
-    return found.detach().to("cpu", torch.int64)
-
-
-def route(change: Change, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
-    """Return slots, priorities and stamps for each shard; rows that were not kept (-1) are left out.
+def route(update: PriorityUpdate, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+    """Return slots, priorities and generations for each shard; rows that were not kept (-1) are left out.
 
     Raises:
         SlotError: if an index names no shard, or no slot of one.
     """
-    owners, slots = split_index(change.where)
-    _check_owners(owners, change.where, shards)
+    index, priorities, generations = update
+    owners, slots = split_index(index)
+    _check_owners(owners, index, shards)
     bad = slots >= capacity
     if bool(bad.any()):
-        first = int(change.where[bad][0])
+        first = int(index[bad][0])
         msg = f"index {first} is of no row: it names slot {int(slots[bad][0])} of a shard that holds {capacity}"
         raise SlotError(msg)
     parts = {}
     for shard in sorted(set(owners.tolist())):
         at = (owners == shard).nonzero().flatten()
         if shard >= 0:
-            values = change.values if change.values.ndim == 0 else change.values[at]
-            parts[shard] = slots[at], values, None if change.stamps is None else change.stamps[at]
+            parts[shard] = slots[at], priorities[at], None if generations is None else generations[at]
     return parts
 
 
@@ -166,7 +119,7 @@ def one_shard(index: Any, shards: int) -> tuple[int, Any]:
     if not isinstance(index, (int, Tensor, np.ndarray, np.integer, list)):
         msg = f"rows of shards are read by what extend() or sample() gave, got {type(index).__name__}: {index!r}"
         raise KindError(msg)
-    where = _integers("index", index)
+    where = read_integers("index", index).to("cpu", torch.int64)
     owners, slots = split_index(where)
     _check_owners(owners, where, shards)
     found = sorted(set(owners.reshape(-1).tolist()))

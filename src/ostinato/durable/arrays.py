@@ -142,7 +142,7 @@ class ArrayRecord:
     @property
     def files(self) -> tuple[FileRecord, ...]:
         """The base and its patches."""
-        return (self.base, *self.patches)
+        return (FileRecord(self.file, self.nbytes, self.block_bytes, self.checksums), *self.patches)
 
     @property
     def row_bytes(self) -> int:

@@ -19,18 +19,19 @@ from ostinato.durable.arrays import (
     read_stream,
     verify_array,
 )
+from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.files import open_inside
 from ostinato.durable.json_codec import decode
 from ostinato.durable.manifest import FORMAT_VERSION, MANIFEST_NAME, parse_json, read_manifest
 from ostinato.durable.patched_arrays import Columns, column_of, map_rows, read_rows
-from ostinato.errors import CheckpointError, DamagedFileError
+from ostinato.errors import CheckpointError, DamagedFileError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-__all__ = ["MAX_LINE_BYTES", "CheckpointReader", "check_sizes", "read_records"]
+__all__ = ["MAX_LINE_BYTES", "CheckpointReader", "SavedColumn", "check_sizes", "read_records"]
 
 MAX_LINE_BYTES = 64 * 2**20
 _SAVE = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -196,6 +197,29 @@ class CheckpointReader:
         with self._saved_over():
             return map_rows(self._root, self.whole(name), capacity)
 
+    def columns(self, names: Sequence[str], *, verify: bool = True, opened: bool = False) -> list[SavedColumn]:
+        """Return arrays `[rows, ...]` that are read later.
+
+        Args:
+            names: of the arrays.
+            verify: compare checksums when they are read.
+            opened: open all files now, so that they can be read even if another checkpoint is saved to the directory;
+                checksums are then not compared.
+        """
+        mapped: dict[str, Tensor] = {}
+        found = []
+        for name in names:
+            record = self.record(name)
+            column = isinstance(record, ColumnRecord)
+            rows = record.of if column else name  # type: ignore[union-attr]
+            if opened and rows not in mapped:
+                try:
+                    mapped[rows] = self.open_mapped(rows)
+                except OptionError:  # this system cannot map the files
+                    mapped[rows] = self.read(rows)
+            found.append(SavedColumn(self, name, record, self.whole(rows), mapped.get(rows), verify=verify))
+        return found
+
     def values(self, name: str) -> Iterator[Any]:
         """Yield the Python values that `CheckpointWriter.add_values` wrote."""
         record = self.whole(name)
@@ -259,6 +283,91 @@ class CheckpointReader:
             return read_manifest(self._root, format_name=self.format_name).body == self._body
         except CheckpointError:
             return True  # the manifest is damaged, too: the first error is more precise
+
+
+@final
+class SavedColumn:
+    """An array of a checkpoint that is read, or mapped, when it is needed.
+
+    Args:
+        reader: of the checkpoint.
+        name: of the array.
+        record: of the array.
+        whole: record of the packed rows that contain it, or of the array itself.
+        mapped: the array of `whole` if its files are open.
+        verify: compare checksums.
+    """
+
+    __slots__ = (
+        "_mapped",
+        "_name",
+        "_reader",
+        "_verify",
+        "dtype",
+        "offset",
+        "packed",
+        "row_bytes",
+        "rows",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        reader: CheckpointReader,
+        name: str,
+        record: ArrayRecord | ColumnRecord,
+        whole: ArrayRecord,
+        mapped: Tensor | None,
+        *,
+        verify: bool,
+    ) -> None:
+        self._reader = reader
+        self._name = name
+        self._mapped = mapped
+        self._verify = verify
+        self.dtype, self.shape = DTYPES[record.dtype], record.shape
+        self.packed = isinstance(record, ColumnRecord)
+        """Whether it lies in packed rows."""
+        self.rows = record.of if isinstance(record, ColumnRecord) else name
+        """Name of the packed rows, or of the array itself."""
+        self.offset = record.offset if isinstance(record, ColumnRecord) else 0
+        """Position in each of these rows, in bytes."""
+        self.row_bytes = whole.row_bytes
+        """Bytes of each of these rows."""
+
+    def read_into(self, dest: Tensor) -> None:
+        """Read the array into a tensor of its dtype and shape."""
+        if self._mapped is None:
+            self._reader.read_into(self._name, dest, verify=self._verify)
+        elif dest.numel():
+            dest.copy_(self._view(self._mapped))
+
+    def read_rows_into(self, dest: Tensor) -> None:
+        """Read the packed rows that contain the array, uint8 `[rows, row_bytes]`."""
+        if self._mapped is None:
+            self._reader.read_into(self.rows, dest, verify=self._verify)
+        else:
+            dest.copy_(self._mapped)
+
+    def read_with(self, others: Sequence[tuple[SavedColumn, Tensor]]) -> None:
+        """Read arrays in the same packed rows, each into its tensor, in one pass."""
+        if self._mapped is None:
+            columns = [(other._name, dest) for other, dest in others]  # noqa: SLF001 (its own kind)
+            self._reader.read_columns(self.rows, columns, verify=self._verify)
+            return
+        for other, dest in others:
+            other.read_into(dest)
+
+    def read(self) -> Tensor:
+        """Read the array into a new tensor."""
+        return self._reader.read(self._name) if self._mapped is None else self._view(self._mapped).clone()
+
+    def map_rows(self, capacity: int) -> Tensor:
+        """Map the packed rows, or the array, copy-on-write, for `capacity` rows: uint8 `[capacity * row_bytes]`."""
+        return self._reader.map_rows(self.rows, capacity)
+
+    def _view(self, mapped: Tensor) -> Tensor:
+        return column_of(mapped, self.offset, self.dtype, self.shape[1:]) if self.packed else mapped
 
 
 class _SavedOverError(CheckpointError):

@@ -28,7 +28,7 @@ from ostinato.durable.files import check_free, create_file, disk_errors, fsync_d
 from ostinato.durable.json_codec import encode
 from ostinato.durable.locks import LOCK_NAME, DirectoryLock
 from ostinato.durable.manifest import MANIFEST_NAME, canonical, read_manifest, write_manifest
-from ostinato.durable.patched_arrays import Plan, changed_rows, mapped_pieces, plan, print_of
+from ostinato.durable.patched_arrays import EVERYTHING, changed_rows, mapped_pieces, plan, print_of
 from ostinato.durable.positioned_reads import read_into
 from ostinato.durable.row_ranges import contains, one_run, place, rows_of
 from ostinato.errors import CheckpointError, UsageError
@@ -179,10 +179,16 @@ class CheckpointWriter:
         self._new_name(name)
         return self._write_changed(name, tensor)
 
-    def add_column(self, name: str, column: ColumnRecord) -> None:
-        """Name an array that lies in the packed rows of another one."""
-        self._new_name(name)
-        self._records[name] = column
+    def add_columns(self, rows: str, columns: Iterable[tuple[str, int, torch.dtype, tuple[int, ...]]]) -> None:
+        """Name the arrays that lie in the packed rows `rows`.
+
+        Args:
+            rows: name of an array that was added.
+            columns: name, offset in a row in bytes, dtype, and shape of each.
+        """
+        for name, offset, dtype, shape in columns:
+            self._check_name(name)
+            self._records[name] = ColumnRecord(rows, offset, dtype_name(dtype), shape)
 
     def add_values(self, name: str, values: Iterable[object]) -> ArrayRecord:
         """Write Python values, one line of JSON each; only a few of them are in memory at a time.
@@ -214,7 +220,7 @@ class CheckpointWriter:
             StorageMemoryError: The disk is too small.
         """
         file = self._new_name(name)
-        todo = Plan(None, one_run(0, 0))
+        todo = EVERYTHING
         if changed is not None:
             todo = plan(self._root, self.older.get(name), dtype, shape, changed)
         if todo.kept is not None and not len(todo.runs):
@@ -410,14 +416,18 @@ class CheckpointWriter:
 
     def _new_name(self, name: str) -> str:
         """Check the name of a new array and return the name of its file."""
-        self._check_open()
+        self._check_name(name)
+        return f"{_slug(name)}.{new_token()}.bin"
+
+    def _check_name(self, name: str) -> None:
+        if not self._open:
+            self._check_open()
         if not 0 < len(name) <= _MAX_NAME or name.startswith(_STATE_PREFIX):
             msg = f"an array name has 1 to {_MAX_NAME} characters and does not begin with 'state:', got {name[:80]!r}"
             raise CheckpointError(msg)
         if name in self._records:
             msg = f"array {name!r} was already added to {self._root}"
             raise CheckpointError(msg)
-        return f"{_slug(name)}.{new_token()}.bin"
 
     def _check_open(self) -> None:
         if not self._open:

@@ -166,7 +166,7 @@ def safe_join(root: Path, name: str) -> Path:
             link.
     """
     parts = name.split("/")
-    if not all(_COMPONENT.fullmatch(part) for part in parts):
+    if not all(map(_COMPONENT.fullmatch, parts)):
         msg = f"{root}: the file name {name[:200]!r} is not allowed: names may not leave the directory"
         raise DamagedFileError(msg)
     path = root

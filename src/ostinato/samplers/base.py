@@ -1,4 +1,4 @@
-"""What every sampler can do: draw slots from a view, hear of writes, give and take its state."""
+"""Base classes of samplers: what a buffer calls to draw slots, and to keep a sampler's state up to date."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Sampler(ABC):
     """
 
     prioritized: bool = False
-    """Whether it keeps priorities; only a `PrioritySampler` does, which the buffer tells more."""
+    """Whether the sampler keeps priorities, and so is a `PrioritySampler`."""
     counting: bool = False
-    """Whether rows are used up by draws; only a `CountingSampler` counts, which the buffer tells more."""
+    """Whether draws use rows up, so that the sampler is a `CountingSampler`."""
     episodes: Episodes | None = None
-    """Where episodes begin and end, for a sampler that wants to know them; its view then has `episodes`."""
+    """Where episodes begin and end, for a sampler that needs them; its view then has `episodes`."""
     slices: bool = False
     """Whether it draws slices (`Draw.length`, `Draw.lengths`), not single rows."""
     span: int = 1
-    """Rows of one lane that one of its slices takes."""
+    """Rows of one environment that a slice covers."""
     drop_last: bool = False
-    """Whether an epoch leaves out its last, smaller batch; the buffer then needs its batch size early."""
+    """Whether an epoch leaves out its last, smaller batch; the buffer then needs a batch size from the start."""
 
     @abstractmethod
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw up to `batch_size` slots.
 
         Args:
-            view: the buffer now; `view.rows` is at least 1. Where it has `starts`, all slots must be among those.
+            view: the buffer now; `view.rows` is at least 1. If it has `starts`, all slots must be among those.
             batch_size: at least 1.
-            generator: the only source of chance; None stands for torch's global one.
+            generator: the only source of random numbers; None stands for torch's global one.
 
         Returns:
-            Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, fewer where an epoch ends.
+            Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, or less where an epoch ends.
         """
 
     def check_draw(self, view: View, batch_size: int) -> None:  # noqa: B027
-        """Raise what `draw` would raise, without any change: for several samplers that draw one batch together.
+        """Raise what `draw` would raise, and change nothing: for several samplers that draw one batch together.
 
         Args:
             view: as of `draw`.
@@ -71,7 +71,7 @@ class Sampler(ABC):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last draw ended an epoch; always False for endless samplers."""
+        """Whether the last draw ended an epoch; always False for samplers without epochs."""
         return False
 
     def spent(self, view: View) -> bool:  # noqa: ARG002
@@ -80,25 +80,25 @@ class Sampler(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for the rows of the buffer; 0 where nothing is kept for each."""
+        """Bytes used for each row of the buffer; 0 for samplers without such state."""
         return 0
 
     def mass(self, view: View) -> tuple[float, float, float] | None:  # noqa: ARG002
-        """Return what the rows weigh together, where each draw takes row `i` with probability `v_i / sum v`.
+        """Return the sum of the values of rows, where each draw takes row `i` with probability `v_i / sum v`.
 
-        Buffers of such samplers can be drawn from as one, whatever machine each is on.
+        Several buffers with such samplers can be drawn from as one buffer, whatever machine each is on.
 
         Args:
             view: the buffer.
 
         Returns:
             The sum of the values of all rows that can be drawn, the smallest above zero, and the exponent of weights;
-            None where draws depend on each other, or are not of single rows.
+            None if draws depend on each other, or are not of single rows.
         """
         return None
 
     def marks(self, plan: Plan, data: Any) -> dict[Path, Tensor]:  # noqa: ARG002
-        """Return fields that the slices drawn add to their batch, `[R]` by path; may run in another thread.
+        """Return the fields that slices add to their batch, `[R]` by path; may run in another thread.
 
         Args:
             plan: the slices.
@@ -110,20 +110,20 @@ class Sampler(ABC):
         """Begin a new epoch with the next draw."""
 
     def recheck(self) -> None:  # noqa: B027
-        """Take note that an edit has changed which rows may be drawn."""
+        """Update the state after an edit that has changed which rows may be drawn."""
 
-    def hear(self, placement: Placement) -> None:  # noqa: B027
-        """Take note of rows just written."""
+    def record(self, placement: Placement) -> None:  # noqa: B027
+        """Record rows just written."""
 
     def clear(self) -> None:  # noqa: B027
-        """Take note that the buffer was emptied."""
+        """Forget all rows: the buffer was emptied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; tensors are not copied."""
         return {}
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: B027
-        """Raise if `load_state_dict` would: buffers ask before they load, and before they save.
+        """Raise what `load_state_dict` would raise: buffers call this before they load, and before they save.
 
         Args:
             state: what `state_dict` returned.
@@ -134,13 +134,13 @@ class Sampler(ABC):
         """
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return a state for rows that have moved: what was in slot `i` of `rows` is in slot `(i - seam) % rows` now.
+        """Return the state after rows were moved: the row of slot `i` of `rows` is in slot `(i - seam) % rows` now.
 
-        A full ring is turned so when it is loaded into a buffer of another capacity. A sampler of your own whose state
-        names slots, or has a number for each, overrides this.
+        A full ring is moved so when it is loaded into a buffer of another capacity. A sampler of your own whose state
+        contains slots, or a number for each slot, overrides this.
 
         Raises:
-            CheckpointError: if the sampler has a state and does not say how it follows.
+            CheckpointError: if the sampler has a state and does not override this method.
         """
         if state:
             msg = (
@@ -155,9 +155,9 @@ class Sampler(ABC):
 
 
 class PrioritySampler(Sampler):
-    """Base of samplers that keep a priority for each row; the buffer hands priorities over as it writes and learns.
+    """Base of samplers that keep a priority for each row; the buffer passes priorities on as rows are written.
 
-    Rows that the sampler was told nothing of have the default priority.
+    Rows without a priority have the default priority.
     """
 
     prioritized = True
@@ -166,7 +166,7 @@ class PrioritySampler(Sampler):
 
     @abstractmethod
     def reduce(self, items: Tensor) -> Tensor:
-        """Make one priority of the several values of each item.
+        """Reduce the values of each item to one priority.
 
         Args:
             items: `[n, *shape]`, any real dtype.
@@ -177,19 +177,19 @@ class PrioritySampler(Sampler):
 
     @abstractmethod
     def check(self, priorities: Tensor) -> None:
-        """Refuse priorities that cannot be kept, before anything changes.
+        """Check priorities before anything changes.
 
         Raises:
-            PriorityError: naming the positions in `priorities`, float64 `[n]`.
+            PriorityError: for invalid priorities; names their positions in `priorities`, float64 `[n]`.
         """
 
     @abstractmethod
     def begin(self, view: View) -> None:
-        """Take note of the rows of a buffer that it now belongs to."""
+        """Initialize the state from the rows of the buffer that the sampler now belongs to."""
 
     @abstractmethod
-    def receive(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
-        """Take note of rows just written.
+    def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
+        """Record rows just written, with their first priorities.
 
         Args:
             placement: their slots.
@@ -198,72 +198,73 @@ class PrioritySampler(Sampler):
         """
 
     @abstractmethod
-    def assign(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
-        """Give rows new priorities; of equal slots the last one wins.
+    def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
+        """Set the priorities of rows; of equal slots the last one wins.
 
         Args:
             slots: int64 `[n]` on the view's device, in `[0, view.rows)`.
             priorities: float64 `[n]` on the view's device; None gives the rows the default priority.
             view: the buffer.
-            keep: bool `[n]`, False where nothing is to change; on devices where filtering would wait for the host.
+            keep: bool `[n]`, False where nothing is to change; on devices where filtering would be a host sync.
         """
 
-    def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | Tensor:
-        """Give rows the priorities that a learner has for them, but not those replaced since it drew them.
+    def update(self, slots: Tensor, priorities: Tensor, generations: Tensor | None, view: View) -> int | Tensor:
+        """Set the priorities that a learner computed, except those of rows replaced since they were drawn.
 
         Args:
-            slots: int64 `[n]` on the view's device, contiguous; without stamps -1 stands for a row that was not kept.
-            priorities: float32 or float64 `[n]` beside them, contiguous.
-            stamps: the stamps of the rows when they were drawn, int64 `[n]`; None lets priorities fall on any row.
+            slots: int64 `[n]` on the view's device, contiguous; without generations, -1 marks a row that was not kept.
+            priorities: float32 or float64 `[n]` on the view's device, contiguous.
+            generations: generations of the rows when they were drawn, int64 `[n]`; None sets the priority of whatever
+                row is in the slot.
             view: the buffer.
 
         Returns:
-            How many rows were left alone because they had been replaced; 0-dim on devices other than the CPU.
+            Number of rows that had been replaced; 0-dim on devices other than the CPU.
 
         Raises:
-            PriorityError: for priorities that cannot be kept; nothing is changed.
-            SlotError: without stamps, on the CPU: if a slot is beyond the rows; nothing is changed.
+            PriorityError: for invalid priorities; nothing is changed.
+            SlotError: without generations, on the CPU: if a slot is beyond the rows; nothing is changed.
         """
-        if stamps is None:
+        if generations is None:
             keep = slots >= 0 if slots.is_cpu else slots != -1
             check_rows(slots, view.rows)
         else:
-            keep = view.ring.matches(slots, stamps)
+            keep = view.ring.matches(slots, generations)
         priorities = priorities.to(torch.float64)
         if not slots.is_cpu:
-            self.assign(slots, priorities, view, keep)
-            return (~keep).sum() if stamps is not None else 0
+            self.set_priorities(slots, priorities, view, keep)
+            return (~keep).sum() if generations is not None else 0
         if bool(keep.all()):
-            self.assign(slots, priorities, view)
+            self.set_priorities(slots, priorities, view)
             return 0
-        self.check(torch.where(keep, priorities, 0.0))  # all of them, so that positions are those given
-        self.assign(slots[keep], priorities[keep], view)
-        return int((~keep).sum()) if stamps is not None else 0
+        self.check(torch.where(keep, priorities, 0.0))  # all of them, so that positions are those in `priorities`
+        self.set_priorities(slots[keep], priorities[keep], view)
+        return int((~keep).sum()) if generations is not None else 0
 
     @abstractmethod
     def check_state(self, state: dict[str, Any], rows: int) -> None:
-        """Refuse a state that is damaged, of other options, or of another number of rows.
+        """Check that a state is complete, of the same options, and of `rows` rows.
 
         Raises:
             CheckpointError: naming what differs.
         """
 
-    def settle(self) -> None:
-        """Raise what a device has found wrong since the last call, where asking it earlier would have meant to wait."""
+    def raise_deferred(self) -> None:
+        """Raise errors found on a device since the last call: to raise them at once would have been a host sync."""
 
 
 class CountingSampler(Sampler):
-    """Base of samplers that use rows up: a row is good for so many draws; the buffer says which draws reached a reader.
+    """Base of samplers whose draws use rows up: each row can be drawn a limited number of times.
 
-    Draws carry the `stamps` of their rows. A row that was replaced before it was read makes the draw void: it is undone
-    and made again, since what replaced it was not counted.
+    The buffer reports which draws reached a reader. Draws carry the generations of their rows. A draw with a row that
+    was replaced before it was read is undone and made again, since the row that replaced it was not counted.
     """
 
     counting = True
     in_order: bool = False
-    """Whether it needs rows in the order of writing."""
+    """Whether rows must be in the order of writing."""
     bounded: bool = False
-    """Whether writers wait for it (`room`)."""
+    """Whether writers wait for room (`room`)."""
 
     @property
     @abstractmethod
@@ -273,33 +274,33 @@ class CountingSampler(Sampler):
     @property
     @abstractmethod
     def draws_left(self) -> int:
-        """Draws that these are good for."""
+        """Draws that these rows allow."""
 
     @abstractmethod
     def draws_of(self, capacity: int) -> int:
-        """Return the draws that a full buffer is good for."""
+        """Return the draws that a full buffer allows."""
 
     @abstractmethod
     def begin(self, view: View) -> None:
-        """Take note of rows that a storage brought along."""
+        """Initialize the state from rows that a storage held before."""
 
     def room(self, view: View) -> int | None:  # noqa: ARG002
         """Return how many rows may be written now; None for any number."""
         return None
 
     def deliver(self, draw: Draw) -> None:
-        """Take note that the batch of a draw has reached its reader."""
+        """Record that the batch of a draw has reached its reader."""
 
     @abstractmethod
     def undo(self, draw: Draw, view: View) -> None:
-        """Take a draw back whose batch reached nobody."""
+        """Undo a draw whose batch reached no reader."""
 
     def resume(self, draws: Sequence[Draw], view: View) -> None:
-        """After a load: take all draws back that were under way, but those given, which are still to be delivered."""
+        """Undo, after a load, all draws under way except those given, which are still to be delivered."""
 
     @abstractmethod
     def check_state(self, state: dict[str, Any], rows: int) -> None:
-        """Refuse a state that is damaged, of other options, or of another number of rows.
+        """Check that a state is complete, of the same options, and of `rows` rows.
 
         Raises:
             CheckpointError: naming what differs.
@@ -307,10 +308,10 @@ class CountingSampler(Sampler):
 
 
 def check_rows(slots: Tensor, rows: int) -> None:
-    """Refuse slots on the CPU beyond the rows; -1 stands for a row that was not kept.
+    """Check that slots on the CPU are below `rows`; -1 marks a row that was not kept.
 
     Raises:
-        SlotError: naming one.
+        SlotError: naming a slot out of range.
     """
     if not (slots.is_cpu and slots.numel()):
         return

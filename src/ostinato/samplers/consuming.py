@@ -77,7 +77,7 @@ class QueueSampler(CountingSampler):
         if not self._known:
             self._waiting, self._known = view.rows, True
 
-    def hear(self, placement: Placement) -> None:
+    def record(self, placement: Placement) -> None:
         """Let rows just written wait."""
         self._known = True
         self._waiting += placement.total
@@ -239,7 +239,7 @@ class LimitedSampler(CountingSampler):
         if view.rows > self._rows:
             self._renew(np.arange(self._rows, view.rows))
 
-    def hear(self, placement: Placement) -> None:
+    def record(self, placement: Placement) -> None:
         """Let rows just written be drawn, each as often as any."""
         slots = placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
         self._renew(slots)

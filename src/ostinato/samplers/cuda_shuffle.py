@@ -68,7 +68,7 @@ class DevicePasses:
         self._place = place
         self._shuffled = False
 
-    def hear(self, rows: int) -> None:
+    def record(self, rows: int) -> None:
         """Take note that there are `rows` rows now; those that are new join the pass."""
         if rows < self.rows:
             self.clear()  # moved here from a fuller buffer

@@ -1,396 +1,667 @@
-"""The ledger of a prioritized sampler: the priority of each row, its value in the tree, the largest one given.
-
-What lives here: storing, the default priority, state. What does not: draws and weights, and which updates are stale.
-"""
+"""Priorities of rows: the state of prioritized samplers, with the sum tree of their values and the hidden rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+import operator
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ostinato._backend import backend
 from ostinato.core.records import Run
-from ostinato.errors import PriorityError, UsageError
-from ostinato.samplers.priority_tree import (
-    MOST_VALUE,
-    CompiledTree,
-    PriorityTree,
-    Ranks,
-    check_size,
-    last_of_equal,
-    on_device,
-    raise_to,
-    top_priority,
-)
+from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError, UsageError
+from ostinato.samplers.base import PrioritySampler
+from ostinato.samplers.priority_tree import MAX_VALUE, NativeTree, PriorityTree, make_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from ostinato.core.records import View
+    from ostinato.core.episodes.table import EpisodeTable, Starts
+    from ostinato.core.records import Placement, View
     from ostinato.core.shared_ring import SharedRing
 
-__all__ = ["Ledger"]
+__all__ = ["RowPriorities", "check_number", "raise_invalid", "reduce_items"]
+
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: x.amax(-1),
+    "min": lambda x: x.amin(-1),
+    "mean": lambda x: x.mean(-1),
+    "median": lambda x: x.median(-1).values,
+}
+
+_MAX_CAPACITY = 2**36
+_SHOWN = 8
+_NO_GENERATIONS = (0, 0, 0, 0, 0, 0)
+"""What the native update gets as the state of the ring where no generations are compared."""
 
 
-@final
-class Ledger:
-    """Priorities `p` of the rows `[0, rows)` and their values `(p + eps) ** alpha` in a tree.
+class RowPriorities(PrioritySampler):
+    """Base of prioritized samplers: priorities `p` of the rows `[0, rows)`, and values `(p + eps) ** alpha` in a tree.
 
-    Priorities are kept as they were given, so that `alpha` may change without loss. Rows that nothing was said of get
-    the default priority when the ledger next sees the buffer.
+    Priorities are stored as they were given, so that `alpha` may change without loss. Rows without a priority get the
+    default priority before the next draw or update. A hidden row keeps its priority, and has the value 0.
+
+    Args:
+        max_capacity: most rows that the storage may have room for.
+        alpha: exponent of priorities, at least 0.
+        eps: added to every priority, at least 0.
+        reduction: how several priorities of an item become one: "max", "min", "mean" or "median".
+        within: take the default priority from the rows present, not from all priorities ever given.
+
+    Raises:
+        CapacityError: if `max_capacity` is not a positive integer.
+        OptionError: for another option out of its range.
     """
 
-    def __init__(self, alpha: float, eps: float, *, within: bool) -> None:
-        self.alpha = alpha
-        self.eps = eps
-        self.within = within
-        self.ring: SharedRing | None = None  # where it is shared with other processes
-        self.rows = 0
-        self._tree: PriorityTree | None = None
+    def __init__(self, max_capacity: int, alpha: float, eps: float, reduction: str, *, within: bool) -> None:
+        self.max_capacity = _capacity(max_capacity)
+        self._alpha = check_number("alpha", alpha)
+        self._eps = check_number("eps", eps)
+        if reduction not in _REDUCTIONS:
+            msg = f"reduction must be one of {sorted(_REDUCTIONS)}, got {reduction!r}"
+            raise OptionError(msg)
+        self.reduction = reduction
+        self.max_priority_within_buffer = within
+        self._reset()
+
+    def _reset(self) -> None:
+        """Initialize the state: no rows, no priorities, no tree, nothing shared."""
+        self._ring: SharedRing | None = None
+        self._rows = 0
         self._raw = torch.empty(0, dtype=torch.float64, device="cpu")
-        self._loaded: tuple[Tensor, Tensor] | None = None  # priorities and values that wait for a buffer
-        self._hidden: Tensor | None = None  # bool for each slot, from the first one hidden on
-        self._tree_alpha = alpha
+        self._tree: PriorityTree | None = None
+        self._tree_alpha = self._alpha
+        # priorities and values of a loaded state, until a buffer says how many slots there are
+        self._loaded: tuple[Tensor, Tensor] | None = None
+        self._mask: Tensor | None = None  # bool for each slot, True where hidden; None until a row is hidden
+        self._hidden: Tensor | None = None  # slots given to `hide`
         self._largest: float | Tensor = 0.0
-        self._dirty = False  # whether the largest one within the buffer has to be looked up again
-        self._bad: Tensor | None = None
+        self._largest_outdated = False
+        self._invalid: Tensor | None = None  # bool on a device: whether an update there was invalid
 
     def share(self, ring: SharedRing) -> None:
-        """Keep priorities, values and counts where other processes see them, from now on, under the ring's lock."""
-        self.ring, self._raw = ring, ring.priorities
-        self._tree = PriorityTree(ring.capacity, ring.device, CompiledTree(ring.tree))
+        """Store priorities, values and counts in memory shared with other processes, under the lock of the ring."""
+        self._ring, self._raw = ring, ring.priorities
+        self._tree = NativeTree(ring.tree)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is shared: a buffer that arrives in another process shares it again."""
+        if self._ring is None:
+            return self.__dict__
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._reset()
+        return other.__dict__
+
+    # -- options and counts -------------------------------------------------------------------------------------------
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of priorities; a change recomputes all values before the next draw or update."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        if self._ring is not None:
+            msg = (
+                f"alpha of a shared buffer is that of all its processes, and stays {self._alpha:g}, got {value!r}: "
+                "make the buffer with the alpha that it is to have"
+            )
+            raise OptionError(msg)
+        self._alpha = check_number("alpha", value)
+
+    @property
+    def eps(self) -> float:
+        """Number added to every priority."""
+        return self._eps
 
     @property
     def rows(self) -> int:
-        """Rows known; slots from here on hold nothing."""
-        return self._rows if self.ring is None else self.ring.rows
-
-    @rows.setter
-    def rows(self, rows: int) -> None:
-        self._rows = rows
+        """Rows with a priority: the slots `[0, rows)`."""
+        return self._rows if self._ring is None else self._ring.rows
 
     @property
-    def _largest(self) -> float | Tensor:
-        return self._own_largest if self.ring is None else self.ring.largest
+    def priorities(self) -> Tensor:
+        """Priorities of the rows present, as they were given: float64 `[rows]`, a copy."""
+        return self._contents()[0].clone()
 
-    @_largest.setter
-    def _largest(self, value: float | Tensor) -> None:
-        if self.ring is None:
-            self._own_largest = value
-        else:
-            self.ring.largest = float(value)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of priorities, masks and tree."""
+        parts = [self._raw, *(self._loaded or ()), *(() if self._mask is None else (self._mask,))]
+        return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What is shared stays where it is: a buffer that arrives in another process shares it again."""
-        if self.ring is None:
-            return self.__dict__
-        return Ledger(self.alpha, self.eps, within=self.within).__dict__
+    # -- the default priority: the largest one ever given, or of the rows present -------------------------------------
+
+    @property
+    def default_priority(self) -> float:
+        """Priority of the next new row: the largest one, or 1 if there is none above 0."""
+        largest = float(self._find_largest())
+        return largest if largest > 0 else 1.0
+
+    def _default(self, view: View) -> float | Tensor:
+        """Return the default priority, without a host sync: a 0-dim tensor on devices other than the CPU."""
+        if view.device.type == "cpu":
+            return self.default_priority
+        value = _on_device(self._find_largest(), view.device)
+        return torch.where(value > 0, value, 1.0)
+
+    def _find_largest(self) -> float | Tensor:
+        if self._ring is not None:
+            return self._ring.largest
+        if self.max_priority_within_buffer and (self._largest_outdated or not self._raw.is_cpu):
+            present = self._contents()[0]
+            largest = present.amax() if present.numel() else 0.0
+            self._largest = float(largest) if present.is_cpu else largest
+            self._largest_outdated = False
+        return self._largest
+
+    def _largest_of(self, priorities: Tensor) -> float:
+        """Return the largest of some priorities where the default priority depends on the rows present; else 0."""
+        if not (self.max_priority_within_buffer and priorities.numel() and priorities.is_cpu):
+            return 0.0
+        return float(priorities.max())
+
+    def _track_largest(self, given: float, before: float, after: float | Tensor) -> None:
+        """Track the largest priority.
+
+        Args:
+            given: largest priority given, 0 for none.
+            before: largest priority that the rows changed had before; only used with `max_priority_within_buffer`.
+            after: largest priority that these rows have now; as `before`.
+        """
+        if not self.max_priority_within_buffer:
+            if given <= 0:  # nothing to compare: `_largest` may be on a device
+                return
+            if self._ring is None:
+                self._largest = max(self._largest, given)
+            else:
+                self._ring.largest = max(self._ring.largest, given)
+        elif isinstance(after, float):  # on devices it is computed when it is needed
+            if after >= self._largest:
+                self._largest, self._largest_outdated = after, False
+            elif before >= self._largest:
+                self._largest_outdated = True  # a row with the largest priority was changed
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
+    def reduce(self, items: Tensor) -> Tensor:
+        """Reduce the values of each item to one priority, float64 `[n]` of `[n, *shape]`."""
+        return reduce_items(items, self.reduction)
+
     def check(self, priorities: Tensor) -> None:
-        """Refuse priorities on the CPU that are negative, not finite, or too large; elsewhere see `settle`.
+        """Check priorities on the CPU; those on other devices are checked by `raise_deferred`.
 
         Raises:
-            PriorityError: naming their positions.
+            PriorityError: if some are negative, not finite, or so large that their values would not be finite; names
+                their positions.
         """
         if priorities.is_cpu and priorities.numel():
-            top_priority(priorities, self.eps, self.alpha)
+            self._largest_valid(priorities)
 
-    def receive(self, run: Run, view: View) -> None:
-        """Give rows just written in ring order the default priority, as it stood before the write."""
-        default, known, end = self._default(view), self.rows, run.start + run.rows
-        tree = self.tree(view)
-        if known <= run.start and known < end <= view.rows:
-            return  # all of them are new, and got it as such
-        gone = 0.0
-        for part in (self._raw[run.start : end], self._raw[: max(0, end - run.capacity)]):
-            gone = max(gone, self._largest_of(part))
-            part.fill_(default)
-        tree.set_run(run.start, run.rows, self._value(default))
-        self._cover(tree, run)
-        self._took(0.0, gone, default)
-
-    def assign(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
-        """Give rows priorities; None is the default one. Of equal slots the last one wins.
+    def _largest_valid(self, priorities: Tensor) -> float:
+        """Return the largest of some priorities on the CPU, float64 `[n]`, `n >= 1`.
 
         Raises:
-            PriorityError: on the CPU, for bad priorities; nothing is changed.
+            PriorityError: see `check`.
+        """
+        values = priorities.numpy()
+        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+        if not (low >= 0.0 and high < float("inf")):
+            raise_invalid(priorities)
+        self._check_size(high)
+        return high
+
+    def _check_size(self, priority: float) -> None:
+        if not _fits(priority, self._eps, self._alpha):
+            msg = (
+                f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with "
+                f"alpha={self._alpha:g}: scale them down"
+            )
+            raise PriorityError(msg)
+
+    def begin(self, view: View) -> None:
+        """Give the rows present the default priority, except those of a loaded state."""
+        self._tree_for(view)
+        if view.rows and (self._mask is not None or self._starts(view) is not None):
+            self._limit(torch.arange(view.rows, device=view.device), view)
+
+    def record_rows(self, placement: Placement, priorities: Tensor | None, view: View) -> None:
+        """Set the first priorities of rows just written. Cost: O(rows written)."""
+        if isinstance(placement, Run) and priorities is None:
+            self._fill_run(placement, view)
+        elif isinstance(placement, Run):
+            given = None if priorities is None else priorities[placement.skip :]
+            self.set_priorities(placement.slots(view.device), given, view)
+        else:
+            given = None if priorities is None else priorities[placement.rows.to(priorities.device)]
+            self.set_priorities(placement.slots.to(view.device), given, view)
+        if view.episodes is not None and isinstance(placement, Run):
+            starts, slots = self._starts(view), placement.slots(view.device)
+            if starts is not None:
+                self._limit(slots, view)
+                self._limit(self._completed(slots, starts, view.episodes), view)
+            elif self._mask is not None:  # the last rows that could not be drawn were replaced by these
+                self._limit(slots, view)
+
+    def _fill_run(self, run: Run, view: View) -> None:
+        """Give rows just written in ring order the default priority, as it was before the write."""
+        default, known, end = self._default(view), self.rows, run.start + run.rows
+        tree = self._tree_for(view)
+        if known <= run.start and known < end <= view.rows:
+            return  # all rows of the run are new: `_tree_for` has given them the default priority
+        replaced = 0.0
+        for part in (self._raw[run.start : end], self._raw[: max(0, end - run.capacity)]):
+            replaced = max(replaced, self._largest_of(part))
+            part.fill_(default)
+        self._set_values(tree, run, default)
+        self._track_largest(0.0, replaced, default)
+
+    def set_priorities(self, slots: Tensor, priorities: Tensor | None, view: View, keep: Tensor | None = None) -> None:
+        """Set priorities; None gives the default priority. Of equal slots the last one wins. Cost: O(n log rows).
+
+        Raises:
+            PriorityError: on the CPU, for invalid priorities; nothing is changed. On other devices they have no effect,
+                and `raise_deferred` raises.
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
         given = priorities is not None
         if priorities is None:
             priorities = torch.empty_like(slots, dtype=torch.float64).fill_(self._default(view))
-        tree = self.tree(view)
+        tree = self._tree_for(view)
         if slots.numel() == 0:
             return
         if not slots.is_cpu:
-            self._assign_on_device(tree, slots, priorities, keep)
+            self._set_on_device(tree, slots, priorities, keep, view.rows)
             return
-        high = top_priority(priorities, self.eps, self.alpha)
-        before = self._largest_of(self._raw, slots)
-        tree.set(slots, self._seen(slots, raise_to(priorities, self.eps, self.alpha)))  # checks the slots first
+        high = self._largest_valid(priorities)
+        before = self._largest_of(self._raw[slots]) if self.max_priority_within_buffer else 0.0
+        tree.set(slots, self._masked(slots, _values(priorities, self._eps, self._alpha)))  # checks the slots first
         # numpy writes in order: of equal slots the last one wins; -0.0 becomes 0.0
         self._raw.numpy()[slots.numpy()] = priorities.numpy() + 0.0
-        self._took(high if given else 0.0, before, self._largest_of(self._raw, slots))
+        after = self._largest_of(self._raw[slots]) if self.max_priority_within_buffer else 0.0
+        self._track_largest(high if given else 0.0, before, after)
 
-    def learn(self, slots: Tensor, priorities: Tensor, stamps: Tensor | None, view: View) -> int | None:
-        """Do all of an update in one compiled call: stamps, checks, values, tree.
+    def _set_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None, rows: int) -> None:
+        """Set priorities without a host sync: invalid ones have no effect, and `raise_deferred` raises."""
+        valid = (given >= 0) & ((given + self._eps).pow(self._alpha) <= MAX_VALUE)
+        valid &= (slots >= 0) & (slots < rows)
+        keep = torch.ones_like(valid) if keep is None else keep
+        invalid = (keep & ~valid).any()
+        self._invalid = invalid if self._invalid is None else self._invalid | invalid
+        slots, keep = slots.clamp(0, max(rows - 1, 0)), keep & valid
+        priorities = _last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
+        self._raw[slots] = priorities + 0.0
+        tree.set(slots, self._masked(slots, _values(priorities, self._eps, self._alpha)))
+        if not self.max_priority_within_buffer:
+            high = torch.where(keep, given, 0.0).amax()
+            self._largest = torch.maximum(_on_device(self._largest, high.device), high)
 
-        Args:
-            slots: int64 `[n]`, contiguous; without stamps, -1 is left out.
-            priorities: float32 or float64 `[n]`, contiguous.
-            stamps: int64 `[n]`, contiguous: rows that have another one now are left alone.
-            view: the buffer.
+    def update(self, slots: Tensor, priorities: Tensor, generations: Tensor | None, view: View) -> int | Tensor:
+        """Set the priorities of rows, except those replaced since they were drawn; see `PrioritySampler.update`.
 
-        Returns:
-            How many rows were left alone for their stamp; None if there is no such call for this device, or something
-            is wrong with the arguments: nothing was changed then, `assign` says what it is.
+        With the native tree one call compares generations, checks priorities, and writes priorities and values.
+        Cost: O(n log rows).
         """
-        tree = self.tree(view)
-        compiled = tree.compiled
-        if compiled is None or not slots.is_cpu:
-            return None
-        ranks = Ranks(self._raw, self._hidden, self.rows, self.eps, self.alpha, self.within)
+        tree = self._tree_for(view).native
+        if tree is None or not slots.is_cpu:
+            return super().update(slots, priorities, generations, view)
         try:
-            stale, given, before, after = compiled.learn(slots, priorities, stamps, view.ring.native_state(), ranks)
+            stale, given, before, after = tree.update(
+                slots.data_ptr(),
+                priorities.data_ptr(),
+                priorities.dtype is torch.float32,
+                slots.shape[0],
+                0 if generations is None else generations.data_ptr(),
+                _NO_GENERATIONS if generations is None else view.ring.native_state(),
+                self._raw.data_ptr(),
+                0 if self._mask is None else self._mask.data_ptr(),
+                view.rows,
+                self._eps,
+                self._alpha,
+                self.max_priority_within_buffer,
+            )
         except (IndexError, ValueError):
-            return None
-        self._took(given, before, after)
+            return super().update(slots, priorities, generations, view)  # raises, and names what is invalid
+        self._track_largest(given, before, after)
         return stale
 
-    def _assign_on_device(self, tree: PriorityTree, slots: Tensor, given: Tensor, keep: Tensor | None) -> None:
-        """Do the same without waiting for the device: what is bad has no effect, and `settle` says so."""
-        good = (given >= 0) & ((given + self.eps).pow(self.alpha) <= MOST_VALUE)
-        good &= (slots >= 0) & (slots < self.rows)
-        keep = torch.ones_like(good) if keep is None else keep
-        bad = (keep & ~good).any()
-        self._bad = bad if self._bad is None else self._bad | bad
-        slots, keep = slots.clamp(0, max(self.rows - 1, 0)), keep & good
-        values = last_of_equal(slots, torch.where(keep, given, self._raw[slots]), keep)
-        self._raw[slots] = values + 0.0
-        tree.set(slots, self._seen(slots, raise_to(values, self.eps, self.alpha)))
-        if not self.within:
-            high = torch.where(keep, given, 0.0).amax()
-            self._largest = torch.maximum(on_device(self._largest, high.device), high)
-
-    def settle(self) -> None:
-        """Raise if priorities on a device were bad.
+    def raise_deferred(self) -> None:
+        """Raise if an update on a device other than the CPU was invalid.
 
         Raises:
             PriorityError: once.
         """
-        bad, self._bad = self._bad, None
-        if bad is not None and bool(bad):
+        invalid, self._invalid = self._invalid, None
+        if invalid is not None and bool(invalid):
             msg = (
                 f"some priorities or slots given on {self._raw.device} were out of range (negative, not finite, or "
                 "beyond the rows) and had no effect: check them where they are made"
             )
             raise PriorityError(msg)
 
-    def _value(self, priority: float | Tensor) -> float | Tensor:
-        """Return the value of one priority above 0: a float of a float."""
-        if isinstance(priority, float):
-            value: float = (priority + self.eps) ** self.alpha
-            return value
-        return raise_to(priority, self.eps, self.alpha)
+    def clear(self) -> None:
+        """Discard all priorities, the largest included."""
+        if self._tree is not None:
+            self._tree.clear()
+        self._rows, self._loaded, self._invalid, self._mask, self._hidden = 0, None, None, None, None
+        self._largest, self._largest_outdated = 0.0, False
+        self._tree_alpha = self._alpha
 
-    # -- the largest priority: ever given, or among the rows present (`within`) ----------------------------------------
-
-    @property
-    def default(self) -> float:
-        """Priority that the next new row gets: the largest one, or 1 if there is none above 0."""
-        largest = float(self._found_largest())
-        return largest if largest > 0 else 1.0
-
-    def _default(self, view: View) -> float | Tensor:
-        """Return the default priority without waiting for a device."""
-        if view.device.type == "cpu":
-            return self.default
-        value = on_device(self._found_largest(), view.device)
-        return torch.where(value > 0, value, 1.0)
-
-    def _found_largest(self) -> float | Tensor:
-        if self.within and (self._dirty or not self._raw.is_cpu):
-            present = self.content()[0]
-            largest = present.amax() if present.numel() else 0.0
-            self._largest = float(largest) if present.is_cpu else largest
-            self._dirty = False
-        return self._largest
-
-    def _largest_of(self, priorities: Tensor, slots: Tensor | None = None) -> float:
-        """Return the largest of some priorities kept on the CPU, if it is of interest; else 0."""
-        if not (self.within and priorities.numel() and priorities.is_cpu):
-            return 0.0
-        return float((priorities if slots is None else priorities[slots]).max())
-
-    def _took(self, given: float, before: float, after: float | Tensor) -> None:
-        """Take note of a change: the largest priority given, and the largest of the rows before and after it."""
-        if not self.within:
-            if given > 0:  # compared only then: the largest one may be on a device
-                self._largest = max(self._largest, given)
-        elif isinstance(after, float):  # devices look it up when asked
-            if after >= self._largest:
-                self._largest, self._dirty = after, False  # above all that there are: nothing to look up
-            elif before >= self._largest:
-                self._dirty = True  # it was the largest one, or as large
-
-    # -- rows that are not to be drawn ---------------------------------------------------------------------------------
+    # -- hidden rows --------------------------------------------------------------------------------------------------
 
     def hide(self, slots: Tensor, view: View) -> None:
-        """Keep rows from being drawn, now and when they get priorities: their values stay 0 until `show`.
+        """Exclude rows from draws until `show`; priorities that they get meanwhile are stored.
 
-        Their priorities are kept, and count for the default one as before. Memory from the first call on: one byte for
-        each slot. Cost: O(n log rows).
+        Memory from the first call on: one byte for each slot. Cost: O(n log rows).
 
         Args:
-            slots: int64 `[n]` on the view's device, in `[0, capacity)`.
+            slots: int64 `[n]` on the view's device, in `[0, capacity)`; they may hold no row yet.
             view: the buffer.
 
         Raises:
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
-        tree = self.tree(view)
-        if self._hidden is None:
-            with torch.inference_mode(mode=False):
-                self._hidden = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
-        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
-        self._hidden[slots] = True
-
-    @property
-    def hides(self) -> bool:
-        """Whether some rows may be hidden; False says that none is."""
-        return self._hidden is not None
+        self._hide_values(slots, view)
+        more = slots if self._hidden is None else slots[~torch.isin(slots, self._hidden)]
+        self._hidden = more.clone() if self._hidden is None else torch.cat((self._hidden, more))
 
     def show(self, slots: Tensor, view: View) -> None:
-        """Let rows be drawn again, by the priority that they have; see `hide`. Others are left as they are.
+        """Include rows in draws again, with the priority that they have; see `hide`.
+
+        Rows that the buffer excludes (masked rows, incomplete windows) stay hidden.
 
         Raises:
             SlotError: on the CPU, if a slot is beyond the buffer; nothing is changed.
         """
-        tree = self.tree(view)
-        known = tree.get(slots)  # checks the slots
-        if self._hidden is None:
-            return
-        values = raise_to(self._raw[slots], self.eps, self.alpha)
-        change = self._hidden[slots] & (slots < self.rows)
-        self._hidden[slots] = False
-        tree.set(slots, torch.where(change, values, known))
-
-    def _seen(self, slots: Tensor, values: Tensor) -> Tensor:
-        """Return the values that slots have in the tree: 0 where they are hidden."""
-        return values if self._hidden is None else values.masked_fill_(self._hidden[slots], 0.0)
-
-    def _cover(self, tree: PriorityTree, run: Run) -> None:
-        """Take the values of hidden slots away that a run has given them."""
+        self._tree_for(view).get(slots)  # checks the slots
         if self._hidden is not None:
-            slots = run.slots(tree.device)
-            tree.set(slots, self._seen(slots, tree.get(slots)))
+            self._hidden = self._hidden[~torch.isin(self._hidden, slots)]
+            self._limit(slots, view)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held for priorities, masks and tree."""
-        parts = [self._raw, *(self._loaded or ()), *(() if self._hidden is None else (self._hidden,))]
-        return sum(int(part.nbytes) for part in parts) + (0 if self._tree is None else self._tree.nbytes)
+    def _starts(self, view: View) -> Starts | None:
+        """Return the rows that may be drawn; None stands for all of them."""
+        return view.starts
 
-    # -- the tree, fitted to the buffer --------------------------------------------------------------------------------
+    def _completed(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        """Return the older rows whose windows are complete since `slots` were written."""
+        return episodes.shift(slots, 1 - starts.need)
 
-    def tree(self, view: View) -> PriorityTree:
-        """Return the tree, fitted to the buffer, to `alpha`, and to rows that nothing was said of."""
+    def _allowed(self, slots: Tensor, view: View) -> Tensor | None:
+        """Return which rows the view allows to be drawn, bool `[n]`; None stands for all of them."""
+        starts = self._starts(view)
+        return None if starts is None else starts.allowed(slots)
+
+    def _limit(self, slots: Tensor, view: View) -> None:
+        """Show rows that the view allows to be drawn, and hide the others; rows given to `hide` stay hidden."""
+        allowed = self._allowed(slots, view)
+        if self._hidden is not None:
+            free = ~torch.isin(slots, self._hidden)
+            allowed = free if allowed is None else allowed & free
+        if allowed is None:
+            self._show_values(slots, view)
+            return
+        self._hide_values(slots[~allowed], view)
+        self._show_values(slots[allowed], view)
+
+    def _hide_values(self, slots: Tensor, view: View) -> None:
+        """Set the values of rows to 0, and mark the rows as hidden."""
+        tree = self._tree_for(view)
+        if self._mask is None:
+            with torch.inference_mode(mode=False):
+                self._mask = torch.zeros(tree.capacity, dtype=torch.bool, device=tree.device)
+        tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))  # checks the slots first
+        self._mask[slots] = True
+
+    def _show_values(self, slots: Tensor, view: View) -> None:
+        """Set the values of hidden rows from their priorities; other rows are left as they are."""
+        tree = self._tree_for(view)
+        known = tree.get(slots)  # checks the slots
+        if self._mask is None:
+            return
+        change = self._mask[slots] & (slots < view.rows)
+        self._mask[slots] = False
+        tree.set(slots, torch.where(change, _values(self._raw[slots], self._eps, self._alpha), known))
+
+    def _masked(self, slots: Tensor, values: Tensor) -> Tensor:
+        """Return values with 0 for hidden slots, in place."""
+        return values if self._mask is None else values.masked_fill_(self._mask[slots], 0.0)
+
+    # -- the tree -----------------------------------------------------------------------------------------------------
+
+    def _tree_for(self, view: View) -> PriorityTree:
+        """Return the tree, up to date with the buffer's capacity, device and rows, and with `alpha`."""
         tree = self._tree
         if tree is None or tree.capacity != view.capacity or tree.device != view.device:
             tree = self._build(view)
-        if self._tree_alpha != self.alpha:
-            self._derive(tree)
-        if self.rows != view.rows:
-            self._catch_up(tree, view)
+        if self._tree_alpha != self._alpha:
+            self._recompute(tree)
+        if self._rows != view.rows and self._ring is None:
+            self._add_rows(tree, view)
         return tree
 
     def _build(self, view: View) -> PriorityTree:
-        raw, values = (part[: view.capacity].to(view.device) for part in self.content())
+        """Allocate priorities, mask and tree for a buffer, and copy what there is."""
+        raw, values = (part[: view.capacity].to(view.device) for part in self._contents())
         with torch.inference_mode(mode=False):  # updates come in any mode
             self._raw = torch.empty(view.capacity, dtype=torch.float64, device=view.device)
         native = backend.native
         if native is not None and self._raw.is_cpu:
             native.advise_huge_pages(self._raw.data_ptr(), self._raw.nbytes)  # random rows then miss the TLB less often
         self._raw.zero_()[: raw.shape[0]] = raw
-        if self._hidden is not None:
-            hidden = self._hidden[: view.capacity].to(view.device)
+        if self._mask is not None:
+            mask = self._mask[: view.capacity].to(view.device)
             with torch.inference_mode(mode=False):
-                self._hidden = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
-            self._hidden[: hidden.shape[0]] = hidden
-        self._tree = tree = PriorityTree(view.capacity, view.device)
-        self.rows, self._loaded = raw.shape[0], None
-        if self.rows:
+                self._mask = torch.zeros(view.capacity, dtype=torch.bool, device=view.device)
+            self._mask[: mask.shape[0]] = mask
+        self._tree = tree = make_tree(view.capacity, view.device)
+        self._rows, self._loaded = raw.shape[0], None
+        if self._rows:
             tree.load(values)
         return tree
 
-    def _derive(self, tree: PriorityTree) -> None:
-        """Compute all values anew from the priorities, for another `alpha`."""
-        raw = self._raw[: self.rows]
-        if raw.is_cpu and self.rows:
-            check_size(float(raw.max()), self.eps, self.alpha)
-        values = raise_to(raw, self.eps, self.alpha).clamp_(max=MOST_VALUE)
-        tree.load(values if self._hidden is None else values.masked_fill_(self._hidden[: self.rows], 0.0))
-        self._tree_alpha = self.alpha
+    def _recompute(self, tree: PriorityTree) -> None:
+        """Compute all values from the priorities, for another `alpha`."""
+        rows = self.rows
+        raw = self._raw[:rows]
+        if raw.is_cpu and rows:
+            self._check_size(float(raw.max()))
+        values = _values(raw, self._eps, self._alpha).clamp_(max=MAX_VALUE)
+        tree.load(values if self._mask is None else values.masked_fill_(self._mask[:rows], 0.0))
+        self._tree_alpha = self._alpha
 
-    def _catch_up(self, tree: PriorityTree, view: View) -> None:
-        """Give the default priority to rows that nothing was said of."""
-        if view.rows < self.rows:  # moved here from a fuller buffer
+    def _add_rows(self, tree: PriorityTree, view: View) -> None:
+        """Give the default priority to rows that have none."""
+        if view.rows < self._rows:  # the sampler was moved here from a fuller buffer
             self.clear()
         default = self._default(view)
-        self._raw[self.rows : view.rows] = default
-        fresh = Run(self.rows, view.rows - self.rows, view.capacity)
-        tree.set_run(fresh.start, fresh.rows, self._value(default))
-        self._cover(tree, fresh)
-        self.rows = view.rows
-        self._took(0.0, 0.0, default)
+        self._raw[self._rows : view.rows] = default
+        self._set_values(tree, Run(self._rows, view.rows - self._rows, view.capacity), default)
+        self._rows = view.rows
+        self._track_largest(0.0, 0.0, default)
 
-    def clear(self) -> None:
-        """Forget all priorities, the largest included."""
-        if self._tree is not None:
-            self._tree.clear()
-        self.rows, self._loaded, self._bad, self._hidden = 0, None, None, None
-        self._largest, self._dirty = 0.0, False
-        self._tree_alpha = self.alpha
+    def _set_values(self, tree: PriorityTree, run: Run, priority: float | Tensor) -> None:
+        """Set the values of a run of rows that have one priority above 0; hidden rows keep the value 0."""
+        if isinstance(priority, float):
+            tree.set_run(run.start, run.rows, (priority + self._eps) ** self._alpha)
+        else:
+            tree.set_run(run.start, run.rows, _values(priority, self._eps, self._alpha))
+        if self._mask is not None:
+            slots = run.slots(tree.device)
+            tree.set(slots, self._masked(slots, tree.get(slots)))
 
-    # -- state ---------------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
-    def content(self) -> tuple[Tensor, Tensor]:
+    def _contents(self) -> tuple[Tensor, Tensor]:
         """Return priorities (a view) and values (a copy) of the rows, float64 `[rows]` each."""
         if self._loaded is not None:
             return self._loaded
         if self._tree is None:
             return torch.empty(0, dtype=torch.float64, device="cpu"), torch.empty(0, dtype=torch.float64, device="cpu")
-        return self._raw[: self.rows], self._tree.leaves(self.rows)
+        rows = self.rows
+        return self._raw[:rows], self._tree.leaves(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return exponents, priorities and values: powers may differ in the last bit between batch sizes."""
-        self.settle()
-        priorities, values = self.content()
-        if self._hidden is not None and self.rows:  # which rows may be drawn is the buffer's to say: as if all
-            own = raise_to(priorities, self.eps, self._tree_alpha)
-            values = torch.where(self._hidden[: self.rows].to(values.device), own, values)
+        """Return exponents, priorities (a view) and values: powers may differ in the last bit between batch sizes."""
+        self.raise_deferred()
+        priorities, values = self._contents()
+        if self._mask is not None and self.rows:  # the buffer hides rows again after a load: save all as shown
+            shown = _values(priorities, self._eps, self._tree_alpha)
+            values = torch.where(self._mask[: self.rows].to(values.device), shown, values)
         return {
-            "alpha": self.alpha,
-            "eps": self.eps,
+            "alpha": self._alpha,
+            "eps": self._eps,
             "values_alpha": self._tree_alpha,
-            "largest": float(self._found_largest()),
+            "largest": float(self._find_largest()),
             "priorities": priorities,
             "values": values,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a checked state over, by copy.
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Check that a state is complete, and of `rows` rows.
 
         Raises:
-            UsageError: if it is shared.
+            CheckpointError: if it is not.
         """
-        if self.ring is not None:
+        numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
+        complete = all(_is_column(state[name], rows) for name in ("priorities", "values"))
+        if not (complete and all(isinstance(x, (int, float)) and 0.0 <= x < float("inf") for x in numbers)):
+            msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
+            raise CheckpointError(msg)
+        alpha, eps, values_alpha, largest = map(float, numbers)
+        top, value = (float(state[name].max()) if rows else 0.0 for name in ("priorities", "values"))
+        if not (_fits(max(largest, top), eps, max(alpha, values_alpha)) and value <= MAX_VALUE):
+            msg = f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}"
+            raise CheckpointError(msg)
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return the state after rows were moved to other slots: priorities and values move with them."""
+        moved = {name: torch.cat((state[name][seam:], state[name][:seam])) for name in ("priorities", "values")}
+        return {**state, **moved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, by copy; `alpha` and `eps` become those of the state.
+
+        Raises:
+            UsageError: if the priorities are shared with other processes.
+        """
+        if self._ring is not None:
             msg = "the priorities of a shared buffer cannot be replaced through its sampler: load into the buffer"
             raise UsageError(msg)
-        Ledger.__init__(self, float(state["alpha"]), float(state["eps"]), within=self.within)
+        self._alpha, self._eps = float(state["alpha"]), float(state["eps"])
+        self._reset()
         self._tree_alpha, self._largest = float(state["values_alpha"]), float(state["largest"])
         self._loaded = (state["priorities"].clone(), state["values"].clone())
-        self.rows = self._loaded[0].shape[0]
+        self._rows = self._loaded[0].shape[0]
+
+
+def reduce_items(items: Tensor, reduction: str) -> Tensor:
+    """Reduce the values of each item to one priority.
+
+    Args:
+        items: `[n, *shape]`, any real dtype.
+        reduction: "max", "min", "mean" or "median"; of an even number the median is the lower one.
+
+    Returns:
+        float64 `[n]`.
+
+    Raises:
+        PriorityError: if items have no value.
+    """
+    flat = items.reshape(items.shape[0], -1).to(torch.float64)
+    if flat.shape[1] == 0:
+        msg = f"priorities of {items.shape[0]} items have the shape {list(items.shape)}: no number per item"
+        raise PriorityError(msg)
+    return flat[:, 0] if flat.shape[1] == 1 else _REDUCTIONS[reduction](flat)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return an exponent or offset as a float.
+
+    Raises:
+        OptionError: if it is not a finite number of at least 0.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, (str, bytes)) or not 0.0 <= number < float("inf"):
+        msg = f"{name} must be a finite number of at least 0, got {value!r}"
+        raise OptionError(msg)
+    return number
+
+
+def raise_invalid(priorities: Tensor) -> None:
+    """Raise for priorities of which some are negative or not finite.
+
+    Raises:
+        PriorityError: naming them and their positions.
+    """
+    bad = (~((priorities >= 0) & (priorities < float("inf")))).nonzero().flatten()
+    values = [f"{value:g}" for value in priorities[bad[:_SHOWN]].tolist()]
+    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    msg = (
+        f"priorities must be finite and at least 0, got {', '.join(values)} at the positions "
+        f"{bad[:_SHOWN].tolist()}{more} of {len(priorities)}: pass absolute errors, such as td_error.abs(); nothing "
+        "was changed"
+    )
+    raise PriorityError(msg)
+
+
+def _capacity(value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        msg = f"max_capacity must be an integer (rows), got {value!r} of type {type(value).__name__}"
+        raise KindError(msg) from None
+    if isinstance(value, bool) or not 1 <= number <= _MAX_CAPACITY:
+        msg = (
+            f"max_capacity must be in [1, 2**36] (rows), got {number}: priorities take memory for every slot, so give "
+            "the storage a max_size"
+        )
+        raise CapacityError(msg)
+    return number
+
+
+def _values(priorities: Tensor, eps: float, alpha: float) -> Tensor:
+    """Return `(p + eps) ** alpha` in fresh memory; 0 where `p + eps` is 0, also for `alpha = 0`."""
+    if alpha == 0:
+        return ((priorities + eps) > 0).to(torch.float64)
+    if not priorities.is_cpu:
+        return (priorities + eps).pow_(alpha)
+    values = priorities.numpy() + eps  # numpy starts an operation in a third of torch's time
+    return torch.from_numpy(np.power(values, alpha, out=values))
+
+
+def _fits(priority: float, eps: float, alpha: float) -> bool:
+    """Return whether the value of a priority is at most `MAX_VALUE`."""
+    try:
+        return bool((priority + eps) ** alpha <= MAX_VALUE)
+    except OverflowError:
+        return False
+
+
+def _last_of_equal(slots: Tensor, values: Tensor, keep: Tensor) -> Tensor:
+    """Return `values` with each replaced by that of the last equal slot, so that the order of writing does not matter.
+
+    No host sync. Where `keep` is False, a value counts only if no equal slot has one that counts.
+    """
+    ordered, order = torch.sort(slots * 2 + keep.to(slots.dtype), stable=True)
+    last = torch.searchsorted(ordered, slots * 2 + 1, right=True) - 1
+    return values[order[last]]
+
+
+def _on_device(number: float | Tensor, device: torch.device) -> Tensor:
+    """Return a number as a 0-dim float64 tensor on a device, without a host sync."""
+    if isinstance(number, float):
+        return torch.full((), number, dtype=torch.float64, device=device)
+    return number.to(device, torch.float64)
+
+
+def _is_column(x: Any, rows: int) -> bool:
+    """Return whether `x` is a float64 tensor `[rows]` of finite numbers of at least 0."""
+    matches = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
+    return matches and bool(((x >= 0) & (x < float("inf"))).all())

@@ -1,301 +1,129 @@
-"""The priority tree in torch: any device, no host sync, the results of the compiled one to the last bit.
-
-What lives here: the levels as tensors. What does not: the choice between this tree and the compiled one.
-"""
+"""Sum trees, which draw slots in proportion to their values: a native one, and one in torch for any device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
 from ostinato._backend import backend
 from ostinato.core.records import check_slots
-from ostinato.errors import CheckpointError, OptionError, PriorityError
+from ostinato.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from ostinato._native import SumTree
+    from ostinato.core.ring import Ring
+    from ostinato.core.shared_ring import SharedRing
 
-__all__ = [
-    "BAD_VALUE",
-    "MOST_VALUE",
-    "REDUCTIONS",
-    "CompiledTree",
-    "PriorityTree",
-    "Ranks",
-    "TorchTree",
-    "check_number",
-    "check_priorities",
-    "check_size",
-    "check_values",
-    "last_of_equal",
-    "on_device",
-    "raise_to",
-    "refuse_bad",
-    "top_priority",
-    "weigh",
-]
+__all__ = ["MAX_VALUE", "NativeTree", "PriorityTree", "TorchTree", "make_tree"]
 
-REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "max": lambda x: x.amax(-1),
-    "min": lambda x: x.amin(-1),
-    "mean": lambda x: x.mean(-1),
-    "median": lambda x: x.median(-1).values,
-}
-"""How the priorities `[n, m]` of an item's steps become one; the median of an even number is the lower one."""
-
-_SHOWN = 8
-MOST_VALUE = 2.0**960
+MAX_VALUE = 2.0**960
 """Largest value of a row: the sum of 2**36 of them is still finite."""
-BAD_VALUE = "priorities must be finite and at least 0, got {}{}: nothing has been written"
+_WEIGHT_DTYPES = frozenset({torch.float32, torch.float64})
+"""Dtypes of weights that the native extension writes."""
+_FAN = 8
+_SHIFT = 3
 
 
-def check_number(name: str, value: Any) -> float:
-    """Return an exponent or offset: a finite number of at least 0.
-
-    Raises:
-        OptionError: otherwise.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if isinstance(value, (str, bytes)) or not 0.0 <= number < float("inf"):
-        msg = f"{name} must be a finite number of at least 0, got {value!r}"
-        raise OptionError(msg)
-    return number
-
-
-def check_priorities(state: dict[str, Any], rows: int) -> None:
-    """Refuse priorities of a checkpoint that are damaged, or of another number of rows.
-
-    Raises:
-        CheckpointError: if so.
-    """
-    numbers = [state[name] for name in ("alpha", "eps", "values_alpha", "largest")]
-    whole = all(_is_content(state[x], rows) for x in ("priorities", "values"))
-    if not (whole and all(isinstance(x, (int, float)) and 0.0 <= x < float("inf") for x in numbers)):
-        msg = f"the sampler's state is damaged: it does not hold {rows} finite priorities of at least 0"
-        raise CheckpointError(msg)
-    alpha, eps, values_alpha, largest = map(float, numbers)
-    top, value = (float(state[x].max()) if rows else 0.0 for x in ("priorities", "values"))
-    try:
-        fits = max((max(largest, top) + eps) ** max(alpha, values_alpha), value) <= MOST_VALUE
-    except OverflowError:
-        fits = False
-    if not fits:
-        msg = f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}"
-        raise CheckpointError(msg)
-
-
-def _is_content(x: Any, rows: int) -> bool:
-    right = isinstance(x, torch.Tensor) and x.dtype is torch.float64 and tuple(x.shape) == (rows,)
-    return right and bool(((x >= 0) & (x < float("inf"))).all())
-
-
-def refuse_bad(priorities: Tensor) -> None:
-    """Raise for priorities of which some are negative or not finite.
-
-    Raises:
-        PriorityError: naming them and their positions.
-    """
-    bad = (~((priorities >= 0) & (priorities < float("inf")))).nonzero().flatten()
-    values = [f"{value:g}" for value in priorities[bad[:_SHOWN]].tolist()]
-    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    msg = (
-        f"priorities must be finite and at least 0, got {', '.join(values)} at the positions "
-        f"{bad[:_SHOWN].tolist()}{more} of {len(priorities)}: pass absolute errors, such as td_error.abs(); nothing "
-        "was changed"
-    )
-    raise PriorityError(msg)
-
-
-def top_priority(priorities: Tensor, eps: float, alpha: float) -> float:
-    """Return the largest of some priorities on the CPU, float64 `[n]`, `n >= 1`.
-
-    Raises:
-        PriorityError: if some are negative, not finite, or too large.
-    """
-    values = priorities.numpy()
-    low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
-    if not (low >= 0.0 and high < float("inf")):
-        refuse_bad(priorities)
-    check_size(high, eps, alpha)
-    return high
-
-
-def check_size(priority: float, eps: float, alpha: float) -> None:
-    """Refuse a priority whose value would be too large.
-
-    Raises:
-        PriorityError: if so.
-    """
-    try:
-        small = (priority + eps) ** alpha <= MOST_VALUE
-    except OverflowError:
-        small = False
-    if not small:
-        msg = (
-            f"priorities must keep (p + eps) ** alpha at most 2**960, got {priority:g} with alpha={alpha:g}: "
-            "scale them down"
-        )
-        raise PriorityError(msg)
-
-
-def last_of_equal(slots: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
-    """Return `values` with each replaced by that of the last equal slot, so that the order of writing does not matter.
-
-    No host sync. Where `keep` is False a value counts only if no equal slot has one that counts.
-    """
-    key = slots * 2 + (1 if keep is None else keep.to(slots.dtype))
-    ordered, order = torch.sort(key, stable=True)
-    last = torch.searchsorted(ordered, slots * 2 + 1, right=True) - 1
-    return values[order[last]]
-
-
-def on_device(number: float | Tensor, device: torch.device) -> Tensor:
-    """Return a number as a 0-dim tensor on a device, without waiting for it: a float is filled in there."""
-    if isinstance(number, float):
-        return torch.full((), number, dtype=torch.float64, device=device)
-    return number.to(device, torch.float64)
-
-
-def raise_to(priorities: Tensor, eps: float, alpha: float) -> Tensor:
-    """Return `(p + eps) ** alpha` in fresh memory; 0 where `p + eps` is 0, also for `alpha = 0`."""
-    if alpha == 0:
-        return ((priorities + eps) > 0).to(torch.float64)
-    if not priorities.is_cpu:
-        return (priorities + eps).pow_(alpha)
-    values = priorities.numpy() + eps  # numpy starts an operation in a third of torch's time
-    return torch.from_numpy(np.power(values, alpha, out=values))
-
-
-def weigh(values: Tensor, least: float | Tensor, beta: float) -> Tensor:
-    """Return `(v / least) ** -beta`, in place."""
-    if not isinstance(least, float):
-        return values.div_(least).pow_(-beta)
-    array = values.numpy()
-    np.power(np.divide(array, least, out=array), -beta, out=array)
-    return values
-
-
-def check_values(values: Tensor) -> None:
-    """Refuse values that are negative or not finite.
-
-    Raises:
-        OptionError: naming the first one.
-    """
-    bad = ~((values >= 0) & (values < torch.inf))
-    if bad.any():
-        at = int(bad.int().argmax())
-        msg = BAD_VALUE.format(float(values[at]), f" at position {at}")
-        raise OptionError(msg)
-
-
-@final
-class PriorityTree:
-    """Values of the slots [0, capacity), all zero at first; draws slot `i` with probability `value[i] / total`.
-
-    A wide sum tree in float64, eight children to a node. Parents are recomputed from their children, never
-    incremented: there is no drift, and equal leaves give equal totals to the last bit, whatever happened before.
-    On the CPU with the compiled part each call is one native call for the whole batch, with the interpreter lock
-    released for large ones; elsewhere it runs in torch on the device, without a host sync. Both give the same
-    results to the last bit for the same numbers.
-
-    Not locked: the buffer's lock orders writes and draws.
+def make_tree(capacity: int, device: torch.device) -> PriorityTree:
+    """Return a tree of zeros: the native implementation on the CPU, where it is available, else the one in torch.
 
     Args:
         capacity: number of slots, at least 1.
-        device: where slots and values are.
-        compiled: the compiled tree to use, on the CPU; None makes one where it can.
+        device: device of slots and values.
+
+    Raises:
+        OptionError: if `capacity` is below 1.
+    """
+    if capacity < 1:
+        msg = f"capacity of a priority tree must be at least 1, got {capacity}"
+        raise OptionError(msg)
+    native = backend.native
+    if native is not None and device.type == "cpu":
+        return NativeTree(native.SumTree(capacity))
+    return TorchTree(capacity, device)
+
+
+class PriorityTree(ABC):
+    """Values of the slots `[0, capacity)`, zero at first; draws slot `i` with probability `value[i] / total`.
+
+    A sum tree in float64 with eight children per node. A parent is computed from its children, never incremented, so
+    sums do not drift, and equal leaves give equal totals to the last bit. The two implementations give the same results
+    to the last bit: `NativeTree` makes one native call per batch and releases the GIL for large ones; `TorchTree` works
+    on any device without a host sync.
+
+    Not thread-safe: the buffer's lock orders writes and draws.
 
     Example:
         >>> import torch
-        >>> from ostinato.samplers.priority_tree import PriorityTree
-        >>> tree = PriorityTree(10, torch.device("cpu"))
+        >>> from ostinato.samplers.priority_tree import make_tree
+        >>> tree = make_tree(10, torch.device("cpu"))
         >>> tree.set(torch.tensor([2, 7]), torch.tensor([1.0, 3.0], dtype=torch.float64))
         >>> tree.draw(torch.tensor([0.0, 0.2, 0.3, 1.0], dtype=torch.float64))[0].tolist()
         [2, 2, 7, 7]
     """
 
-    def __init__(self, capacity: int, device: torch.device, compiled: CompiledTree | None = None) -> None:
-        if capacity < 1:
-            msg = f"capacity of a priority tree must be at least 1, got {capacity}"
-            raise OptionError(msg)
+    native: SumTree | None = None
+    """The native tree; None in the implementation in torch."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
-        self.device = torch.empty(
-            0, device=device, dtype=torch.float32
-        ).device  # "cuda" becomes "cuda:0", which tensors say
+        # the device as tensors name it: "cuda" becomes "cuda:0"
+        self.device = torch.empty(0, device=device, dtype=torch.float32).device
         self._on_cpu = self.device.type == "cpu"
-        native = backend.native
-        self._check_first = self._on_cpu and native is None  # the compiled part checks by itself
-        if compiled is None and native is not None and self._on_cpu:
-            compiled = CompiledTree(native.SumTree(capacity))
-        self.compiled = compiled
-        """The compiled tree, which can do more in one call; None where the tree is in torch."""
-        self._tree: CompiledTree | TorchTree = self.compiled or TorchTree(capacity, self.device)
 
     def __repr__(self) -> str:
-        """Size and place; no values, which may be on a device."""
-        kind = "torch" if isinstance(self._tree, TorchTree) else "native"
-        return f"PriorityTree(capacity={self.capacity}, device={self.device}, {kind})"
+        """Show implementation, size and device; no values, which may be on a device."""
+        return f"{type(self).__name__}(capacity={self.capacity}, device={self.device})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Capacity, device and leaves: parents follow from these."""
-        return {"capacity": self.capacity, "device": self.device, "leaves": self.leaves()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["capacity"], state["device"])
-        self.load(state["leaves"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle capacity, device and leaves: parents follow from these."""
+        return _restored, (self.capacity, self.device, self.leaves())
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all levels (about 10.3 for each slot)."""
-        return self._tree.nbytes
 
     @property
+    @abstractmethod
     def total(self) -> float | Tensor:
         """Sum of all values; 0-dim tensor on devices other than the CPU. O(1)."""
-        return self._on_host(self._tree.total)
 
     @property
+    @abstractmethod
     def minimum(self) -> float | Tensor:
         """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
-        return self._on_host(self._tree.minimum)
 
     @property
+    @abstractmethod
     def maximum(self) -> float | Tensor:
         """Largest value, 0 if there is none; 0-dim tensor on devices other than the CPU.
 
-        The compiled tree keeps it from the first time it is asked (which costs O(capacity)) on, so that updates pay for
-        it only where it is used; like a write it needs the buffer's lock. Then O(1).
+        The native tree tracks it from the first access on, which costs O(capacity), so that updates pay for it only
+        where it is used. Like a write, that access needs the buffer's lock. Afterwards O(1).
         """
-        return self._on_host(self._tree.maximum)
 
     def set(self, slots: Tensor, values: Tensor) -> None:
         """Write values; of equal slots in one call the last one wins. O(n log capacity).
 
         Args:
             slots: int64 `[n]` on the tree's device, in `[0, capacity)`.
-            values: float64 `[n]` beside them, finite and at least 0.
+            values: float64 `[n]` on the tree's device, finite and at least 0.
 
         Raises:
-            SlotError: a slot outside the tree; nothing is written then. (On the CPU: elsewhere the caller checks.)
-            OptionError: wrong dtypes, shapes or devices; on the CPU also a bad value. Nothing has been written then.
+            SlotError: on the CPU, for a slot outside the tree; nothing is written. On other devices the caller checks.
+            OptionError: for a wrong dtype, shape or device, and on the CPU for an invalid value; nothing is written.
         """
-        slots, values = self._given("slots", slots, torch.int64), self._given("values", values, torch.float64)
+        slots, values = self._checked("slots", slots, torch.int64), self._checked("values", values, torch.float64)
         if slots.shape != values.shape:
             msg = f"slots and values must be of one length, got {tuple(slots.shape)} and {tuple(values.shape)}"
             raise OptionError(msg)
-        if self._check_first:
-            check_slots(slots, self.capacity)
-            check_values(values)
-        self._tree.set(slots, values)
+        self._set(slots, values)
 
     def set_run(self, start: int, count: int, value: float | Tensor) -> None:
         """Write one value to the slots `(start + i) % capacity`, `i < count`. O(count), parents once each.
@@ -306,7 +134,7 @@ class PriorityTree:
             value: finite and at least 0; a 0-dim tensor is read without a host sync on its own device.
 
         Raises:
-            OptionError: a run that does not fit, or (on the CPU) a bad value. Nothing has been written then.
+            OptionError: for a run that does not fit, and on the CPU for an invalid value; nothing is written.
         """
         if not (0 <= start < self.capacity and 0 <= count <= self.capacity):
             msg = (
@@ -317,81 +145,115 @@ class PriorityTree:
         if self._on_cpu:
             value = float(value)
             if not 0.0 <= value < torch.inf:
-                msg = BAD_VALUE.format(value, "")
-                raise OptionError(msg)
-        self._tree.set_run(start, count, value)
+                raise OptionError(_invalid_value(value, ""))
+        self._set_run(start, count, value)
 
     def get(self, slots: Tensor) -> Tensor:
         """Read values, float64 `[n]`, of slots int64 `[n]`; a copy.
 
         Raises:
-            SlotError: a slot outside the tree. (On the CPU: elsewhere the caller checks.)
-            OptionError: wrong dtype, shape or device.
+            SlotError: on the CPU, for a slot outside the tree. On other devices the caller checks.
+            OptionError: for a wrong dtype, shape or device.
         """
-        slots = self._given("slots", slots, torch.int64)
-        if self._check_first:
-            check_slots(slots, self.capacity)
-        return self._tree.get(slots)
+        return self._get(self._checked("slots", slots, torch.int64))
 
     def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Draw slot `i` with probability `value[i] / total` for each number; never a slot whose value is zero.
 
-        The slot is the one in which `uniform * total` falls when all values lie end to end in the order of slots, so
-        sorted numbers give sorted slots (stratified draws).
+        The slot is the one in which `uniform * total` falls when all values are laid end to end in the order of slots,
+        so sorted numbers give sorted slots (stratified draws).
 
         Args:
             uniforms: float64 `[B]` in `[0, 1]`, both ends included, on the tree's device.
 
         Returns:
-            Slots int64 `[B]` and their values float64 `[B]`. On devices other than the CPU a tree without mass gives
-            slot 0 with value 0: to ask would be a host sync.
+            Slots int64 `[B]` and their values float64 `[B]`. On devices other than the CPU a tree whose values are all
+            zero gives slot 0 with value 0, since a check would be a host sync.
 
         Raises:
-            OptionError: on the CPU, if the total is zero or not finite; wrong dtype, shape or device.
+            OptionError: on the CPU, if the total is zero or not finite; for a wrong dtype, shape or device.
         """
-        uniforms = self._given("uniforms", uniforms, torch.float64)
+        uniforms = self._checked("uniforms", uniforms, torch.float64)
         if self._on_cpu:
-            total = float(self._tree.total)
+            total = float(self.total)
             if not 0.0 < total < torch.inf:
                 msg = (
                     f"the priorities must sum to a finite number above 0, got {total}: nothing can be drawn before "
                     "a row has a priority above 0 (with eps > 0 every row has)"
                 )
                 raise OptionError(msg)
-        return self._tree.draw(uniforms)
+        return self._draw(uniforms)
 
+    def sample(
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw slots with their importance weights and generations; see `draw`.
+
+        Args:
+            uniforms: float64 `[B]` in `[0, 1]` on the tree's device, contiguous.
+            beta: exponent of the weights `(value / minimum) ** -beta`.
+            dtype: floating dtype of the weights.
+            ring: generations of the slots.
+
+        Returns:
+            Slots int64 `[B]`, weights `[B]`, generations int64 `[B]`.
+        """
+        slots, values = self.draw(uniforms)
+        least = self.minimum
+        if isinstance(least, float):
+            array = values.numpy()  # numpy starts an operation in a third of torch's time
+            np.power(np.divide(array, least, out=array), -beta, out=array)
+        else:
+            values.div_(least).pow_(-beta)
+        return slots, values.to(dtype), ring.generations_of_rows(slots)
+
+    @abstractmethod
     def clear(self) -> None:
-        """Make all values zero. O(capacity)."""
-        self._tree.clear()
+        """Set all values to zero. O(capacity)."""
 
     def leaves(self, rows: int | None = None) -> Tensor:
         """Return the values of the slots `[0, rows)`, of all by default: float64, a copy.
 
         Raises:
-            OptionError: `rows` outside `[0, capacity]`.
+            OptionError: if `rows` is outside `[0, capacity]`.
         """
         rows = self.capacity if rows is None else rows
         self._check_rows(rows)
-        return self._tree.leaves(rows)
+        return self._leaves(rows)
 
     def load(self, leaves: Tensor) -> None:
-        """Make the values of the first slots these (float64 `[rows]`), and all others zero.
+        """Set the values of the first slots to `leaves` (float64 `[rows]`), and all others to zero.
 
         Raises:
-            OptionError: more rows than slots, a wrong dtype, shape or device, or (on the CPU) a bad value. Nothing has
-                changed then.
+            OptionError: for more rows than slots, a wrong dtype, shape or device, and on the CPU for an invalid value;
+                nothing is changed.
         """
-        leaves = self._given("leaves", leaves, torch.float64)
+        leaves = self._checked("leaves", leaves, torch.float64)
         self._check_rows(leaves.shape[0])
         if self._on_cpu:
-            check_values(leaves)
-        self._tree.load(leaves)
+            _check_values(leaves)
+        self._load(leaves)
 
-    def _on_host(self, number: float | Tensor) -> float | Tensor:
-        return float(number) if self._on_cpu else number
+    @abstractmethod
+    def _set(self, slots: Tensor, values: Tensor) -> None: ...
 
-    def _given(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor, contiguous, if it is what the compiled part may be given."""
+    @abstractmethod
+    def _set_run(self, start: int, count: int, value: float | Tensor) -> None: ...
+
+    @abstractmethod
+    def _get(self, slots: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    @abstractmethod
+    def _leaves(self, rows: int) -> Tensor: ...
+
+    @abstractmethod
+    def _load(self, leaves: Tensor) -> None: ...
+
+    def _checked(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a tensor, contiguous, after a check of dtype, shape and device: native code reads its memory."""
         if tensor.dtype is not dtype or tensor.dim() != 1 or tensor.device != self.device:
             msg = (
                 f"{name} must be a {dtype} tensor [n] on {self.device}, got {tensor.dtype} "
@@ -406,169 +268,149 @@ class PriorityTree:
             raise OptionError(msg)
 
 
-_Stamps: TypeAlias = tuple[int, int, int, int, int, int]
-"""What `Ring.numbers` returns."""
+def _restored(capacity: int, device: torch.device, leaves: Tensor) -> PriorityTree:
+    """Return a tree from its pickled state, in the implementation that this process has."""
+    tree = make_tree(capacity, device)
+    tree.load(leaves)
+    return tree
 
 
-class Ranks(NamedTuple):
-    """What the rows of a tree have beside their leaf, and how a priority becomes one."""
+def _invalid_value(value: float, where: str) -> str:
+    return f"priorities must be finite and at least 0, got {value}{where}: nothing has been written"
 
-    priorities: Tensor
-    """float64 `[capacity]`, contiguous, on the CPU; written to."""
-    hidden: Tensor | None
-    """bool `[capacity]`: whose leaves stay zero; None is none."""
-    rows: int
-    """Slots from here on hold nothing."""
-    eps: float
-    alpha: float
-    within: bool
-    """Whether the largest priorities before and after are asked for."""
+
+def _check_values(values: Tensor) -> None:
+    """Check that values are finite and at least 0.
+
+    Raises:
+        OptionError: naming the first that is not.
+    """
+    bad = ~((values >= 0) & (values < torch.inf))
+    if bad.any():
+        at = int(bad.int().argmax())
+        raise OptionError(_invalid_value(float(values[at]), f" at position {at}"))
 
 
 @final
-class CompiledTree:
-    """The compiled tree with tensors in place of addresses."""
+class NativeTree(PriorityTree):
+    """The tree of the native extension, on the CPU.
+
+    Args:
+        tree: the native tree, which may be in memory shared with other processes.
+    """
+
+    native: SumTree
 
     def __init__(self, tree: SumTree) -> None:
-        self._tree = tree
-        self._forms = (
-            torch.empty(0, dtype=torch.int64, device="cpu"),
-            torch.empty(0, dtype=torch.float32, device="cpu"),
-        )  # of the last sample: to make tensors by
+        super().__init__(tree.capacity, torch.device("cpu"))
+        self.native = tree
+        # outputs of `sample` are made with empty_like of these, which is faster than torch.empty
+        self._like_slots = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._like_weights = torch.empty(0, dtype=torch.float32, device="cpu")
 
     @property
     def nbytes(self) -> int:
         """Bytes of all levels."""
-        return self._tree.nbytes
+        return self.native.nbytes
 
     @property
     def total(self) -> float:
-        """Sum of all leaves."""
-        return self._tree.total
+        """Sum of all values."""
+        return self.native.total
 
     @property
     def minimum(self) -> float:
-        """Smallest leaf above zero, infinity if there is none."""
-        return self._tree.minimum
+        """Smallest value above zero, infinity if there is none."""
+        return self.native.minimum
 
     @property
     def maximum(self) -> float:
-        """Largest leaf; kept up from the first question on."""
-        return self._tree.maximum
-
-    def set(self, slots: Tensor, values: Tensor) -> None:
-        """Write leaves; of equal slots the last one wins."""
-        try:
-            self._tree.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
-        except (IndexError, ValueError):
-            check_slots(slots, self._tree.capacity)
-            check_values(values)
-            raise
-
-    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
-        """Write one value to `count` leaves from `start` on, round the end."""
-        self._tree.set_run(start, count, float(value))
-
-    def get(self, slots: Tensor) -> Tensor:
-        """Read leaves."""
-        out = torch.empty(slots.shape[0], dtype=torch.float64, device="cpu")
-        try:
-            self._tree.get(slots.data_ptr(), slots.shape[0], out.data_ptr())
-        except IndexError:
-            check_slots(slots, self._tree.capacity)
-            raise
-        return out
-
-    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a leaf for each uniform number."""
-        values = torch.empty_like(uniforms)
-        slots = torch.empty_like(uniforms, dtype=torch.int64)
-        self._tree.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
-        return slots, values
+        """Largest value; see `PriorityTree.maximum`."""
+        return self.native.maximum
 
     def sample(
-        self, uniforms: Tensor, beta: float, dtype: torch.dtype, stamps: _Stamps
+        self, uniforms: Tensor, beta: float, dtype: torch.dtype, ring: Ring | SharedRing
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw slots, their weights `(value / smallest value) ** -beta` (float32 or 64) and their stamps."""
-        n = uniforms.shape[0]
-        form, weighed = self._forms
-        if form.shape[0] != n or weighed.dtype is not dtype:
-            form, weighed = self._forms = (
-                torch.empty(n, dtype=torch.int64, device="cpu"),
-                torch.empty(n, dtype=dtype, device="cpu"),
-            )
-        slots, weights, drawn = torch.empty_like(form), torch.empty_like(weighed), torch.empty_like(form)
-        single = dtype is torch.float32
-        at = slots.data_ptr(), weights.data_ptr(), single, drawn.data_ptr()
-        self._tree.sample(uniforms.data_ptr(), n, beta, stamps, *at)
-        return slots, weights, drawn
-
-    def learn(
-        self, slots: Tensor, priorities: Tensor, given: Tensor | None, stamps: _Stamps, ranks: Ranks
-    ) -> tuple[int, float, float, float]:
-        """Give rows priorities, float32 or 64 `[n]`, in order; those with another stamp than `given` are left alone.
-
-        Without stamps, slots of -1 are left out. All tensors are contiguous and on the CPU.
-
-        Returns:
-            How many were left alone, the largest priority given, and, with `within`, the largest that these rows had
-            before, and have now.
+        """Draw slots with their importance weights and generations in one native call; see `PriorityTree.sample`.
 
         Raises:
-            IndexError: without stamps, for a slot beyond the rows; nothing is changed.
-            ValueError: for priorities that are negative, not finite or too large; nothing is changed.
+            ValueError: if the total is zero or not finite.
         """
-        kept, hidden, rows, eps, alpha, within = ranks
-        return self._tree.update(
+        if dtype not in _WEIGHT_DTYPES:
+            return super().sample(uniforms, beta, dtype, ring)
+        n = uniforms.shape[0]
+        if self._like_slots.shape[0] != n or self._like_weights.dtype is not dtype:
+            self._like_slots = torch.empty(n, dtype=torch.int64, device="cpu")
+            self._like_weights = torch.empty(n, dtype=dtype, device="cpu")
+        slots, generations = torch.empty_like(self._like_slots), torch.empty_like(self._like_slots)
+        weights = torch.empty_like(self._like_weights)
+        self.native.sample(
+            uniforms.data_ptr(),
+            n,
+            beta,
+            ring.native_state(),
             slots.data_ptr(),
-            priorities.data_ptr(),
-            priorities.dtype is torch.float32,
-            slots.shape[0],
-            0 if given is None else given.data_ptr(),
-            stamps,
-            kept.data_ptr(),
-            0 if hidden is None else hidden.data_ptr(),
-            rows,
-            eps,
-            alpha,
-            within,
+            weights.data_ptr(),
+            dtype is torch.float32,
+            generations.data_ptr(),
         )
+        return slots, weights, generations
 
     def clear(self) -> None:
-        """Make all leaves zero."""
-        self._tree.clear()
+        """Set all values to zero."""
+        self.native.clear()
 
-    def leaves(self, rows: int) -> Tensor:
-        """Copy the first `rows` leaves."""
-        out = torch.empty(rows, dtype=torch.float64, device="cpu")
-        self._tree.leaves(out.data_ptr(), rows)
+    def _set(self, slots: Tensor, values: Tensor) -> None:
+        try:
+            self.native.set(slots.data_ptr(), values.data_ptr(), slots.shape[0])
+        except (IndexError, ValueError):
+            check_slots(slots, self.capacity)
+            _check_values(values)
+            raise
+
+    def _set_run(self, start: int, count: int, value: float | Tensor) -> None:
+        self.native.set_run(start, count, float(value))
+
+    def _get(self, slots: Tensor) -> Tensor:
+        out = torch.empty(slots.shape[0], dtype=torch.float64, device="cpu")
+        try:
+            self.native.get(slots.data_ptr(), slots.shape[0], out.data_ptr())
+        except IndexError:
+            check_slots(slots, self.capacity)
+            raise
         return out
 
-    def load(self, leaves: Tensor) -> None:
-        """Make the first leaves these, and all others zero."""
-        self._tree.load(leaves.data_ptr(), leaves.shape[0])
+    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        values = torch.empty_like(uniforms)
+        slots = torch.empty_like(uniforms, dtype=torch.int64)
+        self.native.draw(uniforms.data_ptr(), uniforms.shape[0], slots.data_ptr(), values.data_ptr())
+        return slots, values
 
+    def _leaves(self, rows: int) -> Tensor:
+        out = torch.empty(rows, dtype=torch.float64, device="cpu")
+        self.native.leaves(out.data_ptr(), rows)
+        return out
 
-_FAN = 8
-_SHIFT = 3
+    def _load(self, leaves: Tensor) -> None:
+        self.native.load(leaves.data_ptr(), leaves.shape[0])
 
 
 @final
-class TorchTree:
-    """Levels of float64 tensors, eight children to a node; a parent is recomputed from its children, left to right.
+class TorchTree(PriorityTree):
+    """Levels of float64 tensors on any device; a parent is computed from its children, left to right.
 
-    Shapes depend on sizes given by the host alone, so nothing waits for the device.
+    Shapes depend on sizes known to the host alone, so nothing waits for the device.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self.capacity = capacity
+        super().__init__(capacity, device)
         self._sums: list[Tensor] = []
         nodes = capacity
         with torch.inference_mode(mode=False):  # updates come in any mode
             while not self._sums or nodes > 1:
                 nodes = -(-nodes // _FAN) if self._sums else nodes
                 self._sums.append(torch.zeros(-(-nodes // _FAN) * _FAN, dtype=torch.float64, device=device))
-            # Zero stands for "no leaf above zero". Of the leaves these are the sums' own lines.
+            # zero stands for "no leaf above zero"; the three trees share the leaves
             self._leasts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
             self._mosts = [self._sums[0]] + [torch.zeros_like(level) for level in self._sums[1:]]
 
@@ -578,23 +420,33 @@ class TorchTree:
         return sum(level.nbytes for level in (*self._sums, *self._leasts[1:], *self._mosts[1:]))
 
     @property
-    def total(self) -> Tensor:
-        """Sum of all leaves, 0-dim."""
-        return self._sums[-1][0]
+    def total(self) -> float | Tensor:
+        """Sum of all values."""
+        total = self._sums[-1][0]
+        return float(total) if self._on_cpu else total
 
     @property
-    def minimum(self) -> Tensor:
-        """Smallest leaf above zero, 0-dim; infinity if there is none."""
+    def minimum(self) -> float | Tensor:
+        """Smallest value above zero, infinity if there is none."""
         least = self._leasts[-1][0]
-        return torch.where(least > 0, least, torch.inf)
+        least = torch.where(least > 0, least, torch.inf)
+        return float(least) if self._on_cpu else least
 
     @property
-    def maximum(self) -> Tensor:
-        """Largest leaf, 0-dim."""
-        return self._mosts[-1][0]
+    def maximum(self) -> float | Tensor:
+        """Largest value, 0 if there is none."""
+        most = self._mosts[-1][0]
+        return float(most) if self._on_cpu else most
 
-    def set(self, slots: Tensor, values: Tensor) -> None:
-        """Write leaves; of equal slots the last one wins."""
+    def clear(self) -> None:
+        """Set all values to zero."""
+        for level in (*self._sums, *self._leasts, *self._mosts):
+            level.zero_()
+
+    def _set(self, slots: Tensor, values: Tensor) -> None:
+        if self._on_cpu:
+            check_slots(slots, self.capacity)
+            _check_values(values)
         slots, order = slots.sort(stable=True)
         last = torch.searchsorted(slots, slots, right=True) - 1  # equal slots all write the value of the last one
         self._sums[0].index_copy_(0, slots, values.index_select(0, order).index_select(0, last) + 0.0)
@@ -605,22 +457,23 @@ class TorchTree:
             else:
                 self._update_nodes(level, slots)
 
-    def set_run(self, start: int, count: int, value: float | Tensor) -> None:
-        """Write one value to `count` leaves from `start` on, round the end."""
+    def _set_run(self, start: int, count: int, value: float | Tensor) -> None:
         end = min(start + count, self.capacity)
         for first, stop in ((start, end), (0, count - (end - start))):
             if first < stop:
                 self._sums[0][first:stop].fill_(value).add_(0.0)
                 self._update_above(first, stop)
 
-    def get(self, slots: Tensor) -> Tensor:
-        """Read leaves."""
+    def _get(self, slots: Tensor) -> Tensor:
+        if self._on_cpu:
+            check_slots(slots, self.capacity)
         return self._sums[0].index_select(0, slots)
 
-    def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Walk from the root to a leaf for each uniform number."""
-        at = _below((uniforms * self.total).clamp_(min=0.0), self.total)
-        at = torch.where(self.total > 0, at, -1.0)  # a tree without mass: -1 leads to slot 0, never outside
+    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Descend from the root to a leaf for each uniform number."""
+        total = self._sums[-1][0]
+        at = _below((uniforms * total).clamp_(min=0.0), total)
+        at = torch.where(total > 0, at, -1.0)  # all values zero: -1 leads to slot 0, never outside
         nodes = torch.zeros_like(uniforms, dtype=torch.int64)
         for level in reversed(self._sums):
             children = level.view(-1, _FAN).index_select(0, nodes)
@@ -631,26 +484,19 @@ class TorchTree:
             chosen = (prefixes[:, 1:] <= at.unsqueeze(1)).sum(dim=1, keepdim=True)
             at = _below(at - prefixes.gather(1, chosen).squeeze(1), children.gather(1, chosen).squeeze(1))
             nodes = nodes * _FAN + chosen.squeeze(1)
-        return nodes, self.get(nodes)
+        return nodes, self._sums[0].index_select(0, nodes)
 
-    def clear(self) -> None:
-        """Make all leaves zero."""
-        for level in (*self._sums, *self._leasts, *self._mosts):
-            level.zero_()
-
-    def leaves(self, rows: int) -> Tensor:
-        """Copy the first `rows` leaves."""
+    def _leaves(self, rows: int) -> Tensor:
         return self._sums[0][:rows].clone()
 
-    def load(self, leaves: Tensor) -> None:
-        """Make the first leaves these, and all others zero."""
+    def _load(self, leaves: Tensor) -> None:
         self.clear()
         if leaves.shape[0]:
             torch.add(leaves, 0.0, out=self._sums[0][: leaves.shape[0]])
             self._update_above(0, leaves.shape[0])
 
     def _update_above(self, begin: int, end: int) -> None:
-        """Recompute everything above the leaves [begin, end)."""
+        """Recompute all nodes above the leaves `[begin, end)`."""
         for level in range(1, len(self._sums)):
             begin, end = begin // _FAN, -(-end // _FAN)
             self._update_range(level, begin, end)
@@ -662,7 +508,7 @@ class TorchTree:
             tree[level][begin : begin + made.shape[0]] = made
 
     def _update_nodes(self, level: int, nodes: Tensor) -> None:
-        """Recompute listed nodes; of those listed twice both write the same."""
+        """Recompute the nodes listed; for a node listed twice the same number is written twice."""
         for tree, combine in ((self._sums, _sum), (self._leasts, _least), (self._mosts, _most)):
             tree[level].index_copy_(0, nodes, combine(tree[level - 1].view(-1, _FAN).index_select(0, nodes)))
 
@@ -684,5 +530,5 @@ def _most(children: Tensor) -> Tensor:
 
 
 def _below(at: Tensor, end: Tensor) -> Tensor:
-    """`at`, or the largest number below `end` where rounding took it there."""
+    """Return `at`, or the largest number below `end` where rounding made `at` reach it."""
     return torch.where(at < end, at, torch.nextafter(end, torch.zeros_like(end)))

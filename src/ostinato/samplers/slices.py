@@ -166,7 +166,7 @@ class _Slicer:
             raise CheckpointError(msg)
 
 
-def _checked_side(side: bool | int, length: int | None) -> bool | int:  # noqa: FBT001
+def _checked_side(side: Any, length: int | None) -> bool | int:
     if isinstance(side, bool):
         return side
     if not isinstance(side, int) or side < 0 or (length is not None and side >= length):
@@ -640,8 +640,8 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         need = 1 if length is None or self._right is True else max(1, length - int(self._right))  # rows of a slice
         return None if need == 1 and not table.masked else table.starts(need)
 
-    def _reached(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
-        older = super()._reached(slots, starts, episodes)
+    def _completed(self, slots: Tensor, starts: Starts, episodes: EpisodeTable) -> Tensor:
+        older = super()._completed(slots, starts, episodes)
         if self._options.strict_length:
             return older
         episodes.track_firsts()

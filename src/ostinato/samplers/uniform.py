@@ -163,7 +163,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """Forget order and place."""
         self.restart()
 
-    def hear(self, placement: Placement) -> None:
+    def record(self, placement: Placement) -> None:
         """Tell a device of rows just written, so that the replay of a CUDA graph meets them.
 
         Each may have replaced a row of the pass that was still to be drawn by one that may not be drawn.
@@ -171,7 +171,7 @@ class SamplerWithoutReplacement(RandomSampler):
         self._due -= placement.total
         if self._aside is not None and isinstance(placement, Run):
             end = min(placement.start + placement.rows, placement.capacity)
-            self._aside.hear(max(self._aside.rows, end))
+            self._aside.record(max(self._aside.rows, end))
 
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise.
@@ -259,7 +259,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """Draw `count` slots, across the ends of passes."""
         if self.shuffle and view.device != _CPU:
             passes = self._passes_on(view)
-            passes.hear(view.rows)
+            passes.record(view.rows)
             return passes.draw(count, generator)
         self._take_in(view, generator)
         if self.shuffle:

@@ -27,7 +27,7 @@ class SamplerContract(ABC):
         """Return a new sampler."""
 
     def rows(self, sampler: Sampler, rows: int, capacity: int) -> View:  # noqa: ARG002
-        """Return a view of `rows` rows. Override it for samplers that must be notified of rows first."""
+        """Return a view of `rows` rows. Override it for samplers that must record rows first."""
         return make_view(rows, capacity)
 
     # -- tests -----------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class SamplerContract(ABC):
         sampler = self.make()
         sampler.draw(self.rows(sampler, 3, 9), 2, None)
         view = self.rows(sampler, 9, 9)
-        sampler.hear(Run(3, 6, 9))
+        sampler.record(Run(3, 6, 9))
         generator = torch.Generator().manual_seed(0)
         seen = {int(s) for _ in range(200) for s in sampler.draw(view, 3, generator).slots}
         assert seen == set(range(9))

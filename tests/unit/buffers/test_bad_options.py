@@ -47,7 +47,7 @@ def test_a_capacity_may_be_an_integer_of_numpy() -> None:
 
 
 def test_a_tensor_storage_has_the_capacity_of_its_data() -> None:
-    with pytest.raises(CapacityError, match=r"4 rows of the data given.*got 10"):
+    with pytest.raises(CapacityError, match=r"4 rows of the data.*got 10"):
         TensorStorage(torch.zeros(4), max_size=10)
 
 
@@ -104,8 +104,8 @@ def test_batch_sizes_are_positive_integers(wrong: Any) -> None:
 
 def test_batch_sizes_may_be_integers_of_numpy_and_torch() -> None:
     rb = five()
-    assert len(read_ids(rb.sample(np.int64(3)))) == 3  # type: ignore[arg-type]
-    assert len(read_ids(rb.sample(torch.tensor(3)))) == 3  # type: ignore[arg-type]
+    assert len(read_ids(rb.sample(np.int64(3)))) == 3  # type: ignore[call-overload]
+    assert len(read_ids(rb.sample(torch.tensor(3)))) == 3  # type: ignore[call-overload]
 
 
 def test_a_missing_batch_size_is_named() -> None:

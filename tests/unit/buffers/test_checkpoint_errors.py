@@ -452,7 +452,7 @@ def spoil_episodes(rb: ReplayBuffer) -> None:
 
 
 def spoil_priorities(rb: ReplayBuffer) -> None:
-    rb.sampler._ledger._raw[3] = -1.0  # type: ignore[attr-defined]
+    rb.sampler._raw[3] = -1.0  # type: ignore[attr-defined]
 
 
 def spoil_queue(rb: ReplayBuffer) -> None:
@@ -529,7 +529,7 @@ def test_shared_buffers_are_checked(tmp_path: Path) -> None:
     )
     rb.extend(numbered())
     rb.dumps(tmp_path / "save")
-    rb.sampler._ledger._raw[3] = -1.0  # type: ignore[attr-defined]
+    rb.sampler._raw[3] = -1.0  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError):
         rb.dumps(tmp_path / "save")
     other = ReplayBuffer(storage=LazyTensorStorage(16), sampler=PrioritizedSampler(16, 0.6, 0.4), batch_size=4)

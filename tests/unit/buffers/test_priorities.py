@@ -311,7 +311,7 @@ def test_check_has_nothing_to_tell_where_mistakes_raise_at_once(monkeypatch: pyt
     with pytest.raises(PriorityError):
         rb.update_priority(0, -1.0)
     rb.check()
-    monkeypatch.setattr(rb.sampler._ledger, "_bad", torch.tensor(True))  # type: ignore[attr-defined]  # as on a device
+    monkeypatch.setattr(rb.sampler, "_invalid", torch.tensor(True))  # as on a device
     with pytest.raises(PriorityError, match="had no effect"):
         rb.check()
     rb.check()
@@ -519,9 +519,9 @@ def test_two_dimensions_take_pairs_and_tensors_of_pairs() -> None:
     assert torch.equal(rb[info["index"][1], info["index"][0]], batch)
     rb.update_priority(info, torch.ones(64))
     assert rb.stats().stale_updates == 0
-    with pytest.raises(KindError, match=r"a pair \(step, lane\)"):
+    with pytest.raises(KindError, match=r"a pair \(step, environment\)"):
         rb.update_priority([0, 1, 2], 1.0)
-    with pytest.raises(SlotError, match=r"lanes must be in \[0, 3\)"):
+    with pytest.raises(SlotError, match=r"environments must be in \[0, 3\)"):
         rb.update_priority((0, 3), 1.0)
 
 

@@ -244,9 +244,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_priority_within_buffer", {"sampler": PrioritizedSampler(8, 1.0, 1.0, max_priority_within_buffer=True)}),
     ("max_capacity=4", {"sampler": PrioritizedSampler(4, 1.0, 1.0)}),
     ("takes the writer RoundRobinWriter", {"writer": ReservoirWriter()}),
-    ("no account of episodes", {"sample_unit": NStep(2, gamma=0.9)}),
-    ("no account of episodes", {"sample_unit": FrameStack(2, ["obs"])}),
-    ("no account of episodes", {"episodes": Episodes(end_key="done")}),
+    ("does not track episodes", {"sample_unit": NStep(2, gamma=0.9)}),
+    ("does not track episodes", {"sample_unit": FrameStack(2, ["obs"])}),
+    ("does not track episodes", {"episodes": Episodes(end_key="done")}),
 ]
 
 
@@ -397,7 +397,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     assert ids_of(rb) == list(range(12))
     fill(other := make_saved(shared=False, ranked=True), 20)
     serial, _ = ring_of(rb).reserve(2)
-    with pytest.raises(UsageError, match="while nobody writes"):
+    with pytest.raises(UsageError, match="while no process writes"):
         rb.load_state_dict(other.state_dict())
     ring_of(rb).abandon(serial)
     assert ids_of(rb) == list(range(12))

@@ -96,7 +96,7 @@ def die_in_the_lock(rb: ReplayBuffer, at: str) -> None:
             ring._memory.view(torch.float64)[_leaves(rb) + 40 :] = 7.0
         elif at == "commit":
             serial, run = ring.reserve(10)
-            rb.sampler.receive(run, None, rb._engine.view())  # type: ignore[attr-defined]
+            rb.sampler.record_rows(run, None, rb._engine.view())  # type: ignore[attr-defined]
             ring.commit(serial)
             ring._stamps[:5] = -ring._stamps[:5]  # five of ten are committed
         elif at == "reserve":

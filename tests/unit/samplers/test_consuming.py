@@ -41,7 +41,7 @@ class Held:
             self.count += 1
         self.cursor = (self.cursor + rows) % CAPACITY
         self.ring.record(placement)
-        self.sampler.hear(placement)
+        self.sampler.record(placement)
 
     def draw(self, rows: int, generator: torch.Generator | None = None) -> tuple[Draw, list[int]]:
         draw = self.sampler.draw(self.view, rows, generator)
@@ -174,7 +174,7 @@ def test_limited_takes_rows_of_any_writer_and_rows_that_were_there() -> None:
     assert sorted(sampler.draw(view, 4, None).slots.tolist()) == [0, 1, 2, 3]
     picks = Picks(torch.tensor([2, 0, 2]), torch.tensor([0, 1, 2]), torch.tensor([2, 0, 2]))
     stamps.record(picks)
-    sampler.hear(picks)
+    sampler.record(picks)
     assert sampler.draws_left == 2
     assert sorted(sampler.draw(view, 2, None).slots.tolist()) == [0, 2]
     sampler.clear()

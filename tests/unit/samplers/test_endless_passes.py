@@ -129,11 +129,11 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
     for verb, number in [("rows", 3), *script, ("draw", 15)]:
         if verb == "rows":
             rows = max(rows, number)
-            passes.hear(rows)
+            passes.record(rows)
         elif verb == "clear":
             passes.clear()
             rows, drawn = 1, set()
-            passes.hear(1)
+            passes.record(1)
         else:
             if verb == "unseen":
                 passes.leave_host()
@@ -148,7 +148,7 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
 def test_place_and_order_move_on_without_the_host() -> None:
     """What a CUDA graph replays is the device's work alone: the same calls on the same memory."""
     passes = DevicePasses(40, CPU)
-    passes.hear(40)
+    passes.record(40)
     passes.leave_host()
     seen = [passes.draw(16, seeded(i)).tolist() for i in range(5)]
     assert Counter(slot for batch in seen for slot in batch) == dict.fromkeys(range(40), 2)
@@ -157,7 +157,7 @@ def test_place_and_order_move_on_without_the_host() -> None:
 @pytest.mark.parametrize("unseen", [False, True])
 def test_every_row_is_equally_likely_first(unseen: bool) -> None:
     passes, generator = DevicePasses(8, CPU), seeded()
-    passes.hear(8)
+    passes.record(8)
     if unseen:
         passes.leave_host()
     counts = torch.zeros(8)
@@ -169,7 +169,7 @@ def test_every_row_is_equally_likely_first(unseen: bool) -> None:
 @pytest.mark.parametrize("unseen", [False, True])
 def test_a_device_goes_on_from_a_saved_pass(unseen: bool) -> None:
     passes = DevicePasses(9, CPU)
-    passes.hear(7)
+    passes.record(7)
     if unseen:
         passes.leave_host()
     begun = passes.draw(3, seeded()).tolist()
@@ -186,13 +186,13 @@ def test_a_device_has_a_most_of_rows() -> None:
 
 def test_a_sampler_tells_the_device_of_writes() -> None:
     sampler = SamplerWithoutReplacement(endless=True)
-    sampler.hear(Run(0, 5, 9))  # nobody to tell yet
+    sampler.record(Run(0, 5, 9))  # nobody to tell yet
     sampler._aside = DevicePasses(9, CPU)
-    sampler.hear(Run(0, 5, 9))
+    sampler.record(Run(0, 5, 9))
     assert sampler._aside.rows == 5
-    sampler.hear(Run(7, 5, 9))  # wraps: all nine hold rows
+    sampler.record(Run(7, 5, 9))  # wraps: all nine hold rows
     assert sampler._aside.rows == 9
-    sampler.hear(Run(0, 3, 9))
+    sampler.record(Run(0, 3, 9))
     assert sampler._aside.rows == 9
     assert sampler.state_dict()["order"].tolist() == list(range(9))
     sampler.clear()

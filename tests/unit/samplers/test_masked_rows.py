@@ -28,7 +28,6 @@ from ostinato import (
 )
 from ostinato.core.records import Run
 from ostinato.errors import CheckpointError, EmptyBufferError, OstinatoError, SlotError
-from ostinato.samplers.priorities import Ledger
 from ostinato.testing.views import make_view
 
 from ...effort import examples
@@ -135,7 +134,7 @@ def restored(how: str, rb: ReplayBuffer, kind: Kind, log: Log, path: Path) -> Re
 def leaves(rb: ReplayBuffer) -> torch.Tensor:
     """What each row weighs in draws."""
     sampler: Any = rb.sampler
-    return sampler._ledger.tree(rb._engine.view()).leaves(len(rb))  # type: ignore[no-any-return]
+    return sampler._tree_for(rb._engine.view()).leaves(len(rb))  # type: ignore[no-any-return]
 
 
 def agree(kind: Kind, twins: Twins, log: Log) -> None:
@@ -462,12 +461,12 @@ class Model:
         ]
 
 
-def agree_with_model(ledger: Ledger, model: Model, view: View) -> None:
-    tree = ledger.tree(view)
-    priorities, values = ledger.content()
+def agree_with_model(sampler: PrioritizedSampler, model: Model, view: View) -> None:
+    tree = sampler._tree_for(view)
+    priorities, values = sampler._contents()
     assert priorities.tolist() == model.priorities
     assert values.tolist() == pytest.approx(model.values(), rel=1e-14, abs=0)
-    assert ledger.default == model.default
+    assert sampler.default_priority == model.default
     drawable = [value for value in values.tolist() if value > 0]
     assert tree.minimum == min(drawable, default=float("inf"))
     assert tree.total == pytest.approx(sum(drawable), rel=1e-14)
@@ -477,7 +476,8 @@ def agree_with_model(ledger: Ledger, model: Model, view: View) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_leaves_what_plain_python_leaves(seed: int, *, within: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
-    ledger, model, written = Ledger(0.6, 1e-3, within=within), Model(0.6, 1e-3, within=within), 0
+    sampler = PrioritizedSampler(CAPACITY, 0.6, 0.4, 1e-3, max_priority_within_buffer=within)
+    model, written = Model(0.6, 1e-3, within=within), 0
     view = make_view(0, CAPACITY)
 
     def some(below: int, most: int = 6) -> torch.Tensor:
@@ -490,30 +490,33 @@ def test_any_history_leaves_what_plain_python_leaves(seed: int, *, within: bool)
             rows, default, start = int(some(5)[0]) + 1, model.default, written % CAPACITY
             written += rows
             view = make_view(written, CAPACITY)
-            ledger.receive(Run(start, rows, CAPACITY), view)
+            sampler.record_rows(Run(start, rows, CAPACITY), None, view)
             model.priorities += [0.0] * (view.rows - len(model.priorities))
             for i in range(rows):
                 model.put((start + i) % CAPACITY, default, given=False)
         elif step in {1, 2}:
             slots = some(CAPACITY)
-            (ledger.hide if step == 1 else ledger.show)(slots, view)
+            (sampler.hide if step == 1 else sampler.show)(slots, view)
             (model.hidden.update if step == 1 else model.hidden.difference_update)(slots.tolist())
         elif step == 3:
-            ledger.alpha = model.alpha = float(torch.rand((), generator=generator))
+            sampler.alpha = model.alpha = float(torch.rand((), generator=generator))
         else:
             slots = some(view.rows)
             given = torch.randint(0, 4, slots.shape, generator=generator).double() / 3
-            stamps = view.ring.generations(slots)
+            generations = view.ring.generations(slots)
             if step == 4:
-                ledger.assign(slots, given, view)
-            elif step == 5 or ledger.learn(slots, given, stamps, view) is None:
-                ledger._assign_on_device(ledger.tree(view), slots, given, None)
-                ledger._largest, ledger._dirty = max(float(ledger._largest), float(given.max())), within
+                sampler.set_priorities(slots, given, view)
+            elif step == 5:
+                sampler._set_on_device(sampler._tree_for(view), slots, given, None, view.rows)
+                sampler._largest = max(float(sampler._largest), float(given.max()))
+                sampler._largest_outdated = within
+            else:
+                assert sampler.update(slots, given, generations, view) == 0
             pairs = dict(zip(slots.tolist(), given.tolist(), strict=True))
             model.most = max(model.most, float(given.max()))
             for slot, priority in pairs.items():
                 model.put(slot, priority)
-        agree_with_model(ledger, model, view)
+        agree_with_model(sampler, model, view)
 
 
 def hidden_buffer(**options: Any) -> PrioritizedReplayBuffer:

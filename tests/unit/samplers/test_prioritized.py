@@ -11,7 +11,6 @@ import torch
 
 from ostinato import LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, PrioritizedSampler, ReplayBuffer
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, PriorityError
-from ostinato.samplers.priorities import Ledger
 from ostinato.testing.views import make_view
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -325,7 +324,7 @@ def test_sums_do_not_drift_over_many_updates() -> None:
     for _ in range(100):
         index = torch.randint(0, rows, (2_000,), generator=generator)
         rb.update_priority(index, torch.rand(2_000, generator=generator) * 10)
-    tree: Any = rb.sampler._ledger._tree  # type: ignore[attr-defined]
+    tree: Any = rb.sampler._tree  # type: ignore[attr-defined]
     exact = math.fsum(values(rb))
     assert abs(float(tree.total) - exact) / exact < 1e-12
 
@@ -334,30 +333,30 @@ def test_the_way_without_waiting_for_a_device_does_the_same() -> None:
     """Devices get masks where the CPU filters; run on the CPU, both leave the same priorities and values."""
     rows, generator = 50, torch.Generator().manual_seed(9)
     view = make_view(rows, rows)
-    ledgers = [Ledger(0.7, 1e-3, within=False) for _ in range(2)]
+    samplers = [PrioritizedSampler(rows, 0.7, 0.4, 1e-3) for _ in range(2)]
     for _ in range(60):
         slots = torch.randint(0, rows, (40,), generator=generator)
         given = torch.rand(40, dtype=torch.float64, generator=generator) * 5
         keep = torch.rand(40, generator=generator) < 0.7
-        ledgers[0].assign(slots[keep], given[keep], view)
-        ledgers[1]._assign_on_device(ledgers[1].tree(view), slots, given, keep)
-        for one, other in zip(ledgers[0].content(), ledgers[1].content(), strict=True):
+        samplers[0].set_priorities(slots[keep], given[keep], view)
+        samplers[1]._set_on_device(samplers[1]._tree_for(view), slots, given, keep, rows)
+        for one, other in zip(samplers[0]._contents(), samplers[1]._contents(), strict=True):
             assert torch.allclose(one, other, rtol=1e-14)
-        assert torch.equal(*(ledger.content()[0] for ledger in ledgers))
-        assert ledgers[0].default == ledgers[1].default
-    ledgers[1].settle()
+        assert torch.equal(*(sampler._contents()[0] for sampler in samplers))
+        assert samplers[0].default_priority == samplers[1].default_priority
+    samplers[1].raise_deferred()
 
 
 @pytest.mark.parametrize("bad", [(0, -1.0), (0, math.nan), (0, math.inf), (99, 1.0), (-5, 1.0)])
 def test_bad_values_on_a_device_have_no_effect_and_are_told_later(bad: tuple[int, float]) -> None:
-    ledger, view = Ledger(1.0, 0.0, within=False), make_view(4, 8)
-    tree = ledger.tree(view)
+    sampler, view = PrioritizedSampler(8, 1.0, 0.4, 0.0), make_view(4, 8)
+    tree = sampler._tree_for(view)
     slots, given = torch.tensor([bad[0], 2]), torch.tensor([bad[1], 0.5], dtype=torch.float64)
-    ledger._assign_on_device(tree, slots, given, torch.tensor([False, True]))
-    ledger.settle()
-    ledger._assign_on_device(tree, slots, given, None)
-    assert ledger.content()[0].tolist() == [1.0, 1.0, 0.5, 1.0]
-    assert ledger.default == 0.5
+    sampler._set_on_device(tree, slots, given, torch.tensor([False, True]), 4)
+    sampler.raise_deferred()
+    sampler._set_on_device(tree, slots, given, None, 4)
+    assert sampler._contents()[0].tolist() == [1.0, 1.0, 0.5, 1.0]
+    assert sampler.default_priority == 0.5
     with pytest.raises(PriorityError, match="had no effect"):
-        ledger.settle()
-    ledger.settle()
+        sampler.raise_deferred()
+    sampler.raise_deferred()

@@ -341,7 +341,7 @@ def test_edits_through_views_are_followed_when_the_buffer_is_told() -> None:
     batch = buffer.sample()
     first, last = batch["obs"], batch["next_obs"] - 1
     assert not bool(((first <= 24) & (last > 24)).any())
-    with pytest.raises(UsageError, match="no account of episodes"):
+    with pytest.raises(UsageError, match="does not track episodes"):
         ReplayBuffer().read_episodes()
 
 

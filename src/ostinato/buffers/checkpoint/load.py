@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ostinato.buffers.checkpoint.state import readable, restoring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
-from ostinato.durable.arrays import ColumnRecord
 from ostinato.errors import OptionError
 from ostinato.storages.object_columns import unpack, unpack_column
 from ostinato.storages.tensor import raise_mapped_ring
@@ -16,8 +15,6 @@ from ostinato.storages.tensor import raise_mapped_ring
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from torch import Tensor
 
     from ostinato.storages import Storage
 
@@ -30,55 +27,6 @@ class Reading(NamedTuple):
     format_name: str
     verify: bool
     mmap: bool
-
-
-@final
-class _Saved:
-    """A column that is still on the disk; storages read it straight into their memory, or map it."""
-
-    def __init__(self, reader: CheckpointReader, name: str, *, verify: bool) -> None:
-        self._reader = reader
-        self._name = name
-        self._verify = verify
-        record = reader.record(name)
-        self.dtype, self.shape = record.torch_dtype, record.shape
-        self.packed = isinstance(record, ColumnRecord)
-        """Whether it lies in packed rows, beside others."""
-        self.rows = record.of if isinstance(record, ColumnRecord) else name
-        """The array that has the files: packed rows, or the column itself."""
-        self.offset = record.offset if isinstance(record, ColumnRecord) else 0
-        """Where the column begins in each of its rows, in bytes."""
-        whole = reader.whole(self.rows)
-        self.row_bytes = whole.row_bytes if whole.shape else 0
-        """Bytes of each of its rows."""
-
-    def read_into(self, dest: Tensor) -> None:
-        """Read and check the bytes."""
-        self._reader.read_into(self._name, dest, verify=self._verify)
-
-    def read_rows_into(self, dest: Tensor) -> None:
-        """Read the packed rows that it lies in, uint8 `[rows, row_bytes]`."""
-        self._reader.read_into(self.rows, dest, verify=self._verify)
-
-    def read_with(self, others: Sequence[tuple[_Saved, Tensor]]) -> None:
-        """Read columns of the same packed rows, each into its tensor, in one pass."""
-        columns = [(other._name, dest) for other, dest in others]  # noqa: SLF001 (its own kind)
-        self._reader.read_columns(self.rows, columns, verify=self._verify)
-
-    def read(self) -> Tensor:
-        """Read and check the bytes into a new tensor."""
-        return self._reader.read(self._name)
-
-    def opened(self) -> Tensor:
-        """Return the column as it lies in its files, which stay open; read into memory where they cannot be mapped."""
-        try:
-            return self._reader.open_mapped(self._name)
-        except OptionError:
-            return self._reader.read(self._name)
-
-    def map_rows(self, capacity: int) -> Tensor:
-        """Map the rows that it lies in, copy-on-write, with room for so many: uint8 `[capacity * row_bytes]`."""
-        return self._reader.map_rows(self.rows, capacity)
 
 
 def load_buffer(
@@ -110,7 +58,7 @@ def load_buffer(
     with readable(f"a replay buffer in {path}"):
         state = open_state(reader, storages, reading, opened=used)
     if used and reading.verify:
-        reader.verify()
+        reader.verify_arrays()
     for mine, storage in zip(state.get("members", [state]), storages, strict=False) if reading.mmap else ():
         with readable("this storage"):
             saved = mine["storage"]["state"]
@@ -157,11 +105,10 @@ def _get_rows(
     saved = dict(state["storage"]["state"])
     if "columns" in saved:
         names = saved["columns"]
-        # names of up to 1022 characters were written whole before longer ones were cut
-        found = {name: _Saved(reader, f"{prefix}{name}", verify=reading.verify) for name in names}
-        own = (".has", ".apart")  # suffixes, which follow names that were cut
-        named = {n if n.endswith(own) else n[:NAME_LENGTH]: column for n, column in found.items()}
-        saved["columns"] = {n: column.opened() for n, column in named.items()} if opened else named
+        # versions before names were cut wrote up to 1022 characters; suffixes follow a name that was cut
+        kept = [n if n.endswith((".has", ".apart")) else n[:NAME_LENGTH] for n in names]
+        found = reader.columns([f"{prefix}{name}" for name in names], verify=reading.verify, opened=opened)
+        saved["columns"] = dict(zip(kept, found, strict=True))
         saved["mapped"] = reading.mmap
     allow = bool(getattr(storage, "allow_pickle", False))
     if "objects" in saved:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ostinato.buffers.checkpoint.load import Reading, open_state
 from ostinato.buffers.checkpoint.state import Lineage, Snapshot, converted, readable, rows_since
 from ostinato.durable import CheckpointWriter
-from ostinato.durable.arrays import ColumnRecord
 from ostinato.durable.dtypes import dtype_name
 from ostinato.errors import CheckpointError
 from ostinato.storages.object_columns import pack, pack_column
@@ -216,9 +215,8 @@ def _begin_array(
 ) -> list[tuple[RowArray, RowFile]]:
     name, shape = f"{prefix}{array.name}", (rows, *array.data.shape[1:])
     file = begun.writer.begin_rows(name, dtype_name(array.data.dtype), shape, changed)
-    for member in array.members:
-        column = ColumnRecord(name, member.offset, dtype_name(member.dtype), (rows, *member.shape))
-        begun.writer.add_column(f"{prefix}{member.name}", column)
+    columns = [(f"{prefix}{m.name}", m.offset, m.dtype, (rows, *m.shape)) for m in array.members]
+    begun.writer.add_columns(name, columns)
     if file is None:
         return []
     begun.files.append((name, file))

@@ -108,21 +108,21 @@ class Saves:
         self.lineages: dict[str, Lineage] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give nothing: a copy begins anew."""
+        """Return nothing: a copy has no saves."""
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew."""
+        """Start without saves."""
         self.__init__()
 
     def before(self, ring: Ring, where: Placement | Tensor) -> None:
-        """Hear of slots that are about to be written; before they get their ring, under the engine's lock."""
+        """Keep the rows of slots that are about to be written; before the ring records it, under the engine's lock."""
         if self.snapshot is not None:
             slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
             self.snapshot.keep(ring, slots)
 
     def before_clear(self, ring: Ring) -> None:
-        """Hear that ring are about to be forgotten, under the engine's lock."""
+        """Keep which rows were replaced, before the ring is cleared, under the engine's lock."""
         if self.snapshot is not None:
             self.snapshot.note_replaced(ring, ring.rows)
 
@@ -327,13 +327,13 @@ def _restore(saved: dict[str, Any], storage: Storage) -> dict[str, Any]:
         raise CheckpointError(msg)
     try:
         rows = _rebuild(note["tree"], saved["columns"], 0)
-        count, lanes = int(saved["rows"]), max(1, int(saved["lanes"]))
+        count, num_envs = int(saved["rows"]), max(1, int(saved["lanes"]))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         msg = f"the checkpoint does not say how its converted rows nest ({error!r}): it is damaged"
         raise CheckpointError(msg) from error
     for hook in storage.load_hooks:
         rows = hook(rows, out=None)
-    shape = (count,) if storage.ndim == 1 else (count // lanes, lanes)
+    shape = (count,) if storage.ndim == 1 else (count // num_envs, num_envs)
     columns = _columns(rows, note, shape, saved, mine)
     plain = {key: value for key, value in saved.items() if key != "hooked"}
     return {**plain, "columns": columns, "single_copy": None}
@@ -436,7 +436,7 @@ _FOREIGN = (KeyError, TypeError, ValueError, AttributeError, IndexError, Overflo
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Say in words, as a `CheckpointError`, what values of a kind or size that nobody expects raise in a part."""
+    """Raise a `CheckpointError` for what unexpected values in a state raise in a part."""
     try:
         yield
     except (CheckpointError, StorageMemoryError):
@@ -450,25 +450,25 @@ def readable(what: str) -> Iterator[None]:
 
 
 def check_counts(state: dict[str, Any], rows: int) -> None:
-    """Refuse counts, cursors and stamps that a buffer of so many rows cannot have.
+    """Check the counts, cursors and generations of a state with so many rows.
 
     Raises:
         CheckpointError: naming the first of them.
     """
-    storage, stamps = state["storage"]["state"], state["stamps"]
+    storage, ring_state = state["storage"]["state"], state["stamps"]
     capacity = _whole("the storage's capacity", storage["capacity"], 1, _MOST * 2)
     _whole("the number of rows", rows, 0, capacity + 1)
     for name in _COUNTS:
         _whole(name, state[name], 0, _MOST)
-    written = _whole("the number of stamps", stamps["written"], 0, _MOST)
-    base = _whole("the first stamp", stamps["base"], 0, written + 1)
-    _whole("the cursor of the stamps", stamps["cursor"], 0, capacity)
-    array = stamps["array"]
+    written = _whole("the number of stamps", ring_state["written"], 0, _MOST)
+    base = _whole("the first generation", ring_state["base"], 0, written + 1)
+    _whole("the cursor of the stamps", ring_state["cursor"], 0, capacity)
+    array = ring_state["array"]
     if array is not None:
         sound = isinstance(array, Tensor) and array.dtype is torch.int64 and array.ndim == 1
         sound = sound and rows <= array.shape[0] <= capacity
         if not sound or (array.numel() and not 0 <= int(array.min()) <= int(array.max()) <= written):
-            msg = f"the checkpoint's stamps are not those of {rows} rows: it is damaged"
+            msg = f"the checkpoint's generations are not those of {rows} rows: it is damaged"
             raise CheckpointError(msg)
     elif rows > written - base:
         msg = f"the checkpoint holds {rows} rows, of which {written - base} were written: it is damaged"
@@ -476,13 +476,13 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
     cursors = {"storage's": storage.get("cursor"), "writer's": state["writer"]["state"].get("cursor")}
     for whose, cursor in cursors.items():
         if cursor is not None:
-            # where the ring is not full yet, its rows end at the cursor: a gap would hold rows nobody wrote
+            # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
             low, high = (rows, rows + 1) if rows < capacity else (0, capacity)
             _whole(f"the {whose} cursor", cursor, low, high)
 
 
 def check_ticket(state: dict[str, Any], *, episodes: bool) -> None:
-    """Refuse a queued draw that does not hold what draws hold.
+    """Check that a queued draw holds what draws hold.
 
     Args:
         state: of the draw.
@@ -535,7 +535,7 @@ def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable
         StorageMemoryError: if there is too little for it; nothing has changed then.
     """
     storage = engine.storage
-    rows, laid_out, stamps, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
+    rows, laid_out, ring, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
     parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
     fields = {name: getattr(engine, name) for name in _FIELDS}
     random = None if engine.generator is None else engine.generator.get_state()
@@ -552,7 +552,7 @@ def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable
             setattr(engine, name, value)
         if random is not None and engine.generator is not None:
             engine.generator.set_state(random)
-        engine.ring = stamps
+        engine.ring = ring
         engine.restores += 1  # gathers in flight notice that rows were away for a moment
         for bring in kept:
             bring()
@@ -570,7 +570,7 @@ def own_tensors(state: Any) -> Any:
 
 
 def begin_load(engine: LocalEngine) -> None:
-    """Put new stamps in place before rows change, so that gathers in flight notice."""
+    """Replace the ring before rows change, so that gathers in flight notice."""
     engine.ring = Ring(engine.storage.capacity, engine.storage.device)
 
 
@@ -580,9 +580,9 @@ def remember_load(engine: LocalEngine, save: str | None) -> None:
 
 
 def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
-    """Take over the stamps, and the episodes, of a checkpoint whose storage had `capacity` slots.
+    """Restore generations and episodes of a checkpoint whose storage had `capacity` slots.
 
-    Where the capacity is another one now, rows lie by age from slot 0 on, or have stamps in an array.
+    With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
     """
     storage = engine.storage
     rows = len(storage)
@@ -683,7 +683,7 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
-    """Restore a state, by copy; what does not fit is refused before anything changes.
+    """Restore a state, by copy; if it does not fit, nothing has changed.
 
     Raises:
         CheckpointError: naming the part that differs.
@@ -718,7 +718,7 @@ def load_engine_states(
         _load_parts(pairs)
         for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
             engine = target.engine
-            engine.era += was_used  # batches drawn before the load are of other rows, whatever their stamps
+            engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
             end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
             _end_load(engine, state, pending, generator)
         if then is not None:
@@ -805,15 +805,15 @@ def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
     if engine.tracker is not None and engine.tracker.wanted.fixed:
         msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
         raise CheckpointError(msg)
-    rows, stamps = saved_rows(state), state["stamps"]
-    array = stamps["array"]
+    rows, ring_state = saved_rows(state), state["stamps"]
+    array = ring_state["array"]
     if array is not None:
         array = torch.cat((array[seam:], array[:seam]))
     sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
     return {
         **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
         "sampler": {**state["sampler"], "state": sampler},
-        "stamps": {**stamps, "cursor": 0, "array": array},
+        "stamps": {**ring_state, "cursor": 0, "array": array},
         "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
     }
 
@@ -928,9 +928,11 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
         msg = f"the checkpoint holds queued draws of slots beyond its {rows} rows: it is damaged"
         raise CheckpointError(msg)
     kept = [state["weights"], *(state.get(name) for name in ("stamps", "lengths", "dice"))]
-    weights, stamps, lengths, dice = (None if x is None else x.to(device).clone() for x in kept)
-    if any(x is not None and x.shape != slots.shape for x in (weights, stamps, lengths)):
-        msg = f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or stamps"
+    weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in kept)
+    if any(x is not None and x.shape != slots.shape for x in (weights, generations, lengths)):
+        msg = (
+            f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or generations"
+        )
         raise CheckpointError(msg)
     pad = int(state.get("pad", 0))
     if pad and (lengths is None or int(lengths.max()) > pad):
@@ -940,7 +942,7 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     if not 0 <= length <= rows:
         msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
         raise CheckpointError(msg)
-    draw = Draw(slots, weights, None, stamps, lengths, pad, length)
+    draw = Draw(slots, weights, None, generations, lengths, pad, length)
     plan = None
     if "plan" in state:
         plan = read_plan(state["plan"], Schema.from_json(schema), slots, rows)

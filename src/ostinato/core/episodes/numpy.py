@@ -200,7 +200,7 @@ class NumpyEpisodes:
 
     def _locate(self, records: Ints, positions: Ints) -> Ints:
         """Return the slots of the rows at these positions `[n, T]` of the records `[n]`."""
-        out = positions - self._table["length"][records][:, None]  # counted from the newest row
+        out: Ints = positions - self._table["length"][records][:, None]  # counted from the newest row
         for row, record in zip(out, records.tolist(), strict=True):
             row[:] = np.frombuffer(self._slots[record], dtype=np.int64)[row]
         return out
@@ -323,7 +323,7 @@ def _chunks(keys: Ints, closing: Bools, inside: Bools, skip: int) -> list[Ints]:
     order = np.argsort(keys, kind="stable")
     breaks = (keys[order[1:]] != keys[order[:-1]]) | closing[order[:-1]] | ~inside[order[1:]]
     chunks = np.split(order, np.flatnonzero(breaks) + 1)
-    return sorted(chunks, key=lambda rows: int(rows[min(np.searchsorted(rows, skip), rows.size - 1)]))
+    return sorted(chunks, key=lambda rows: int(rows[min(int(np.searchsorted(rows, skip)), rows.size - 1)]))
 
 
 def _scale(randoms: Ints, totals: int | Ints) -> Ints:
