@@ -78,7 +78,7 @@ def check_ring(rb: ReplayBuffer) -> None:
     """Fail unless counts, stamps and tree agree."""
     ring = ring_of(rb)
     with ring.lock:
-        _, holes, filled, committed = ring.now()
+        _, holes, filled, committed = ring.state()
         stamps = ring.generations(torch.arange(ring.capacity))
         assert int((stamps > 0).sum()) == committed == len(rb)
         assert holes == filled - committed

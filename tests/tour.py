@@ -55,8 +55,7 @@ from ostinato import (
 from ostinato.compat import isaacgymenvs, objectrl
 from ostinato.compat.torchrl import load_checkpoint
 from ostinato.core.kinds import is_tensordict
-from ostinato.distributed import routing
-from ostinato.distributed import serialization as packet
+from ostinato.distributed import routing, serialization
 from ostinato.tools import compact, convert, inspect_checkpoint, verify
 from ostinato.transforms import Cast, Compose, Exclude, Rename, Select
 from tests.sharing import AVAILABLE as SHARING
@@ -655,12 +654,12 @@ def routes(directory: Path) -> Steps:
     """What sharded buffers compute, without Ray."""
     uniforms = torch.from_numpy(np.linspace(0.0, 0.99, 12))
     yield "allotted", routing.allot([1.0, 0.0, 2.5], uniforms)
-    yield "dealt", routing.deal([6, 6], [6, 6], uniforms)
+    yield "dealt", routing.allot_consuming([6, 6], [6, 6], uniforms)
     index = routing.join_index(2, ints(-1, 0, 5))
     yield "joined", (index, routing.split_index(index))
     data = {"x": torch.from_numpy(np.arange(3.0)), "empty": torch.from_numpy(np.zeros((0, 2))), "td": rows(3)}
-    packed = packet.pack(data)
-    yield "packet", packet.unpack(packed) if packed is not None else None
+    encoded = serialization.encode_small(data)
+    yield "packet", serialization.decode_small(encoded) if encoded is not None else None
     del directory
 
 

@@ -161,16 +161,17 @@ def _work(rb: TensorDictReplayBuffer, answers: Any) -> None:
     answers.put((len(rb), len(pickle.loads(pickle.dumps(rb)))))
 
 
-def workers(manner: str) -> None:
-    """Workers get a buffer in use, with batches being made ahead; they end, and so do their files."""
+def workers(argument: str) -> None:
+    """Rounds of two workers that get a buffer in use, with batches made ahead: they end, and so do their files."""
     torch.set_num_threads(1)
+    manner, rounds = argument.split("-")
     context: Any = multiprocessing.get_context(manner)
     sampler = PrioritizedSampler(CAPACITY, 0.7, 0.5)
     rb = _buffer(LazyMemmapStorage(CAPACITY), sampler=sampler, prefetch=2)
     rb.extend(rows(0, 7, 1000))
     rb.sample()
     answers = context.Queue()
-    for _ in range(3):
+    for _ in range(int(rounds)):
         crowd = [context.Process(target=_work, args=(rb, answers)) for _ in range(2)]
         for each in crowd:
             each.start()

@@ -50,18 +50,25 @@ def test_a_hundred_thousand_episodes_need_few_open_files(quick_path: Path) -> No
     assert live("episodes", "100000", place=quick_path) == 0
 
 
-@pytest.fixture(params=["fork", "spawn"])
-def manner(request: pytest.FixtureRequest) -> str:
-    if request.param == "fork" and not hasattr(os, "fork"):
-        pytest.skip("needs fork")
-    return request.param  # type: ignore[no-any-return]
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
+@pytest.mark.parametrize(
+    "manner", [pytest.param("fork-3", marks=needs_fork), "spawn-1", pytest.param("spawn-3", marks=pytest.mark.slow)]
+)
 def test_workers_use_a_buffer_and_end(manner: str) -> None:
     assert live("workers", manner) == 0
 
 
-@pytest.mark.parametrize(("how", "status"), [("held", 0), ("local", 0), ("cycle", 0), ("error", 3)])
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("held", 0),
+        pytest.param("local", 0, marks=pytest.mark.slow),
+        pytest.param("cycle", 0, marks=pytest.mark.slow),
+        ("error", 3),
+    ],
+)
 def test_the_interpreter_ends_while_batches_are_made_ahead(how: str, status: int) -> None:
     assert live("leave", how, patience_s=60) == status
 

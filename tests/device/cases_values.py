@@ -478,12 +478,12 @@ def test_draws_that_find_their_place_on_the_device() -> None:
     )
     rb.extend({"id": torch.arange(70, device=DEVICE)})
     rb.sample(5)
-    rb.sampler._aside.leave_host()  # type: ignore[attr-defined]
+    rb.sampler._passes.leave_host()  # type: ignore[attr-defined]
     with no_wait():
         parts = [rb.sample(15)["id"] for _ in range(6)] + [rb.sample(5)["id"]]
     drawn = torch.cat(parts).tolist()
     assert sorted(drawn[45:]) == list(range(20, 70))
-    assert rb.sampler._aside.place == 0  # type: ignore[attr-defined]
+    assert rb.sampler._passes.place == 0  # type: ignore[attr-defined]
 
 
 class _Elsewhere(ostinato.RandomSampler):

@@ -1,4 +1,4 @@
-"""One small Ray cluster for all tests that want one."""
+"""One small Ray cluster for all tests that need one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
     ray.init(
-        address="local",  # its own, whatever runs here
+        address="local",  # a new one, even if another cluster is running
         num_cpus=4,
         object_store_memory=150_000_000,
         include_dashboard=False,

@@ -1,4 +1,4 @@
-"""One of the two processes of `test_rpc.py`: rank 0 holds the buffer, rank 1 drives it."""
+"""One of the two processes of `test_rpc.py`: rank 0 owns the buffer, rank 1 uses it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Node(RemoteTensorDictReplayBuffer):
 
 
 def check(truth: bool) -> None:
-    """Stop if something is not so, also under `python -O`."""
+    """Exit if a condition is false, also under `python -O`."""
     if not truth:
         msg = "not so"
         raise RuntimeError(msg)
 
 
 def rows(first: int, count: int) -> TensorDict:
-    """Rows that say which they are."""
+    """Rows that hold their own numbers."""
     return TensorDict({"obs": torch.arange(first, first + count), "td_error": torch.ones(count)}, [count])
 
 
@@ -67,7 +67,7 @@ def drive(folder: Path) -> None:
 
 
 def wait() -> None:
-    """Let a reader wait on the owner for rows that come, and for rows that do not."""
+    """Wait on the owner for rows that are written, and for rows that are not."""
     options = {"storage": LazyTensorStorage(16), "sampler": QueueSampler(), "batch_size": 4}
     rref = rpc.remote("owner", RemoteTensorDictReplayBuffer, kwargs=options)
     future = rref.rpc_async().sample(timeout_s=30.0)
@@ -82,7 +82,7 @@ def wait() -> None:
 
 
 def main() -> None:
-    """Meet the other process, work, and part."""
+    """Connect to the other process, work, and disconnect."""
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=8, rpc_timeout=60, init_method=os.environ["RENDEZVOUS"]

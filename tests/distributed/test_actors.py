@@ -1,4 +1,4 @@
-"""The object behind a handle, without a cluster: writes are those of the buffer."""
+"""The classes that run in actors, without a cluster: a write does what it does in the buffer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tensordict import TensorDict
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 from ostinato import LazyTensorStorage, ListStorage, RateLimiter, ReplayBuffer, TensorDictReplayBuffer
-from ostinato.distributed.actors import Host, Recipe
-from ostinato.distributed.rate_limit_actor import count_rows
-from ostinato.distributed.sampling import Part, join
-from ostinato.distributed.serialization import seal, unseal
+from ostinato.distributed.actors import BufferActor, BufferSpec
+from ostinato.distributed.sampling import Part, join_parts
+from ostinato.distributed.serialization import decode, encode
+from ostinato.distributed.writing import count_rows
 from ostinato.errors import CastWarning, KindError, SchemaError
 
 
-def host(storage: Any = None, **options: Any) -> Host:
+def host(storage: Any = None, **options: Any) -> BufferActor:
     storage = LazyTensorStorage(8) if storage is None else storage
-    return Host(Recipe(ReplayBuffer, (), {"storage": storage, "batch_size": 4, **options}, None))
+    return BufferActor(BufferSpec(ReplayBuffer, (), {"storage": storage, "batch_size": 4, **options}, None))
 
 
-def call(actor: Host, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method as a handle does; what Ray sends is pickled on both ways."""
-    request = pickle.loads(pickle.dumps(seal((name, args, kwargs))))
-    return unseal(pickle.loads(pickle.dumps(actor.wait(0.0, request))))
+def call(actor: BufferActor, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method as a handle does, with pickled arguments and results."""
+    request = pickle.loads(pickle.dumps(encode((name, args, kwargs))))
+    return decode(pickle.loads(pickle.dumps(actor.call_polling(0.0, request))))
 
 
 def test_values_are_cast_by_the_buffer() -> None:
@@ -67,16 +67,16 @@ def test_no_rows_count_as_none() -> None:
         assert count_rows(none) == 0
 
 
-def test_ragged_rows_travel_as_lazy_stacks_and_are_not_joined() -> None:
+def test_ragged_rows_are_sent_as_lazy_stacks_and_are_not_joined() -> None:
     rows = [TensorDict({"x": torch.arange(n + 1)}) for n in range(3)]
-    actor = Host(Recipe(TensorDictReplayBuffer, (), {"storage": ListStorage(8), "batch_size": 4}, None))
+    actor = BufferActor(BufferSpec(TensorDictReplayBuffer, (), {"storage": ListStorage(8), "batch_size": 4}, None))
     call(actor, "extend", rows)
     batch = call(actor, "sample")
     assert [one["x"].tolist() for one in batch.unbind(0)] == [list(range(n + 1)) for n in batch["index"].tolist()]
     ragged = call(actor, "__getitem__", slice(0, 3))
     part = Part(0, ragged, {"index": torch.arange(3)}, torch.arange(3))
     with pytest.raises(KindError, match="tensors of one shape"):
-        join([part])
+        join_parts([part])
 
 
 def test_shards_of_different_dtypes_are_not_joined() -> None:
@@ -85,5 +85,5 @@ def test_shards_of_different_dtypes_are_not_joined() -> None:
         Part(shard, {"x": torch.zeros(2, dtype=dtype)}, {"index": torch.arange(2)}, spots[shard])
         for shard, dtype in enumerate((torch.float32, torch.float64))
     ]
-    with pytest.raises(SchemaError, match="shards 0 and 1 hold rows of different forms"):
-        join(parts)
+    with pytest.raises(SchemaError, match="shards 0 and 1 hold rows of different schemas"):
+        join_parts(parts)

@@ -1,4 +1,4 @@
-"""What waits at the limiter of shards, and at shards that are full: how it is counted, and how it ends in time."""
+"""The rate limiter of shards, and full shards: how rows are counted, and how waits end in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ostinato import (
     RateLimiter,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.rate_limit_actor import GRACE_S, Tally, Turnstile
+from ostinato.distributed.rate_limit_actor import GRACE_S, RateLimitClient, RowCounter
 from ostinato.errors import LostBufferError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -36,31 +36,35 @@ CAPACITY = 1000
 
 @pytest.fixture(scope="module")
 def shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
-    made = ShardedReplayBuffer(2, storage=partial(LazyTensorStorage, CAPACITY), batch_size=16, patience_s=60.0)
+    made = ShardedReplayBuffer(2, storage=partial(LazyTensorStorage, CAPACITY), batch_size=16, shard_timeout_s=60.0)
     with closing(made):
         yield made
 
 
 @pytest.fixture
 def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., ShardedReplayBuffer]]:
-    """The same actors as another buffer: starting some takes seconds."""
+    """The same actors as another buffer, because starting actors takes seconds."""
     started = []
 
     def remake(
         limiter: RateLimiter | None = None,
         sampler: Any = RandomSampler,
         capacity: int = CAPACITY,
-        patience_s: float = 60.0,
+        shard_timeout_s: float = 60.0,
     ) -> ShardedReplayBuffer:
         shards.apply(_renew, partial(LazyTensorStorage, capacity), sampler)
-        made, way = sampler(), shards._way
-        about = way.about._replace(
+        made, connection = sampler(), shards._connection
+        info = connection.info._replace(
             capacity=capacity, counting=made.counting, waits=isinstance(made, QueueSampler), prioritized=False
         )
-        turnstile = None if limiter is None else Turnstile.make(limiter, way.actors, about)
-        if turnstile is not None:
-            started.append(turnstile.actor)
-        return shards._along(about=about, turnstile=turnstile, patience_s=patience_s)
+        limiter_client = (
+            None
+            if limiter is None
+            else RateLimitClient.start(limiter, connection.actors, capacity=info.capacity, counting=info.counting)
+        )
+        if limiter_client is not None:
+            started.append(limiter_client.actor)
+        return shards._handle(info=info, limiter=limiter_client, shard_timeout_s=shard_timeout_s)
 
     yield remake
     for actor in started:
@@ -82,13 +86,13 @@ def scalar(n: int) -> dict[str, torch.Tensor]:
 
 
 def ask(cluster: Any, rb: ShardedReplayBuffer, name: str) -> Any:
-    assert rb._way.turnstile is not None
-    return cluster.get(getattr(rb._way.turnstile.actor, name).remote())
+    assert rb._connection.limiter is not None
+    return cluster.get(getattr(rb._connection.limiter.actor, name).remote())
 
 
 def pid_of_limiter(cluster: Any, rb: ShardedReplayBuffer) -> int:
-    assert rb._way.turnstile is not None
-    return int(cluster.get(rb._way.turnstile.actor.__ray_call__.remote(lambda _: os.getpid())))
+    assert rb._connection.limiter is not None
+    return int(cluster.get(rb._connection.limiter.actor.__ray_call__.remote(lambda _: os.getpid())))
 
 
 @contextmanager
@@ -105,7 +109,7 @@ def pid_of(cluster: Any, rb: ShardedReplayBuffer, shard: int) -> int:
 
 
 def all_at_once(number: int, call: Callable[[int], Any]) -> tuple[list[Any], float]:
-    """Call from so many threads; return what each said or raised, and how long all took."""
+    """Call from several threads; return results and errors, and how long all took."""
     found: list[Any] = [None] * number
 
     def run(i: int) -> None:
@@ -123,40 +127,40 @@ def all_at_once(number: int, call: Callable[[int], Any]) -> tuple[list[Any], flo
     return found, time.monotonic() - began
 
 
-def test_rows_are_counted_at_one_pace_however_many_wait(cluster: Any, remade: Any) -> None:
+def test_rows_are_counted_at_a_fixed_interval(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter(min_size_to_sample=64))
     with pytest.raises(WaitTimeoutError, match=r"0 row\(s\) can be drawn"):
         rb.sample(timeout_s=0.0)
-    before = ask(cluster, rb, "looks")
+    before = ask(cluster, rb, "num_counts")
     readers = [rb.pinned(0) for _ in range(40)]
     found, took = all_at_once(40, lambda i: readers[i].sample(timeout_s=0.8))
     assert all(isinstance(error, WaitTimeoutError) for error in found)
-    assert 2 <= ask(cluster, rb, "looks") - before <= took / 0.02 + 2
+    assert 2 <= ask(cluster, rb, "num_counts") - before <= took / 0.02 + 2
     time.sleep(0.1)
-    before = ask(cluster, rb, "looks")
+    before = ask(cluster, rb, "num_counts")
     time.sleep(0.3)
-    assert ask(cluster, rb, "looks") == before  # nobody waits
+    assert ask(cluster, rb, "num_counts") == before  # no call waits
     for _ in range(8):
         rb.extend(rows(8))
-    assert ask(cluster, rb, "looks") == before  # nor does a write ask, without a ratio
-    assert rb.sample(timeout_s=0.0)["x"].shape == (16,)  # what was written before the call counts, even so
+    assert ask(cluster, rb, "num_counts") == before  # nor does a write request a count, without a ratio
+    assert rb.sample(timeout_s=0.0)["x"].shape == (16,)  # what was written before the call still counts
 
 
-def test_writes_below_the_minimum_ask_only_when_it_may_be_reached(cluster: Any, remade: Any) -> None:
+def test_writes_below_the_minimum_request_counts_only_when_it_may_be_reached(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=16, min_size_to_sample=64))
     rb.extend(rows(8))
-    before = ask(cluster, rb, "looks")
+    before = ask(cluster, rb, "num_counts")
     for _ in range(9):
         rb.extend(rows(8))  # to the top of the band: 64 + 16
-    assert ask(cluster, rb, "looks") == before
+    assert ask(cluster, rb, "num_counts") == before
     with pytest.raises(WaitTimeoutError, match="8 more row"):
         rb.extend(rows(8), timeout_s=0.0)
-    assert ask(cluster, rb, "looks") > before
+    assert ask(cluster, rb, "num_counts") > before
     rb.sample(timeout_s=0.0)
     rb.extend(rows(8), timeout_s=0.0)
 
 
-def test_a_stopped_shard_slows_no_verdict(cluster: Any, remade: Any) -> None:
+def test_a_stopped_shard_delays_no_decision(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter(min_size_to_sample=64))
     rb.pinned(1).extend(rows(64))
     rb.pinned(0).extend(rows(32))
@@ -171,7 +175,7 @@ def test_a_stopped_shard_slows_no_verdict(cluster: Any, remade: Any) -> None:
             took.append(time.monotonic() - began)
         assert min(took) < 0.3
         took = []
-        for _ in range(3):  # the quickest counts: the machine may be busy with other things
+        for _ in range(3):  # the fastest counts: the machine may be busy
             began = time.monotonic()
             ask(cluster, rb, "begin")
             took.append(time.monotonic() - began)
@@ -180,7 +184,7 @@ def test_a_stopped_shard_slows_no_verdict(cluster: Any, remade: Any) -> None:
 
 
 @pytest.mark.parametrize("sampler", [partial(LimitedSampler, 1), QueueSampler])
-def test_the_minimum_holds_where_rows_are_used_up(cluster: Any, remade: Any, sampler: Any) -> None:
+def test_the_minimum_holds_if_draws_consume_rows(cluster: Any, remade: Any, sampler: Any) -> None:
     rb = remade(RateLimiter(min_size_to_sample=48), sampler)
     rb.extend(rows(96))
     for _ in range(4):  # 96, 80, 64 and 48 rows are there
@@ -197,7 +201,7 @@ def test_waits_for_the_limiter_and_for_room_share_one_time(cluster: Any, remade:
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000, min_size_to_sample=8), QueueSampler, 16)
     writer = rb.pinned(0)
     writer.extend(rows(16), timeout_s=5.0)
-    before = ask(cluster, rb, "counts")
+    before = ask(cluster, rb, "totals")
     for timeout_s in (0.0, 1.5):
         began = time.monotonic()
         with pytest.raises(WaitTimeoutError, match=rf"waited {timeout_s:g} s for readers: there is room for 0 of 8"):
@@ -205,19 +209,19 @@ def test_waits_for_the_limiter_and_for_room_share_one_time(cluster: Any, remade:
         assert timeout_s <= time.monotonic() - began < timeout_s + 3.0
     assert before == (16, 0)
     until = time.monotonic() + 20
-    while (counts := ask(cluster, rb, "counts")) != before:  # taken back, which nobody waits for
+    while (counts := ask(cluster, rb, "totals")) != before:  # given back, which no call waits for
         assert time.monotonic() < until, counts
     assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
     writer.extend(rows(8), timeout_s=5.0)
 
 
-def test_many_writers_wait_for_room_and_are_told_in_time(remade: Any) -> None:
+def test_many_writers_wait_for_room_and_time_out(remade: Any) -> None:
     rb = remade(None, QueueSampler, 16)
     rb.pinned(0).extend(rows(16))
     writers = [rb.pinned(0) for _ in range(100)]
     found, took = all_at_once(100, lambda i: writers[i].extend(rows(8), timeout_s=4.0))
     assert all(isinstance(error, WaitTimeoutError) for error in found), found
-    assert took < 4.0 + 100 / 32 + 5.0  # a turn for each, and Ray's time: not 4 s for each 32 of them
+    assert took < 4.0 + 100 / 32 + 5.0  # a poll for each, and Ray's overhead: not 4 s for each 32 of them
     assert len(rb) == 16
 
 
@@ -231,7 +235,7 @@ class Doomed:
         buffer.extend(rows(8, 1000))
 
 
-def test_a_dead_writer_is_given_up_at_a_full_queue(cluster: Any, remade: Any) -> None:
+def test_the_call_of_a_dead_writer_ends_at_a_full_queue(cluster: Any, remade: Any) -> None:
     rb = remade(None, QueueSampler, 16)
     rb.pinned(0).extend(rows(16))
     doomed = cluster.remote(Doomed).options(num_cpus=0).remote()
@@ -241,12 +245,12 @@ def test_a_dead_writer_is_given_up_at_a_full_queue(cluster: Any, remade: Any) ->
     os.kill(pid, signal.SIGKILL)
     time.sleep(2.5)
     assert rb.sample(timeout_s=5.0)["x"].tolist() == list(range(16))
-    with pytest.raises(WaitTimeoutError, match=r"good for 0 draw"):
-        rb.sample(8, timeout_s=0.3)  # nothing of the dead one's was written
+    with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw"):
+        rb.sample(8, timeout_s=0.3)  # the dead writer has written nothing
 
 
-def test_a_write_passes_a_stopped_shard_by(cluster: Any, remade: Any) -> None:
-    rb = remade(patience_s=0.5)
+def test_a_write_skips_a_stopped_shard(cluster: Any, remade: Any) -> None:
+    rb = remade(shard_timeout_s=0.5)
     with stopped(pid_of(cluster, rb, 0)), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         began = time.monotonic()
@@ -256,7 +260,7 @@ def test_a_write_passes_a_stopped_shard_by(cluster: Any, remade: Any) -> None:
     assert "shard 0 of 2 does not answer" in str(caught[0].message)
 
 
-def test_a_write_to_a_stopped_queue_ends_at_its_time(cluster: Any, remade: Any) -> None:
+def test_a_write_to_a_stopped_queue_times_out(cluster: Any, remade: Any) -> None:
     rb = remade(None, QueueSampler, 16)
     rb.pinned(1).extend(rows(16))
     with stopped(pid_of(cluster, rb, 0)), warnings.catch_warnings():
@@ -268,9 +272,9 @@ def test_a_write_to_a_stopped_queue_ends_at_its_time(cluster: Any, remade: Any) 
 
 
 def test_a_busy_shard_gets_its_rows_once(cluster: Any, remade: Any) -> None:
-    rb = remade(patience_s=0.2)
+    rb = remade(shard_timeout_s=0.2)
     shut = [rb.actors[0].apply.options(concurrency_group="write").remote(_sleep) for _ in range(32)]
-    index = rb.pinned(0).extend(rows(8))  # behind them, long after its time
+    index = rb.pinned(0).extend(rows(8))  # behind them, long after its timeout
     assert (index >> 40).tolist() == [0] * 8
     assert not rb.missing
     assert len(rb) == 8
@@ -281,7 +285,7 @@ def _sleep(_: Any) -> None:
     time.sleep(1.5)
 
 
-def test_a_stopped_limiter_holds_nobody_longer_than_its_time(cluster: Any, remade: Any) -> None:
+def test_calls_time_out_while_the_limiter_is_stopped(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter(samples_per_insert=1, error_buffer=1000))
     rb.extend(rows(16))
     with stopped(pid_of_limiter(cluster, rb)):
@@ -292,7 +296,7 @@ def test_a_stopped_limiter_holds_nobody_longer_than_its_time(cluster: Any, remad
             assert time.monotonic() - began < 0.5 + GRACE_S + 3.0
     assert rb.sample(timeout_s=30.0)["x"].shape == (16,)
     until = time.monotonic() + 20
-    while (counts := ask(cluster, rb, "counts")) != (16, 16):  # what was given up does not count
+    while (counts := ask(cluster, rb, "totals")) != (16, 16):  # abandoned calls do not count
         assert time.monotonic() < until, counts
         time.sleep(0.05)
 
@@ -307,19 +311,19 @@ def test_rows_of_any_kind_pass_the_limiter(remade: Any) -> None:
         assert set(rb.sample()["x"].tolist()) == {1, 2, 3}
 
 
-def test_a_lost_limiter_says_what_is_lost(cluster: Any, remade: Any) -> None:
+def test_the_error_of_a_dead_limiter_says_what_to_do(cluster: Any, remade: Any) -> None:
     rb = remade(RateLimiter())
     rb.extend(rows(16))
-    cluster.kill(rb._way.turnstile.actor)
+    cluster.kill(rb._connection.limiter.actor)
     with pytest.raises(LostBufferError, match=r"rate limiter is gone for good .* shards keep their rows") as caught:
         rb.sample()
     assert "its rows" not in str(caught.value)
     assert len(rb) == 16
 
 
-def test_what_passes_during_a_count_is_not_forgotten() -> None:
+def test_calls_allowed_during_a_count_are_counted() -> None:
     class Slow:
-        """A shard with 10 rows, that takes its time."""
+        """A slow shard with 10 rows."""
 
         def __init__(self) -> None:
             self.asked, self.gate = asyncio.Event(), asyncio.Event()
@@ -335,24 +339,24 @@ def test_what_passes_during_a_count_is_not_forgotten() -> None:
 
     async def run() -> None:
         shard = Slow()
-        tally = Tally([shard], lambda: False, lambda: None, counting=True)
+        counter = RowCounter([shard], lambda: False, lambda: None, counting=True)
         shard.gate.set()
-        await tally.reach(tally.want())
-        assert (tally.least, tally.most) == (10, 10)
-        tally.wrote(3)
-        tally.drew(2)
+        await counter.wait_for(counter.request())
+        assert (counter.least, counter.most) == (10, 10)
+        counter.add_written(3)
+        counter.add_drawn(2)
         shard.gate.clear()
         shard.asked.clear()
-        number = tally.want()
+        number = counter.request()
         await shard.asked.wait()
-        assert (tally.least, tally.most) == (8, 13)  # it knows nothing yet
-        tally.wrote(1)
-        tally.drew(4)
-        assert (tally.least, tally.most) == (4, 14)
+        assert (counter.least, counter.most) == (8, 13)  # the count is not finished
+        counter.add_written(1)
+        counter.add_drawn(4)
+        assert (counter.least, counter.most) == (4, 14)
         shard.gate.set()
-        await tally.reach(number - 1)
-        assert (tally.least, tally.most) == (4, 11)  # draws let through before it may be under way still
-        await tally.reach(tally.want())
-        assert (tally.least, tally.most) == (10, 10)
+        await counter.wait_for(number - 1)
+        assert (counter.least, counter.most) == (4, 11)  # draws allowed before it may not have arrived yet
+        await counter.wait_for(counter.request())
+        assert (counter.least, counter.most) == (10, 10)
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""A buffer in an actor does what the same buffer does here."""
+"""A buffer in an actor does what the same local buffer does."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rb(cluster: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def actor(cluster: Any) -> Any:
-    """One actor for many tests: to start one takes seconds."""
+    """One actor for many tests, because starting one takes seconds."""
     made = RayReplayBuffer(storage=STORAGE, batch_size=16, generator=seeded())
     yield made
     made.close()
@@ -80,7 +80,7 @@ def actor(cluster: Any) -> Any:
 
 @pytest.fixture
 def local_and_ray(actor: Any) -> Any:
-    """Make a local buffer and the one in the actor alike, empty and with the same seed; `prefetch` is the handle's."""
+    """Return a local buffer and a handle of an equal one in the actor, empty and with the same seed."""
 
     def make(
         storage: Any = STORAGE, sampler: Any = RandomSampler, transform: Any = None, prefetch: int = 0
@@ -91,7 +91,7 @@ def local_and_ray(actor: Any) -> Any:
         actor.empty()
         actor.apply(_begin_anew, transform)
         handle = object.__new__(RayReplayBuffer)
-        handle.__setstate__({**actor.__getstate__(), "depth": prefetch})
+        handle.__setstate__({**actor.__getstate__(), "prefetch": prefetch})
         return ReplayBuffer(storage=storage, sampler=sampler, batch_size=16, generator=seeded()), handle
 
     return make
@@ -107,7 +107,7 @@ def members(cls: type) -> set[str]:
     return {name for name in vars(cls) if not name.startswith("_") or name in own}
 
 
-def test_every_public_word_of_a_buffer_is_there() -> None:
+def test_a_handle_has_every_public_name_of_a_buffer() -> None:
     words = members(ReplayBuffer) | {"update_tensordict_priority", "priority_key"}
     assert words - members(RayReplayBuffer) == set()
     assert members(RayReplayBuffer) - words == {"actor", "apply", "close"}
@@ -118,7 +118,7 @@ def test_every_public_word_of_a_buffer_is_there() -> None:
             assert remote == list(inspect.signature(local).parameters), name
 
 
-def test_shards_have_the_words_of_writing_and_sampling() -> None:
+def test_sharded_buffers_have_the_names_of_writing_and_sampling() -> None:
     words = {
         "add", "extend", "sample", "update_priority", "update_tensordict_priority", "empty", "stats", "dumps", "loads",
         "batch_size", "write_count", "__len__", "__bool__", "__iter__", "__getitem__", "__repr__",
@@ -150,7 +150,7 @@ def test_draws_are_those_of_a_local_buffer(local_and_ray: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 6])
-def test_a_batch_is_the_callers_to_change(local_and_ray: Any, prefetch: int) -> None:
+def test_a_batch_may_be_modified(local_and_ray: Any, prefetch: int) -> None:
     _, remote = local_and_ray(storage=partial(LazyTensorStorage, 4), prefetch=prefetch)
     images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
     remote.extend({"image": images})
@@ -162,7 +162,7 @@ def test_a_batch_is_the_callers_to_change(local_and_ray: Any, prefetch: int) -> 
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3, 8])
-def test_an_epoch_gives_each_row_once_and_ends(local_and_ray: Any, prefetch: int) -> None:
+def test_an_epoch_has_each_row_once_and_ends(local_and_ray: Any, prefetch: int) -> None:
     local, remote = local_and_ray(sampler=SamplerWithoutReplacement, prefetch=prefetch)
     data = rows(30)
     local.extend(data)
@@ -185,7 +185,7 @@ def test_prefetch_does_not_change_the_draws(local_and_ray: Any, prefetch: int) -
         assert torch.equal(remote.sample()["x"], local.sample()["x"])
 
 
-def test_prefetch_begins_anew_after_an_error(local_and_ray: Any) -> None:
+def test_prefetch_continues_after_an_error(local_and_ray: Any) -> None:
     _, remote = local_and_ray(prefetch=2)
     with pytest.raises(EmptyBufferError, match="add rows first"):
         remote.sample()
@@ -236,18 +236,18 @@ def test_no_more_than_prefetch_are_drawn_ahead(cluster: Any, local_and_ray: Any,
     fewest = prefetch - max(1, prefetch // 2) + 1
     for taken in range(1, 12):
         remote.sample()
-        coming = [reference for _, call in remote._supply.stream._coming for reference in call]
+        coming = [reference for _, call in remote._stream.stream._requests for reference in call]
         cluster.wait(coming, num_returns=len(coming), timeout=60)
         ahead = (remote.stats().rows_drawn - before) // 16 - taken
         assert fewest <= ahead <= prefetch
 
 
 def test_prefetch_overlaps_with_learning(cluster: Any, local_and_ray: Any) -> None:
-    """While the learner does something else, its next batches are made and sent."""
+    """The next batches are made and sent while the learner is busy."""
     _, remote = local_and_ray(prefetch=4)
     remote.extend(rows(10))
     remote.sample()
-    coming = [reference for _, call in remote._supply.stream._coming for reference in call]
+    coming = [reference for _, call in remote._stream.stream._requests for reference in call]
     ready, _ = cluster.wait(coming, num_returns=4, timeout=60)
     assert len(ready) == 4
 
@@ -266,7 +266,7 @@ def test_tensordicts_and_priorities(rb: Any) -> None:
     assert bool((kept[batch["index"]] == 50.0).all())
 
 
-def test_the_field_of_priorities_can_be_changed(rb: Any) -> None:
+def test_the_priority_key_can_be_changed(rb: Any) -> None:
     rb.empty()
     rb.extend(TensorDict(rows(10), [10]))
     assert rb.priority_key == "td_error"
@@ -336,7 +336,7 @@ def test_parts_stay_in_the_actor(rb: Any) -> None:
         rb.read_episodes()
 
 
-def test_parts_can_be_exchanged(local_and_ray: Any) -> None:
+def test_parts_can_be_replaced(local_and_ray: Any) -> None:
     _, remote = local_and_ray()
     remote.extend(rows(10))
     old = remote.set_sampler(PrioritizedSampler(100, 1.0, 1.0))
@@ -369,7 +369,7 @@ def test_checkpoints_are_those_of_local_buffers(local_and_ray: Any, tmp_path: Pa
 
 
 def test_workers_write_while_a_learner_samples(cluster: Any, local_and_ray: Any) -> None:
-    """Rows are checksummed: none is torn, none is lost, whoever writes."""
+    """Rows hold checksums: none is torn or lost with several writers."""
     _, rb = local_and_ray(storage=partial(LazyTensorStorage, 4000), prefetch=2)
 
     def write(buffer: Any, worker: int) -> int:
@@ -393,7 +393,7 @@ def test_workers_write_while_a_learner_samples(cluster: Any, local_and_ray: Any)
     assert seen > 0
 
 
-def test_readers_that_wait_do_not_keep_writers_out(local_and_ray: Any, tmp_path: Path) -> None:
+def test_waiting_readers_do_not_block_writers(local_and_ray: Any, tmp_path: Path) -> None:
     flag = tmp_path / "go on"
     _, remote = local_and_ray(transform=partial(_wait_for, flag))
     remote.extend(rows(10))
@@ -416,7 +416,7 @@ def _wait_for(flag: Path, batch: Any) -> Any:
     return batch
 
 
-def test_what_cannot_be_is_refused(cluster: Any) -> None:
+def test_invalid_options_and_calls_raise(cluster: Any) -> None:
     with pytest.raises(OptionError, match="max_restarts"):
         RayReplayBuffer(storage=STORAGE, remote_config={"max_restarts": 2})
     with pytest.raises(OptionError, match="concurrency_groups"):
@@ -424,7 +424,7 @@ def test_what_cannot_be_is_refused(cluster: Any) -> None:
     with pytest.raises(OptionError, match="prefetch=2 needs to know the batch size"):
         RayReplayBuffer(prefetch=2)
     with pytest.raises(KindError, match="storage must be an instance of"):
-        RayReplayBuffer(storage=7)
+        RayReplayBuffer(storage=7)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="must make a ReplayBuffer, or a subclass of it, got ReplayBufferEnsemble"):
         RayReplayBuffer(ReplayBuffer(storage=STORAGE()), replay_buffer_cls=ReplayBufferEnsemble)
     with pytest.warns(UserWarning, match="ray_init_config"):
@@ -448,8 +448,8 @@ def test_what_cannot_be_is_refused(cluster: Any) -> None:
     handle.close()
 
 
-def test_the_seed_comes_from_here(cluster: Any) -> None:
-    """Torch begins every process with the same seed; a buffer in an actor takes one from this process."""
+def test_the_seed_comes_from_the_callers_process(cluster: Any) -> None:
+    """Torch seeds every process alike; the seed of a buffer in an actor comes from the process that makes it."""
     state = torch.get_rng_state()
     torch.manual_seed(1)
     handle = RayReplayBuffer(replay_buffer_cls=PrioritizedReplayBuffer, alpha=1.0, beta=1.0, storage=STORAGE)

@@ -1,4 +1,4 @@
-"""A handle in many threads, beside a stopped actor, after it is dropped: nothing hangs, nothing stays behind."""
+"""A handle in many threads, with a stopped actor, and after it is dropped: no call hangs, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 from ostinato import LazyTensorStorage, QueueSampler, RandomSampler, RateLimiter, RayReplayBuffer, ReplayBuffer
 from ostinato.distributed import actors, ray_client
-from ostinato.distributed.ray_client import TURN_S
+from ostinato.distributed.ray_client import POLL_S
 from ostinato.errors import LostBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def made(cluster: Any) -> Iterator[RayReplayBuffer]:
 
 @pytest.fixture
 def handle(made: RayReplayBuffer) -> Callable[..., RayReplayBuffer]:
-    """Empty the actor's buffer, give it a sampler and a limiter; return a handle with prefetch."""
+    """Empty the actor's buffer, set its sampler and limiter; return a handle with prefetch."""
 
     def make(sampler: Any = RandomSampler, prefetch: int = 3, timeout_s: float = LONG) -> RayReplayBuffer:
-        until(lambda: not made.apply(_waiting))  # calls that an earlier handle made ahead would take the first rows
+        until(lambda: not made.apply(_waiting))  # requests of an earlier handle would take the first rows
         made.set_sampler(sampler())
         made.empty()
         made.apply(_set_timeout, timeout_s)
@@ -58,7 +58,7 @@ def handle(made: RayReplayBuffer) -> Callable[..., RayReplayBuffer]:
 
 def another(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
     one = object.__new__(RayReplayBuffer)
-    one.__setstate__({**rb.__getstate__(), "depth": prefetch})
+    one.__setstate__({**rb.__getstate__(), "prefetch": prefetch})
     return one
 
 
@@ -118,7 +118,7 @@ def test_threads_that_share_a_handle_share_the_rows_of_a_queue(handle: Any) -> N
 
 
 def test_batches_are_dropped_while_threads_sample(handle: Any) -> None:
-    """Whoever waits for a batch that another thread drops gets one that is drawn after."""
+    """A thread that waits for a batch that another one drops gets a later batch."""
     rb, done = handle(), threading.Event()
     rb.extend(rows(0, 100))
 
@@ -138,11 +138,11 @@ def test_batches_are_dropped_while_threads_sample(handle: Any) -> None:
         assert all(task.result(LONG) for task in reading)
 
 
-def test_a_drop_does_not_wait_for_a_thread_that_waits(handle: Any) -> None:
+def test_dropping_batches_does_not_wait_for_waiting_threads(handle: Any) -> None:
     rb = handle(QueueSampler)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rb.sample)
-        until(lambda: rb._supply.stream is not None)
+        until(lambda: rb._stream.stream is not None)
         began = time.monotonic()
         rb.empty()
         assert time.monotonic() - began < 10
@@ -153,12 +153,12 @@ def test_a_drop_does_not_wait_for_a_thread_that_waits(handle: Any) -> None:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_asked_for_ahead_has_its_own_time(handle: Any) -> None:
-    """The limit is shorter than a turn, and the reader pauses for longer than both."""
+def test_a_batch_requested_ahead_has_its_own_timeout(handle: Any) -> None:
+    """The limit is shorter than a poll, and the reader pauses for longer than both."""
     rb = handle(QueueSampler, prefetch=2, timeout_s=0.5)
     rb.extend(rows(0, BATCH))
     assert rb.sample()["x"].tolist() == list(range(8))
-    time.sleep(1.5 * TURN_S)
+    time.sleep(1.5 * POLL_S)
     rb.extend(rows(8, 24))
     assert [rb.sample()["x"].tolist() for _ in range(2)] == [list(range(8, 16)), list(range(16, 24))]
     with pytest.raises(WaitTimeoutError, match=r"waited 0\.5 s for writers"):
@@ -166,11 +166,11 @@ def test_a_batch_asked_for_ahead_has_its_own_time(handle: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["sample", "extend", "prefetch"])
-def test_a_stopped_actor_is_waited_for_no_longer_than_the_grace(
+def test_waiting_for_a_stopped_actor_ends_after_the_grace_period(
     handle: Any, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     rb = handle(prefetch=2 if call == "prefetch" else 0)
-    rb._about = {**rb._about, "limit_s": 0.2}  # as for a buffer that was made with this limit
+    rb._info = {**rb._info, "limit_s": 0.2}  # as if the buffer had this limit
     rb.extend(rows(0, 100))
     rb.sample()
     monkeypatch.setattr(ray_client, "GRACE_S", 0.5)
@@ -191,7 +191,7 @@ def test_a_stopped_actor_is_waited_for_no_longer_than_the_grace(
     assert len(another(rb, 0).sample(timeout_s=LONG)["x"]) == BATCH, "it goes on when it may"
 
 
-def test_times_may_be_any_numbers(handle: Any) -> None:
+def test_timeouts_may_be_any_numbers(handle: Any) -> None:
     rb = handle(QueueSampler, prefetch=0)
     buffers: list[Any] = [rb, ReplayBuffer(storage=LazyTensorStorage(10), sampler=QueueSampler(), batch_size=2)]
     for buffer in buffers:
@@ -207,19 +207,19 @@ def test_times_may_be_any_numbers(handle: Any) -> None:
 # -- what stays behind ------------------------------------------------------------------------------------------------
 
 
-def lines(rb: RayReplayBuffer) -> int:
-    """Count the lines in the actor, from which a function has no other way to."""
-    return int(rb.apply(_count_lines))
+def streams(rb: RayReplayBuffer) -> int:
+    """Count the streams in the actor, to which functions have no other access."""
+    return int(rb.apply(_count_streams))
 
 
-def _count_lines(_: Any) -> int:
-    return sum(len(one) for one in gc.get_objects() if type(one) is actors.Lines)
+def _count_streams(_: Any) -> int:
+    return sum(len(one) for one in gc.get_objects() if type(one) is actors.ServedStreams)
 
 
 def test_a_dropped_handle_leaves_nothing_in_the_actor(cluster: Any, handle: Any) -> None:
     rb = handle()
     rb.extend(rows(0, 100))
-    before = lines(rb)
+    before = streams(rb)
 
     def learn(handle: RayReplayBuffer) -> int:
         return sum(len(handle.sample()["x"]) for _ in range(5))
@@ -230,15 +230,15 @@ def test_a_dropped_handle_leaves_nothing_in_the_actor(cluster: Any, handle: Any)
     mine.sample()
     batches = iter(mine)
     next(batches)
-    assert lines(rb) > before
+    assert streams(rb) > before
     del mine, batches
-    until(lambda: lines(rb) <= before)
+    until(lambda: streams(rb) <= before)
 
 
-def test_a_line_that_the_actor_gave_up_begins_anew(handle: Any) -> None:
+def test_a_stream_that_the_actor_closed_is_opened_again(handle: Any) -> None:
     rb = handle(QueueSampler, prefetch=2)
     rb.extend(rows(0, 64))
     found = [row for _ in range(2) for row in rb.sample()["x"].tolist()]
-    rb.actor.leave.remote(rb._supply.stream._name)
+    rb.actor.close_stream.remote(rb._stream.stream._id)
     found += [row for _ in range(6) for row in rb.sample()["x"].tolist()]
     assert Counter(found) == Counter(range(64)), "what was answered before is not lost"

@@ -1,4 +1,4 @@
-"""Readers and writers in different processes wait for each other, and nobody waits for the dead."""
+"""Readers and writers in different processes wait for each other, and never for dead processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from ostinato import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from ostinato.distributed.ray_client import AGAIN, GROUPS, TURN_S, take_turn
+from ostinato.distributed.actors import poll_once
+from ostinato.distributed.ray_client import CONCURRENCY_GROUPS, POLL_S, RETRY
 from ostinato.errors import CheckpointError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
 LONG = 60.0
-"""Longer than any of these tests should wait; a failure, not a hang, when something is lost."""
+"""Longer than any of these tests should wait, so that a lost call fails instead of hanging."""
 BATCH = 8
 LIMITER = RateLimiter(samples_per_insert=2, error_buffer=64, min_size_to_sample=32, timeout_s=LONG)
 
@@ -64,7 +65,7 @@ def rows(first: int, last: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def hire(cluster: Any) -> Iterator[Callable[[], Any]]:
-    """Give a living worker; the same ones again, as long as they live: a process takes seconds to start."""
+    """Return a live worker; workers are reused, because starting a process takes seconds."""
     living: list[Any] = []
     given = [0]
 
@@ -97,7 +98,7 @@ def made(cluster: Any) -> Iterator[RayReplayBuffer]:
 
 @pytest.fixture
 def flow(made: RayReplayBuffer, hire: Any) -> Iterator[Callable[..., RayReplayBuffer]]:
-    """Empty the actor's buffer, give it other parts and rules; `prefetch` is the handle's."""
+    """Empty the actor's buffer and set its parts and limiter; return a handle with `prefetch`."""
     hire.reset()
     handles = [made]
 
@@ -114,12 +115,12 @@ def flow(made: RayReplayBuffer, hire: Any) -> Iterator[Callable[..., RayReplayBu
     yield begin
     for handle in handles:
         handle._drop()
-    made.apply(_set_limiter, None)  # who still waits is let go
+    made.apply(_set_limiter, None)  # ends calls that still wait
 
 
 def handle_of(rb: RayReplayBuffer, prefetch: int) -> RayReplayBuffer:
     handle = object.__new__(RayReplayBuffer)
-    handle.__setstate__({**rb.__getstate__(), "depth": prefetch})
+    handle.__setstate__({**rb.__getstate__(), "prefetch": prefetch})
     return handle
 
 
@@ -161,7 +162,7 @@ def test_writers_and_a_learner_stay_inside_the_band(cluster: Any, hire: Any, flo
     time.sleep(0.2)
     assert balance(rb) == high, "without a reader writers stop at the top"
     drawn = 0
-    while drawn < 2 * 480 - 128:  # as soon as so many are drawn, all may be written
+    while drawn < 2 * 480 - 128:  # after so many draws all writes are allowed
         assert len(rb.sample(timeout_s=LONG)["x"]) == BATCH
         drawn += BATCH
         assert low <= balance(rb) <= high
@@ -176,7 +177,7 @@ def test_writers_and_a_learner_stay_inside_the_band(cluster: Any, hire: Any, flo
     assert (after.rows_written - before.rows_written, after.rows_drawn - before.rows_drawn) == (480, 960)
 
 
-def test_time_is_up_in_the_caller_and_nothing_has_changed(flow: Any) -> None:
+def test_a_timeout_raises_in_the_caller_and_changes_nothing(flow: Any) -> None:
     rb = flow()
     rb.extend(rows(0, 64))
     before = rb.stats()
@@ -198,23 +199,23 @@ def test_time_is_up_in_the_caller_and_nothing_has_changed(flow: Any) -> None:
     assert rb.stats().rows_drawn - before.rows_drawn == 128
 
 
-def test_a_wait_of_several_turns_ends_when_it_should(flow: Any) -> None:
+def test_a_wait_of_several_polls_ends_in_time(flow: Any) -> None:
     rb = flow()
     rb.extend(rows(0, 64))
-    long = 2.25 * TURN_S
+    long = 2.25 * POLL_S
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=rf"waited {long:g} s for readers"):
         rb.extend(rows(64, 72), timeout_s=long)
     assert long <= time.monotonic() - began < long + 10
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rb.extend, rows(64, 72), timeout_s=LONG)
-        time.sleep(1.5 * TURN_S)
+        time.sleep(1.5 * POLL_S)
         assert not waiting.done()
         rb.sample(16)
         assert waiting.result().tolist() == list(range(64, 72))
 
 
-def test_without_a_limiter_there_is_nothing_to_wait_for(flow: Any) -> None:
+def test_without_a_limiter_no_call_waits(flow: Any) -> None:
     rb = flow(limiter=None)
     assert rb.rate_limiter is None
     for call in (partial(rb.extend, rows(0, 8)), rb.sample):
@@ -223,11 +224,11 @@ def test_without_a_limiter_there_is_nothing_to_wait_for(flow: Any) -> None:
     assert len(rb) == 0
 
 
-def test_with_prefetch_neither_time_nor_age_can_be_asked_for(flow: Any) -> None:
+def test_with_prefetch_neither_timeout_nor_age_is_allowed(flow: Any) -> None:
     rb = flow(prefetch=2)
     rb.extend(rows(0, 64))
     for asked in ({"timeout_s": 1.0}, {"max_age": 1}):
-        with pytest.raises(UsageError, match="do not reach batches that were asked for earlier"):
+        with pytest.raises(UsageError, match="do not apply to batches that were requested earlier"):
             rb.sample(**asked)
 
 
@@ -235,7 +236,7 @@ def test_with_prefetch_neither_time_nor_age_can_be_asked_for(flow: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_a_queue_hands_over_every_row_once_in_order(cluster: Any, hire: Any, flow: Any, prefetch: int) -> None:
+def test_a_queue_returns_every_row_once_in_order(cluster: Any, hire: Any, flow: Any, prefetch: int) -> None:
     rb = flow(limiter=None, sampler=QueueSampler, capacity=24, prefetch=prefetch)
     assert rb.rate_limiter == RateLimiter()
     running = hire().write.remote(rb, 0, 240, 5)
@@ -265,7 +266,7 @@ def test_a_queue_divides_rows_among_readers(cluster: Any, hire: Any, flow: Any) 
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_every_row_is_drawn_so_often_and_no_more(cluster: Any, hire: Any, flow: Any, prefetch: int) -> None:
+def test_every_row_is_drawn_a_limited_number_of_times(cluster: Any, hire: Any, flow: Any, prefetch: int) -> None:
     limiter = RateLimiter(min_size_to_sample=1, timeout_s=LONG)
     rb = flow(limiter=limiter, sampler=partial(LimitedSampler, 3), prefetch=prefetch)
     running = [hire().write.remote(rb, 100 * i, 100 * i + 40) for i in range(2)]
@@ -277,9 +278,9 @@ def test_every_row_is_drawn_so_often_and_no_more(cluster: Any, hire: Any, flow: 
         handle_of(rb, 0).sample(timeout_s=0.05)
 
 
-def test_what_was_asked_ahead_in_vain_takes_no_rows(flow: Any) -> None:
-    """Time is up for a batch; those asked for after it are not drawn for nobody when rows come."""
-    limiter = RateLimiter(timeout_s=1.5 * TURN_S)
+def test_batches_requested_ahead_take_no_rows_after_a_timeout(flow: Any) -> None:
+    """After a batch has timed out, those requested after it are not drawn when rows arrive."""
+    limiter = RateLimiter(timeout_s=1.5 * POLL_S)
     rb = flow(limiter=limiter, sampler=QueueSampler, prefetch=3)
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=rf"waited {limiter.timeout_s:g} s for writers"):
@@ -289,18 +290,18 @@ def test_what_was_asked_ahead_in_vain_takes_no_rows(flow: Any) -> None:
     assert [rb.sample()["x"].tolist() for _ in range(5)] == [list(range(i, i + 8)) for i in range(0, 40, 8)]
 
 
-def test_batches_on_their_way_wait_until_they_are_asked_for(flow: Any) -> None:
-    """The time of a batch begins when its reader asks for it, not when it was asked for ahead."""
-    limiter = RateLimiter(timeout_s=1.5 * TURN_S)
+def test_the_timeout_of_a_prefetched_batch_begins_when_it_is_needed(flow: Any) -> None:
+    """The timeout of a batch begins when its reader needs it, not when it was requested ahead."""
+    limiter = RateLimiter(timeout_s=1.5 * POLL_S)
     rb = flow(limiter=limiter, sampler=QueueSampler, prefetch=2)
     rb.extend(rows(0, 8))
     assert rb.sample()["x"].tolist() == list(range(8))
-    time.sleep(2.5 * TURN_S)  # learn for longer than the time that there is for a batch
+    time.sleep(2.5 * POLL_S)  # learn for longer than the timeout of a batch
     rb.extend(rows(8, 40))
     assert [rb.sample()["x"].tolist() for _ in range(4)] == [list(range(i, i + 8)) for i in range(8, 40, 8)]
 
 
-def test_emptying_ends_what_was_asked_ahead(flow: Any) -> None:
+def test_emptying_ends_requests_made_ahead(flow: Any) -> None:
     rb = flow(limiter=None, sampler=QueueSampler, prefetch=3)
     rb.extend(rows(0, 12))
     rb.sample()  # three more batches are waited for in the actor
@@ -309,7 +310,7 @@ def test_emptying_ends_what_was_asked_ahead(flow: Any) -> None:
     assert [int(rb.sample()["x"][0]) for _ in range(4)] == [100, 108, 116, 124]
 
 
-def test_a_pass_waits_for_writers_too(cluster: Any, hire: Any, flow: Any) -> None:
+def test_an_epoch_waits_for_writers_too(cluster: Any, hire: Any, flow: Any) -> None:
     rb = flow(limiter=RateLimiter(min_size_to_sample=40, timeout_s=LONG), sampler=SamplerWithoutReplacement, prefetch=2)
     running = hire().write.remote(rb, 0, 40)
     assert sorted(row for batch in rb for row in batch["x"].tolist()) == list(range(40))
@@ -324,7 +325,7 @@ def kill(cluster: Any, hire: Any, worker: Any) -> None:
     hire.bury(worker)
 
 
-def test_a_writer_killed_while_it_waits_or_writes_holds_nobody_up(cluster: Any, hire: Any, flow: Any) -> None:
+def test_a_writer_killed_while_it_waits_or_writes_blocks_no_call(cluster: Any, hire: Any, flow: Any) -> None:
     rb = flow(limiter=RateLimiter(timeout_s=2.0), sampler=QueueSampler, capacity=16)
     worker = hire()
     running = worker.write.remote(rb, 0, 80_000)
@@ -333,7 +334,7 @@ def test_a_writer_killed_while_it_waits_or_writes_holds_nobody_up(cluster: Any, 
     kill(cluster, hire, worker)
     with pytest.raises(cluster.exceptions.RayActorError):
         cluster.get(running)
-    time.sleep(1.5 * TURN_S)
+    time.sleep(1.5 * POLL_S)
     assert rb.sample()["x"].tolist() == list(range(8))
     assert rb.sample()["x"].tolist() == list(range(8, 16))
     assert rb.write_count == 16, "the write of the dead was given up"
@@ -349,7 +350,7 @@ def test_a_writer_killed_while_it_waits_or_writes_holds_nobody_up(cluster: Any, 
     assert rb.sample()["x"].tolist() == list(range(500, 508))
 
 
-def test_killed_readers_cost_the_batches_on_their_way_to_them(cluster: Any, hire: Any, flow: Any) -> None:
+def test_killed_readers_lose_the_batches_requested_ahead(cluster: Any, hire: Any, flow: Any) -> None:
     rb = flow(limiter=None, sampler=QueueSampler, capacity=32)
     workers = [hire(), hire()]
     for worker, prefetch in zip(workers, (0, 2), strict=True):
@@ -358,7 +359,7 @@ def test_killed_readers_cost_the_batches_on_their_way_to_them(cluster: Any, hire
     until(lambda: rb.apply(_counts)[1] == 16)
     for worker in workers:
         kill(cluster, hire, worker)
-    time.sleep(1.5 * TURN_S)
+    time.sleep(1.5 * POLL_S)
     with ThreadPoolExecutor(1) as pool:
         writing = [pool.submit(rb.extend, rows(i, i + 8), timeout_s=LONG) for i in range(16, 176, 8)]
         found = [row for _ in range(20) for row in rb.sample(timeout_s=LONG)["x"].tolist()]
@@ -369,10 +370,10 @@ def test_killed_readers_cost_the_batches_on_their_way_to_them(cluster: Any, hire
 
 # -- more who wait than there are threads -----------------------------------------------------------------------------
 
-MANY = GROUPS["write"] + 8
+MANY = CONCURRENCY_GROUPS["write"] + 8
 
 
-def test_what_never_waits_has_threads_of_its_own(cluster: Any, flow: Any, tmp_path: Path) -> None:
+def test_calls_that_never_wait_have_their_own_threads(cluster: Any, flow: Any, tmp_path: Path) -> None:
     rb = flow(limiter=None, sampler=partial(PrioritizedSampler, 1000, 1.0, 1.0))
     rb.extend(rows(0, 64))
     flag = tmp_path / "go on"
@@ -380,9 +381,9 @@ def test_what_never_waits_has_threads_of_its_own(cluster: Any, flow: Any, tmp_pa
     held = [
         hold(concurrency_group=group).remote(_hold, str(tmp_path / f"{group}{i}"), str(flag))
         for group in ("write", "read")
-        for i in range(GROUPS[group])
+        for i in range(CONCURRENCY_GROUPS[group])
     ]
-    until(lambda: len(list(tmp_path.iterdir())) == len(held))  # not one thread for writers or readers is left
+    until(lambda: len(list(tmp_path.iterdir())) == len(held))  # no thread for writers or readers is free
     rb.update_priority(torch.arange(64), torch.ones(64))
     rb[0:2] = rows(70, 72)
     rb.set_at_("x", torch.tensor([7]), [2])
@@ -403,7 +404,7 @@ def _hold(_: Any, here: str, flag: str) -> None:
         time.sleep(0.01)
 
 
-def test_many_waiting_writers_keep_nobody_out(flow: Any) -> None:
+def test_many_waiting_writers_block_no_other_call(flow: Any) -> None:
     rb = flow(sampler=partial(PrioritizedSampler, 1000, 1.0, 1.0))
     rb.extend(rows(0, 64))
     index = torch.arange(64)
@@ -427,7 +428,7 @@ def test_many_waiting_writers_keep_nobody_out(flow: Any) -> None:
     assert len(rb) == 64 + 8 * MANY
 
 
-def test_many_waiting_readers_keep_nobody_out(flow: Any) -> None:
+def test_many_waiting_readers_block_no_other_call(flow: Any) -> None:
     rb = flow(limiter=None, sampler=QueueSampler)
     with ThreadPoolExecutor(MANY) as pool:
         reading = [pool.submit(rb.sample, timeout_s=LONG) for _ in range(MANY)]
@@ -462,7 +463,7 @@ def test_rows_of_new_policies(flow: Any) -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_counts_go_on_after_a_load(flow: Any, tmp_path: Path) -> None:
+def test_counts_continue_after_a_load(flow: Any, tmp_path: Path) -> None:
     rb = flow()
     rb.extend(rows(0, 64))
     rb.sample()
@@ -484,7 +485,7 @@ def test_counts_go_on_after_a_load(flow: Any, tmp_path: Path) -> None:
     assert (local._engine.gate.flow.written, local._engine.gate.flow.drawn) == (68, 8)  # type: ignore[union-attr]
 
 
-def test_a_queue_goes_on_where_it_was(flow: Any, tmp_path: Path) -> None:
+def test_a_queue_continues_after_a_load(flow: Any, tmp_path: Path) -> None:
     rb = flow(limiter=None, sampler=QueueSampler, capacity=32)
     rb.extend(rows(0, 32))
     rb.sample()
@@ -515,12 +516,12 @@ def _negate(data: Any, **_: Any) -> Any:
 # -- turns, without Ray -----------------------------------------------------------------------------------------------
 
 
-def test_a_turn_is_short_and_the_time_of_all_of_them_is_kept() -> None:
+def test_a_poll_is_short_and_the_timeout_of_all_of_them_is_kept() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=QueueSampler(), batch_size=4)
     began = time.monotonic()
-    assert take_turn(rb, rb.sample, 50.0, 0.0) is AGAIN
-    assert TURN_S <= time.monotonic() - began < 10
+    assert poll_once(rb, rb.sample, 50.0, 0.0) is RETRY
+    assert POLL_S <= time.monotonic() - began < 10
     with pytest.raises(WaitTimeoutError, match=r"waited 50 s for writers"):
-        take_turn(rb, rb.sample, 50.0, 49.9)
+        poll_once(rb, rb.sample, 50.0, 49.9)
     rb.extend(torch.arange(4))
-    assert take_turn(rb, rb.sample, 1.0, 70.0).tolist() == [0, 1, 2, 3], "what may go ahead is not refused for its age"
+    assert poll_once(rb, rb.sample, 1.0, 70.0).tolist() == [0, 1, 2, 3], "what may go ahead is not refused for its age"

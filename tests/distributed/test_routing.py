@@ -1,4 +1,4 @@
-"""The two-level draw against the law of one big buffer, without Ray."""
+"""The two-level draw against the distribution of one big buffer, without Ray."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.distributed.routing import (
-    MOST_SHARDS,
-    Rota,
-    Share,
+    MAX_SHARDS,
+    ShardWeight,
+    WriteOrder,
     allot,
-    deal,
+    allot_consuming,
     join_index,
-    places,
+    positions_by_shard,
     split_index,
     weight_factors,
 )
@@ -23,7 +23,7 @@ from ostinato.errors import OptionError
 from ..stats.chi_square import p_value
 
 
-@given(st.integers(0, MOST_SHARDS - 1), st.lists(st.integers(-1, 2**40 - 1), max_size=20))
+@given(st.integers(0, MAX_SHARDS - 1), st.lists(st.integers(-1, 2**40 - 1), max_size=20))
 def test_an_index_holds_shard_and_slot(shard: int, slots: list[int]) -> None:
     given_slots = torch.tensor(slots, dtype=torch.int64)
     index = join_index(shard, given_slots)
@@ -56,29 +56,29 @@ SUPPLY = st.lists(
 
 
 @given(SUPPLY.filter(lambda supply: any(draws for _, draws in supply)), st.data())
-def test_no_shard_deals_more_than_its_rows_are_good_for(supply: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_no_shard_exceeds_the_draws_of_its_rows(supply: list[tuple[int, int]], data: st.DataObject) -> None:
     rows, draws = [n for n, _ in supply], [m for _, m in supply]
     size = data.draw(st.integers(1, sum(draws)))
     uniforms = data.draw(
         st.lists(st.floats(0, 1, exclude_max=True) | st.just(1 - 2**-53), min_size=size, max_size=size)
     )
-    chosen = deal(rows, draws, torch.tensor(uniforms, dtype=torch.float64))
+    chosen = allot_consuming(rows, draws, torch.tensor(uniforms, dtype=torch.float64))
     assert chosen.shape == (size,)
     counts = torch.bincount(chosen, minlength=len(rows)).tolist()
     assert all(count <= most for count, most in zip(counts, draws, strict=True))
 
 
-def test_rows_good_for_one_draw_are_dealt_without_replacement() -> None:
-    """Of 2 + 3 rows 3 are drawn: how many are the first shard's has the hypergeometric law."""
+def test_rows_of_one_draw_each_are_chosen_without_replacement() -> None:
+    """Of 2 + 3 rows 3 are drawn: the number of the first shard's is hypergeometric."""
     generator = torch.Generator().manual_seed(8)
     uniforms = torch.rand((20_000, 3), dtype=torch.float64, generator=generator)
-    firsts = [3 - int(deal([2, 3], [2, 3], row).sum()) for row in uniforms]
+    firsts = [3 - int(allot_consuming([2, 3], [2, 3], row).sum()) for row in uniforms]
     assert p_value([firsts.count(n) for n in range(3)], [1, 6, 3]) > 1e-4
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_places_are_a_partition(chosen: list[int]) -> None:
-    found = places(torch.tensor(chosen))
+def test_positions_are_a_partition(chosen: list[int]) -> None:
+    found = positions_by_shard(torch.tensor(chosen))
     assert sorted(int(at) for part in found.values() for at in part) == list(range(len(chosen)))
     assert all(chosen[int(at)] == shard for shard, part in found.items() for at in part)
 
@@ -89,7 +89,7 @@ def test_places_are_a_partition(chosen: list[int]) -> None:
 )
 def test_weights_of_shards_become_those_of_one_buffer(found: dict[int, tuple[float, float]], beta: float) -> None:
     """(v / v_min of the shard) ** -beta, times the factor, is (v / v_min of all) ** -beta."""
-    shares = {i: Share(1, least, least, beta) for i, (least, _) in found.items()}
+    shares = {i: ShardWeight(1, least, least, beta) for i, (least, _) in found.items()}
     factors = weight_factors(shares)
     least = min(low for low, _ in found.values())
     for i, (low, more) in found.items():
@@ -99,20 +99,20 @@ def test_weights_of_shards_become_those_of_one_buffer(found: dict[int, tuple[flo
     assert max(factors.values()) == 1.0
 
 
-def test_a_shard_without_mass_has_no_part_in_the_smallest_value() -> None:
-    factors = weight_factors({0: Share(3, 2.0, 0.5, 1.0), 1: Share(0, 0.0, 1e-9, 1.0)})
+def test_a_shard_without_mass_does_not_change_the_smallest_value() -> None:
+    factors = weight_factors({0: ShardWeight(3, 2.0, 0.5, 1.0), 1: ShardWeight(0, 0.0, 1e-9, 1.0)})
     assert factors == {0: 1.0}
 
 
-def test_writers_go_round_or_stay() -> None:
-    around, home = Rota(3, 4, sticky=False), Rota(3, 4, sticky=True)
-    assert [around.order(())[0] for _ in range(5)] == [1, 2, 0, 1, 2]
-    assert [home.order(())[0] for _ in range(3)] == [1, 1, 1]
-    assert home.order({1}) == [2, 0, 1]
-    assert home.order(()) == [1, 2, 0], "it goes home when its shard is back"
+def test_writers_are_round_robin_or_sticky() -> None:
+    around, home = WriteOrder(3, 4, sticky=False), WriteOrder(3, 4, sticky=True)
+    assert [around.next(())[0] for _ in range(5)] == [1, 2, 0, 1, 2]
+    assert [home.next(())[0] for _ in range(3)] == [1, 1, 1]
+    assert home.next({1}) == [2, 0, 1]
+    assert home.next(()) == [1, 2, 0], "it goes home when its shard is back"
 
 
-@pytest.mark.parametrize("shards", [0, -1, MOST_SHARDS + 1])
-def test_a_wrong_number_of_shards_is_refused(shards: int) -> None:
+@pytest.mark.parametrize("shards", [0, -1, MAX_SHARDS + 1])
+def test_a_wrong_number_of_shards_raises(shards: int) -> None:
     with pytest.raises(OptionError, match=r"num_shards must be in \[1, 1048576\], got"):
-        Rota(shards, 0, sticky=True)
+        WriteOrder(shards, 0, sticky=True)

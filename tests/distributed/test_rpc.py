@@ -1,4 +1,4 @@
-"""The buffer behind `torch.distributed.rpc`: two real processes, rows one way, batches and errors the other."""
+"""The buffer behind `torch.distributed.rpc`, with two real processes: rows, batches and errors are sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_two_processes_share_one_buffer(tmp_path: Path) -> None:
             worker.wait()
 
 
-def test_here_it_is_a_buffer_as_any() -> None:
+def test_in_one_process_it_is_an_ordinary_buffer() -> None:
     rb = RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=3)
     rb.extend(TensorDict({"obs": torch.arange(6)}, [6]))
     assert len(rb) == 4

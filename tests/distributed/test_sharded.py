@@ -1,4 +1,4 @@
-"""Shards are drawn from by the law of one big buffer, and outlive their actors."""
+"""Shards have the sampling distribution of one big buffer, and survive the death of their actors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[r
 
 SHARDS, CAPACITY, BATCH = 3, 4000, 256
 SIZES = [5, 40, 20]
-"""Rows of each shard, where a test wants them unequal."""
+"""Rows of each shard, for tests with unequal shards."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def shards(cluster: Any, directory: Path) -> Iterator[ShardedReplayBuffer]:
         batch_size=BATCH,
         checkpoint_dir=directory,
         generator=torch.Generator().manual_seed(5),
-        patience_s=120.0,
+        shard_timeout_s=120.0,
     )
     yield made
     made.close()
@@ -82,8 +82,8 @@ def _set_sampler(buffer: Any, make: Any) -> None:
 
 
 def with_depth(rb: ShardedReplayBuffer, depth: int) -> ShardedReplayBuffer:
-    """Another handle, that prefetches."""
-    return rb._along(depth=depth)
+    """Another handle, with prefetch."""
+    return rb._handle(prefetch=depth)
 
 
 def rows(first: int, n: int, **more: Any) -> TensorDict:
@@ -138,7 +138,7 @@ def test_prioritized_draws_and_weights_are_those_of_one_buffer(rb: ShardedReplay
     assert torch.allclose(batch["priority_weight"].double(), (value[batch["x"]] / least) ** -0.6, rtol=1e-5)
 
 
-def test_priorities_come_home_and_stale_ones_do_not(rb: ShardedReplayBuffer) -> None:
+def test_priorities_reach_their_shard_and_stale_ones_are_dropped(rb: ShardedReplayBuffer) -> None:
     index = fill(rb)
     owners, _ = split_index(index)
     assert owners.bincount().tolist() == SIZES
@@ -160,7 +160,7 @@ def test_priorities_come_home_and_stale_ones_do_not(rb: ShardedReplayBuffer) -> 
         rb.update_priority(torch.tensor([7 << 40]), 1.0)
 
 
-def test_rows_are_named_and_read(rb: ShardedReplayBuffer) -> None:
+def test_rows_are_read_by_index(rb: ShardedReplayBuffer) -> None:
     index = fill(rb)
     batch, info = rb.sample(return_info=True)
     assert torch.equal(batch["index"], info["index"])
@@ -174,15 +174,15 @@ def test_rows_are_named_and_read(rb: ShardedReplayBuffer) -> None:
 
 
 def test_writers_share_the_shards(rb: ShardedReplayBuffer) -> None:
-    """Handles that are pickled take the shards in turn and stay; a pinned one stays where it was put."""
+    """Pickled handles begin at different shards and stay there; a pinned one stays at its shard."""
     homes = []
     for _ in range(SHARDS):
-        handle = rb.pinned(0)._along(home=None)
+        handle = rb.pinned(0)._handle(home=None)
         owners = {int(split_index(handle.extend(rows(0, 2)))[0][0]) for _ in range(3)}
         assert len(owners) == 1
         homes.append(owners.pop())
     assert sorted(homes) == list(range(SHARDS))
-    around = rb.pinned(1)._along(sticky=False)
+    around = rb.pinned(1)._handle(sticky=False)
     assert [int(split_index(around.extend(rows(0, 2)))[0][0]) for _ in range(4)] == [1, 2, 0, 1]
 
 
@@ -228,7 +228,7 @@ class Load:
 
     def _write(self, handle: ShardedReplayBuffer, shard: int) -> None:
         try:
-            for number in range(CAPACITY // 12 - 1):  # no row is replaced, though one shard may get them all
+            for number in range(CAPACITY // 12 - 1):  # no row is replaced, even if one shard gets them all
                 x = 10_000 * shard + 4 * number
                 owner = int(split_index(handle.extend(rows(x, 4)))[0][0])
                 self.known[owner] += range(x, x + 4)
@@ -248,14 +248,14 @@ class Load:
 
 
 def sample_until_back(rb: ShardedReplayBuffer) -> int:
-    """Sample until shard 1 was left out and all are there again; return how many batches had none of its rows."""
+    """Sample until shard 1 was missing and is back; return how many batches had none of its rows."""
     lonely, end = 0, time.monotonic() + 100
     while time.monotonic() < end and not (lonely and not rb.missing):
         lonely += 1 not in set(split_index(rb.sample()["index"])[0].tolist())
     return lonely
 
 
-def test_a_killed_shard_is_left_out_and_comes_back_with_what_was_saved(rb: ShardedReplayBuffer, cluster: Any) -> None:
+def test_a_killed_shard_is_left_out_and_returns_with_its_checkpoint(rb: ShardedReplayBuffer, cluster: Any) -> None:
     """Under load: one actor is killed with kill -9, another one by Ray."""
     for shard in range(SHARDS):
         rb.pinned(shard).extend(rows(90_000 + shard, 1))
@@ -284,7 +284,7 @@ def test_a_killed_shard_is_left_out_and_comes_back_with_what_was_saved(rb: Shard
 
 
 def check_eras(rb: ShardedReplayBuffer, stale: TensorDict) -> None:
-    """A batch of a lost actor changes no priority of the one in its place; a new batch does."""
+    """A batch of a dead actor changes no priority of its successor; a new batch does."""
     before = rb.apply(lambda buffer: buffer.sampler.priorities)
     rb.update_priority(stale, torch.full((BATCH,), 123.0))
     after = rb.apply(lambda buffer: buffer.sampler.priorities)
@@ -300,7 +300,7 @@ def _pid(buffer: Any) -> int:
     return os.getpid()
 
 
-def test_handles_travel(rb: ShardedReplayBuffer, cluster: Any) -> None:
+def test_handles_can_be_pickled(rb: ShardedReplayBuffer, cluster: Any) -> None:
     fill(rb)
 
     def learn(handle: ShardedReplayBuffer) -> int:
@@ -310,7 +310,7 @@ def test_handles_travel(rb: ShardedReplayBuffer, cluster: Any) -> None:
     assert "missing=[]" in repr(rb)
 
 
-def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedReplayBuffer) -> None:
+def test_invalid_options_and_calls_raise(cluster: Any, directory: Path, rb: ShardedReplayBuffer) -> None:
     storage = partial(LazyTensorStorage, 10)
     with pytest.raises(OptionError, match="route must be one of"):
         ShardedReplayBuffer(1, route="nearest")
@@ -328,9 +328,9 @@ def test_what_cannot_be_is_refused(cluster: Any, directory: Path, rb: ShardedRep
         rb.pinned(3)
 
 
-def test_one_shard_resumes_and_waits_for_nobody(cluster: Any, tmp_path: Path) -> None:
+def test_one_shard_resumes_without_waiting(cluster: Any, tmp_path: Path) -> None:
     make = partial(ShardedReplayBuffer, 1, storage=partial(LazyTensorStorage, 10), checkpoint_dir=tmp_path)
-    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, patience_s=5.0)
+    first = make(checkpoint_every_s=0.1, placement="STRICT_SPREAD", remote_config={"num_cpus": 1}, shard_timeout_s=5.0)
     first.extend({"x": torch.arange(4)})
     end = time.monotonic() + 100
     while first.report()[0].saved_write_count < 4:

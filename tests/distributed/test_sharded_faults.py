@@ -1,4 +1,4 @@
-"""Shards that are used by threads, die unseen, cannot come back, or are given options that are none."""
+"""Shards that are used by threads, die unnoticed, or cannot return; invalid options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[r
 
 def make(**more: Any) -> ShardedReplayBuffer:
     storage = partial(LazyTensorStorage, 2000)
-    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "patience_s": 60.0, **more})
+    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "shard_timeout_s": 60.0, **more})
 
 
 def rows(first: int, n: int) -> dict[str, torch.Tensor]:
@@ -35,7 +35,7 @@ def rows(first: int, n: int) -> dict[str, torch.Tensor]:
 
 
 def kill(rb: ShardedReplayBuffer, cluster: Any, shard: int) -> None:
-    """Kill a shard's process, and wait until Ray has started it again; no handle of ours sees it."""
+    """Kill a shard's process and wait until Ray has restarted it, without a call of a handle."""
     pid = cluster.get(rb.actors[shard].apply.remote(_pid))
     os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 90
@@ -53,9 +53,9 @@ def _pid(_: Any) -> int:
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int) -> None:
+def test_threads_share_a_handle_and_get_each_row_once(cluster: Any, depth: int) -> None:
     with closing(make(sampler=QueueSampler)) as made:
-        rb = made._along(depth=depth)
+        rb = made._handle(prefetch=depth)
         for shard in range(2):
             rb.pinned(shard).extend(rows(2000 * shard, 1600))
         found: list[int] = []
@@ -63,7 +63,7 @@ def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int
         def read() -> None:
             try:
                 while True:
-                    found.extend(rb.sample(timeout_s=0.5)["x"].tolist())  # extending a list is one step
+                    found.extend(rb.sample(timeout_s=0.5)["x"].tolist())  # extending a list is atomic
             except WaitTimeoutError:
                 pass
 
@@ -76,34 +76,32 @@ def test_threads_share_a_handle_and_each_row_comes_once(cluster: Any, depth: int
         assert len(found) == 3200
 
 
-def test_a_restart_that_nobody_saw_is_told_of_and_changes_the_law_at_once(cluster: Any, tmp_path: Path) -> None:
-    """The offers of the shard that died are void, though others have made some since."""
+def test_an_unnoticed_restart_warns_and_changes_the_distribution_at_once(cluster: Any, tmp_path: Path) -> None:
+    """Offers of the dead shard are invalid, even if newer offers exist."""
     with closing(make(checkpoint_dir=tmp_path, generator=torch.Generator().manual_seed(2))) as made:
-        rb = made._along(depth=1)
+        rb = made._handle(prefetch=1)
         rb.pinned(1).extend(rows(1000, 4))
         rb.checkpoint()
         for shard, count in enumerate([500, 496]):
             rb.pinned(shard).extend(rows(1000 * shard, count))
         for _ in range(4):
             rb.sample()
-        for coming in rb._batches._queue:
-            coming.future.exception(60)  # a batch that is under way would see the shard die
+        for coming in rb._batches._jobs:
+            coming.future.exception(60)  # a batch in progress would notice the dead shard
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             kill(rb, cluster, 1)
-            other = made._along(depth=0)
+            other = made._handle(prefetch=0)
             for _ in range(6):
-                other.sample()  # names of offers are not used twice
-        with pytest.warns(
-            RuntimeWarning, match=r"shard 1 of 2 was restarted: it is there with 4 rows \(about 500 rows"
-        ):
+                other.sample()  # numbers of offers are not reused
+        with pytest.warns(RuntimeWarning, match=r"shard 1 of 2 was restarted: it has 4 rows \(about 500 rows"):
             drawn = [rb.sample(return_info=True)[1]["index"] for _ in range(10)]
         shards, _ = split_index(torch.cat(drawn[3:]))
         assert int((shards == 1).sum()) < 20, "of 112 rows one is expected"
 
 
-def test_a_shard_that_cannot_come_back_is_left_out_and_the_reason_is_told(cluster: Any, tmp_path: Path) -> None:
-    with closing(make(checkpoint_dir=tmp_path, patience_s=20.0)) as rb:
+def test_a_shard_that_cannot_return_is_left_out_with_a_warning(cluster: Any, tmp_path: Path) -> None:
+    with closing(make(checkpoint_dir=tmp_path, shard_timeout_s=20.0)) as rb:
         for shard in range(2):
             rb.pinned(shard).extend(rows(100 * shard, 50))
         rb.checkpoint()
@@ -116,17 +114,17 @@ def test_a_shard_that_cannot_come_back_is_left_out_and_the_reason_is_told(cluste
             warnings.simplefilter("always")
             os.kill(cluster.get(rb.actors[1].apply.remote(_pid)), signal.SIGKILL)
             until = time.monotonic() + 60
-            while not any("cannot come back" in str(one.message) for one in told) and time.monotonic() < until:
+            while not any("cannot return" in str(one.message) for one in told) and time.monotonic() < until:
                 assert rb.sample()["x"].max() < 150
                 time.sleep(0.05)
             for _ in range(50):
                 assert rb.sample()["x"].max() < 100
-        assert sum("cannot come back" in str(one.message) for one in told) == 1
+        assert sum("cannot return" in str(one.message) for one in told) == 1
         assert list(rb.missing) == [1]
 
 
 def test_rows_that_replace_others_after_emptying_are_saved(cluster: Any, tmp_path: Path) -> None:
-    """As many rows as were saved, but other ones."""
+    """As many rows as were saved, but different ones."""
     with closing(make(checkpoint_dir=tmp_path, checkpoint_every_s=0.3)) as rb:
         writer = rb.pinned(0)
         for value in (0, 1):
@@ -146,7 +144,7 @@ def wait_for_save(rb: ShardedReplayBuffer, written: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_directory_of_other_shards_is_refused(cluster: Any, tmp_path: Path) -> None:
+def test_a_directory_of_other_shards_raises(cluster: Any, tmp_path: Path) -> None:
     with closing(make(checkpoint_dir=tmp_path)) as rb:
         rb.extend(rows(0, 10))
         rb.checkpoint()
@@ -160,7 +158,7 @@ def test_a_directory_of_other_shards_is_refused(cluster: Any, tmp_path: Path) ->
         ShardedReplayBuffer(1, storage=storage, checkpoint_dir=tmp_path / "nowhere", resume=True).close()
 
 
-def test_any_handle_ends_the_shards_and_waits_for_nobody(cluster: Any) -> None:
+def test_any_handle_closes_the_shards_without_waiting(cluster: Any) -> None:
     limiter = RateLimiter(min_size_to_sample=100, timeout_s=600.0)
     rb = make(rate_limiter=limiter, prefetch=2, placement="PACK", remote_config={"num_cpus": 0.1})
     raised: list[Exception] = []
@@ -182,8 +180,8 @@ def test_any_handle_ends_the_shards_and_waits_for_nobody(cluster: Any) -> None:
     assert len(raised) == 1
 
 
-def test_options_and_indices_that_are_none(cluster: Any) -> None:
-    for name, value in [("patience_s", -1.0), ("patience_s", float("nan")), ("patience_s", "x")]:
+def test_invalid_options_and_indices(cluster: Any) -> None:
+    for name, value in [("shard_timeout_s", -1.0), ("shard_timeout_s", float("nan")), ("shard_timeout_s", "x")]:
         with pytest.raises(OptionError, match=name):
             make(**{name: value})
     for seconds in (0.0, -1.0, float("nan"), float("inf"), True):
@@ -203,4 +201,4 @@ def test_options_and_indices_that_are_none(cluster: Any) -> None:
             rb.update_priority(torch.tensor([int(index[0]), 2**40 + 2000]), torch.tensor([9.0, 9.0]))
         assert rb.sample(return_info=True)[1]["priority_weight"].tolist() == [1.0] * 16, "nothing was changed"
         with pytest.raises(UsageError):
-            next(iter(rb._along(about=rb._way.about._replace(batch_size=None))))
+            next(iter(rb._handle(info=rb._connection.info._replace(batch_size=None))))

@@ -1,4 +1,4 @@
-"""Shards under one rate limiter, and shards whose rows are used up."""
+"""Shards under one rate limiter, and shards whose rows are consumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ostinato import (
     ReplayBuffer,
     ShardedReplayBuffer,
 )
-from ostinato.distributed.rate_limit_actor import Turnstile
+from ostinato.distributed.rate_limit_actor import RateLimitClient
 from ostinato.distributed.routing import split_index
 from ostinato.errors import EmptyBufferError, KindError, OptionError, WaitTimeoutError
 
@@ -41,7 +41,7 @@ CAPACITY = 2000
 
 def make(**more: Any) -> ShardedReplayBuffer:
     storage = partial(LazyTensorStorage, CAPACITY)
-    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "patience_s": 60.0, **more})
+    return ShardedReplayBuffer(2, storage=storage, **{"batch_size": 16, "shard_timeout_s": 60.0, **more})
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +52,29 @@ def shards(cluster: Any) -> Iterator[ShardedReplayBuffer]:
 
 @pytest.fixture
 def remade(cluster: Any, shards: ShardedReplayBuffer) -> Iterator[Callable[..., ShardedReplayBuffer]]:
-    """The same actors as another buffer: starting some takes seconds."""
+    """The same actors as another buffer, because starting actors takes seconds."""
     started = []
 
     def remake(
         limiter: RateLimiter | None = None, sampler: Any = RandomSampler, capacity: int = CAPACITY, prefetch: int = 0
     ) -> ShardedReplayBuffer:
         shards.apply(_renew, partial(LazyTensorStorage, capacity), sampler)
-        way = shards._way
+        connection = shards._connection
         made = sampler()
-        about = way.about._replace(
+        info = connection.info._replace(
             capacity=capacity,
             counting=made.counting,
             waits=isinstance(made, QueueSampler),
             prioritized=made.prioritized,
         )
-        turnstile = None if limiter is None else Turnstile.make(limiter, way.actors, about)
-        if turnstile is not None:
-            started.append(turnstile.actor)
-        return shards._along(about=about, turnstile=turnstile, depth=prefetch)
+        limiter_client = (
+            None
+            if limiter is None
+            else RateLimitClient.start(limiter, connection.actors, capacity=info.capacity, counting=info.counting)
+        )
+        if limiter_client is not None:
+            started.append(limiter_client.actor)
+        return shards._handle(info=info, limiter=limiter_client, prefetch=prefetch)
 
     yield remake
     for actor in started:
@@ -94,7 +98,7 @@ def rows(first: int, n: int) -> dict[str, torch.Tensor]:
 
 
 class Writer:
-    """Writes as fast as it may."""
+    """Writes as fast as the limiter allows."""
 
     def use(self, buffer: ShardedReplayBuffer) -> None:
         self.buffer = buffer
@@ -140,7 +144,7 @@ def test_neither_side_overtakes_the_other(cluster: Any, remade: Any, writers: An
     for _ in range(120):
         _, info = rb.sample(return_info=True, timeout_s=60.0)
         rb.update_priority(info, torch.rand(16))
-        written, drawn = cluster.get(rb._way.turnstile.actor.counts.remote())
+        written, drawn = cluster.get(rb._connection.limiter.actor.totals.remote())
         balances.append(4 * written - drawn)
     assert low <= min(balances) <= max(balances) <= high
     assert max(balances) > high - 4 * 8 * 3, "writers were never held back"
@@ -154,7 +158,7 @@ def test_neither_side_overtakes_the_other(cluster: Any, remade: Any, writers: An
     assert low <= 4 * written - drawn < low + 16
 
 
-def test_timeouts_tell_who_waits_for_what_and_change_nothing(cluster: Any, remade: Any) -> None:
+def test_errors_of_timeouts_say_who_waits_for_what(cluster: Any, remade: Any) -> None:
     limiter = RateLimiter(samples_per_insert=1, error_buffer=16, min_size_to_sample=8, timeout_s=0.05)
     rb = remade(limiter)
     with pytest.raises(WaitTimeoutError, match=r"0 row\(s\) can be drawn, min_size_to_sample is 8"):
@@ -171,7 +175,7 @@ def test_timeouts_tell_who_waits_for_what_and_change_nothing(cluster: Any, remad
     with pytest.raises(ValueError, match="'y'"):
         rb.extend({"x": torch.arange(4)})  # is not counted
     until = time.monotonic() + 30
-    while (counts := cluster.get(rb._way.turnstile.actor.counts.remote())) != (25, 16):
+    while (counts := cluster.get(rb._connection.limiter.actor.totals.remote())) != (25, 16):
         assert time.monotonic() < until, counts
     rb.empty()
     with pytest.raises(WaitTimeoutError):
@@ -180,7 +184,7 @@ def test_timeouts_tell_who_waits_for_what_and_change_nothing(cluster: Any, remad
     assert rb.sample(timeout_s=5.0)["x"].max() < 8
 
 
-def test_a_killed_writer_blocks_nobody(cluster: Any, remade: Any, writers: Any) -> None:
+def test_a_killed_writer_blocks_no_other_call(cluster: Any, remade: Any, writers: Any) -> None:
     limiter = RateLimiter(samples_per_insert=1, error_buffer=64, min_size_to_sample=16)
     rb = remade(limiter)
     (other,) = writers(rb, 1)
@@ -190,20 +194,20 @@ def test_a_killed_writer_blocks_nobody(cluster: Any, remade: Any, writers: Any) 
     doomed.write.remote(1000)
     time.sleep(0.5)  # it waits for readers by now
     os.kill(pid, signal.SIGKILL)
-    time.sleep(2.0)  # its call is given up
+    time.sleep(2.0)  # its call ends
     running = other.write.remote(10)
     for _ in range(5):
         rb.sample(timeout_s=30.0)
     assert cluster.get(running, timeout=60) == 80
 
 
-def test_the_limiter_comes_back_and_counts_anew(cluster: Any, remade: Any) -> None:
+def test_a_restarted_limiter_counts_anew(cluster: Any, remade: Any) -> None:
     limiter = RateLimiter(samples_per_insert=1, error_buffer=32, min_size_to_sample=16)
     rb = remade(limiter)
     rb.extend(rows(0, 16))
     rb.extend(rows(16, 24))
     rb.sample()
-    cluster.kill(rb._way.turnstile.actor, no_restart=False)
+    cluster.kill(rb._connection.limiter.actor, no_restart=False)
     rb.sample(timeout_s=60.0)
     assert "16 row(s) written, 32 drawn" in drained(rb)
     rb.extend(rows(40, 16))
@@ -211,7 +215,7 @@ def test_the_limiter_comes_back_and_counts_anew(cluster: Any, remade: Any) -> No
 
 
 def drained(rb: ShardedReplayBuffer) -> str:
-    """Sample until the limiter refuses, and return what it says; it may be on its way back for a while."""
+    """Sample until the limiter raises, and return the message; it may be restarting for a while."""
     for _ in range(300):
         try:
             rb.sample(timeout_s=0.1)
@@ -221,7 +225,7 @@ def drained(rb: ShardedReplayBuffer) -> str:
     return "nothing was refused"
 
 
-def test_a_lost_shard_takes_its_rows_along(cluster: Any) -> None:
+def test_the_rows_of_a_lost_shard_do_not_count(cluster: Any) -> None:
     limiter = RateLimiter(samples_per_insert=1, error_buffer=5000, min_size_to_sample=48)
     with closing(make(rate_limiter=limiter)) as rb, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -243,7 +247,7 @@ def in_turn(shard: int, index: torch.Tensor, values: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_queue_gives_each_row_once_in_the_order_of_its_shard(
+def test_a_queue_returns_each_row_once_in_the_order_of_its_shard(
     cluster: Any, remade: Any, writers: Any, prefetch: int
 ) -> None:
     rb = remade(None, QueueSampler, 64, prefetch)
@@ -256,19 +260,19 @@ def test_a_queue_gives_each_row_once_in_the_order_of_its_shard(
             seen[shard] += in_turn(shard, info["index"], batch["x"])
     assert cluster.get(running) == [320, 320]
     assert sorted(seen) == [list(range(320)), list(range(1000, 1320))]
-    with pytest.raises(WaitTimeoutError, match=r"good for 0 draw\(s\)"):
+    with pytest.raises(WaitTimeoutError, match=r"allow 0 more draw\(s\)"):
         rb.sample(timeout_s=0.05)
     with pytest.raises(WaitTimeoutError, match="there is room for"):
         repeat(lambda: rb.pinned(0).extend(rows(0, 8), timeout_s=0.05))
 
 
-def test_what_a_reader_has_in_hand_is_not_lost(remade: Any) -> None:
+def test_rows_that_a_reader_has_taken_are_not_lost(remade: Any) -> None:
     rb = remade(None, QueueSampler)
     rb.pinned(0).extend(rows(0, 10))
-    counted = rb._batches.drawer.counted
+    counted = rb._batches.sampler.consumer
     assert counted is not None
     counted._take(counted_offers(rb), 6, torch.rand(6))  # as if another shard had been emptied by another reader
-    with pytest.raises(WaitTimeoutError, match=r"16 row.* 6 are in hand, .* good for 4 draw"):
+    with pytest.raises(WaitTimeoutError, match=r"16 row.* 6 are taken already, .* allow 4 more draw"):
         rb.sample(timeout_s=0.0)
     first, info = rb.sample(4, return_info=True)
     assert first["x"].tolist() == [0, 1, 2, 3]
@@ -278,13 +282,13 @@ def test_what_a_reader_has_in_hand_is_not_lost(remade: Any) -> None:
 
 def counted_offers(rb: ShardedReplayBuffer) -> Any:
 
-    counted = rb._batches.drawer.counted
+    counted = rb._batches.sampler.consumer
     assert counted is not None
-    return counted._ask_all(1)
+    return counted._request_offers(1)
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_rows_retire_after_so_many_draws_and_two_readers_share_them(remade: Any, times: int) -> None:
+def test_rows_are_removed_after_their_draws_with_two_readers(remade: Any, times: int) -> None:
     rb = remade(None, partial(LimitedSampler, times))
     for shard in range(2):
         rb.pinned(shard).extend(rows(100 * shard, 100 - 40 * shard))
@@ -307,12 +311,12 @@ def test_rows_retire_after_so_many_draws_and_two_readers_share_them(remade: Any,
         thread.join()
     left = times * 160 - int(counts.sum())
     assert counts.max() <= times
-    assert 0 <= left < 16 + 2 * 15  # what is not good for a batch, and what the readers have in hand
+    assert 0 <= left < 16 + 2 * 15  # rows that fill no batch, and rows that the readers have taken
     with pytest.raises(OptionError, match="no call waits"):
         rb.sample(timeout_s=1.0)
 
 
-def test_a_limiter_holds_for_rows_that_are_used_up(cluster: Any, remade: Any, writers: Any) -> None:
+def test_a_limiter_with_consumed_rows(cluster: Any, remade: Any, writers: Any) -> None:
     limiter = RateLimiter(min_size_to_sample=32, timeout_s=30.0)
     rb = remade(limiter, partial(LimitedSampler, 1))
     (actor,) = writers(rb, 1)
@@ -324,7 +328,7 @@ def test_a_limiter_holds_for_rows_that_are_used_up(cluster: Any, remade: Any, wr
     assert not set(rest) & set(drawn.tolist())
 
 
-def test_counts_begin_anew_with_loaded_rows(remade: Any, tmp_path: Path) -> None:
+def test_counts_are_reset_by_a_load(remade: Any, tmp_path: Path) -> None:
     limiter = RateLimiter(samples_per_insert=1, error_buffer=20, min_size_to_sample=10, timeout_s=0.05)
     rb = remade(limiter)
     rb.extend(rows(0, 10))
@@ -337,7 +341,7 @@ def test_counts_begin_anew_with_loaded_rows(remade: Any, tmp_path: Path) -> None
 
 
 def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
-    """The newest version of all shards counts, wherever it is; the law is that of the young rows alone."""
+    """The newest version of all shards counts; draws are uniform over the recent rows."""
     with closing(make(version_key="version", batch_size=512)) as rb:
         for shard, versions in enumerate([[3, 4, 5, 5], [1, 2, 3, 4]]):
             for version in versions:
@@ -353,7 +357,7 @@ def test_only_rows_of_the_newest_policies_are_drawn(cluster: Any) -> None:
         rb.pinned(1).extend({"version": torch.full((10,), 8), "x": torch.arange(10)})
         assert set(rb.sample(max_age=2)["version"].tolist()) == {8}
         with pytest.raises(OptionError, match="prefetched"):
-            rb._along(depth=1).sample(max_age=2)
+            rb._handle(prefetch=1).sample(max_age=2)
 
 
 def test_a_maximum_age_needs_versions(remade: Any) -> None:
@@ -377,6 +381,8 @@ def test_a_maximum_age_needs_versions(remade: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(cluster: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_options_and_calls_raise(
+    cluster: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         make(**options)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +15,7 @@ from ostinato.demo import DqnConfig, Progress, Report, save_and_reopen, train, t
 from ostinato.errors import CheckpointError
 from ostinato.tools import inspect_checkpoint
 from ostinato.viz import Bars, Curves, Points
+from tests.command import run_here, run_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,16 +201,9 @@ def test_a_run_with_three_steps_reopens_and_is_drawn(several: Report, tmp_path: 
         assert several.buffer.stats().stale_updates == 0
 
 
-def ostinato(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-c", "from ostinato.cli.main import main; main()", *arguments]
-    env = {**os.environ, "COLUMNS": "100", "TERM": "dumb"}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, check=False)
-
-
 def test_the_command_writes_everything(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = ostinato("demo", "--steps", "300", "--seed", "3", "--output-dir", str(out))
+    done = run_process("demo", "--steps", "300", "--seed", "3", "--output-dir", str(out))
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "report.json").read_text())
     assert (summary["config"]["seed"], summary["steps"] <= 300) == (3, True)
@@ -220,26 +211,26 @@ def test_the_command_writes_everything(tmp_path: Path) -> None:
     assert "samples/s" in done.stdout
     assert "batches of both buffers are equal" in done.stdout
     assert (out / "demo.png").stat().st_size > 20_000
-    assert ostinato("inspect", str(out / "checkpoint")).returncode == 0
-    again = ostinato("demo", "--steps", "100", str(out), "--overwrite")
+    assert run_here("inspect", str(out / "checkpoint")).returncode == 0
+    again = run_here("demo", "--steps", "100", str(out), "--overwrite")
     assert again.returncode == 0, "a second run replaces the first"
 
 
 def test_the_command_runs_prioritized(tmp_path: Path) -> None:
-    done = ostinato("demo", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
+    done = run_here("demo", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "report.json").read_text())["config"]["prioritized"] is True
-    shown = ostinato("inspect", str(tmp_path / "out" / "checkpoint"))
+    shown = run_here("inspect", str(tmp_path / "out" / "checkpoint"))
     assert "priorities of 100 rows: min " in shown.stdout
 
 
 def test_the_command_runs_with_three_steps(tmp_path: Path) -> None:
-    done = ostinato("demo", "--n-step", "3", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
+    done = run_here("demo", "--n-step", "3", "--prioritized", "--steps", "100", "--output-dir", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "out" / "report.json").read_text())["config"]
     assert (config["n_step"], config["prioritized"]) == (3, True)
     assert "batches of both buffers are equal" in done.stdout
-    assert ostinato("demo", "--n-step", "0").returncode == 2
+    assert run_here("demo", "--n-step", "0").returncode == 2
 
 
 @pytest.mark.slow

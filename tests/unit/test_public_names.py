@@ -59,7 +59,7 @@ def test_protocols_exports_what_the_base_classes_name() -> None:
         core = {
             alias.name
             for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module == "ostinato.core.records"
+            if isinstance(node, ast.ImportFrom) and node.module in {"ostinato.core.records", "ostinato.core.ring"}
             for alias in node.names
         }
         methods = [node for node in base.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]

@@ -5,7 +5,7 @@ from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrio
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.stats import BufferStats
-from ostinato.buffers.travel import send_as_copies
+from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",

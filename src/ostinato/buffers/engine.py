@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import Saving, save_buffer
-from ostinato.buffers.checkpoint.state import (
-    FORMAT,
-    Saves,
-    checker,
-    engine_state,
-    load_engine_state,
-    remember_load,
-)
+from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_state
+from ostinato.buffers.checkpoint.save import Saves, Saving, remember_load, save_buffer
+from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
     check_order,
     check_pair,
@@ -35,7 +28,7 @@ from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
-from ostinato.core.records import Plan, Run, View, episodes_of, fold, slices
+from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
 from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
 
@@ -538,7 +531,7 @@ class LocalEngine:
         if each is None:
             plan = Plan(schema, draw.slots, draw.slots)
         else:
-            plan = slices(schema, episodes_of(view), draw.slots, each, draw.pad)
+            plan = Plan.of_slices(schema, view.require_episodes(), draw.slots, each, draw.pad)
         if unit is not None:
             dice = unit.roll(plan.records.shape[0], view, generator) if dice is None else dice
             plan = unit.expand(plan, view, dice)
@@ -636,7 +629,7 @@ class LocalEngine:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
             return storage.get(plan.records, pin=self.pin)
-        leaves = fold(plan, storage.fetch(plan.requests(), pin=self.pin))
+        leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
     def _gather_again(self, ticket: Ticket, source: Source, payload: Any) -> Rows | None:

@@ -10,25 +10,27 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import Saving, one_at_a_time, save_buffer
-from ostinato.buffers.checkpoint.state import (
+from ostinato.buffers.checkpoint.load import (
+    Reading,
     Target,
-    check_saved,
+    load_buffer,
     load_engine_states,
+    revive,
+    turn_ticket,
+    with_state,
+)
+from ostinato.buffers.checkpoint.save import Saving, one_at_a_time, remember_load, save_buffer
+from ostinato.buffers.checkpoint.state import (
+    check_saved,
     own_copy,
     own_tensors,
     parts_of,
     read_generator,
     read_ticket,
     readable,
-    remember_load,
-    revive,
     saved_rows,
     show_ticket,
-    turn_ticket,
     unit_name,
-    with_state,
 )
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler

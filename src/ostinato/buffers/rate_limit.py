@@ -12,7 +12,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ostinato.core.forks import next_place, whole_in_forks
+from ostinato.core.processes import next_place, whole_in_forks
 from ostinato.errors import KindError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:

@@ -317,20 +317,25 @@ class ReplayBuffer:
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
-        return self._positions(self._engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
+        engine = self._engine
+        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
+        if storage.ndim == 1:
+            return placement.positions(None if storage.device == _CPU else storage.device)
+        return self._positions(placement)
 
     def _accept(self, data: Any) -> Any:
         """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
-        if self._transform:
+        if self._transform.steps:
             data = self._transform.inv(data)
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
+        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -504,7 +509,7 @@ class ReplayBuffer:
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
-        return self._transform.forward(data) if self._transform else data
+        return self._transform.forward(data) if self._transform.steps else data
 
     def _index(self, slots: Tensor) -> Any:
         storage = self.storage

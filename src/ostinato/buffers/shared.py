@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 
-from ostinato.buffers.checkpoint.load import Reading, load_buffer
-from ostinato.buffers.checkpoint.save import save_state
-from ostinato.buffers.checkpoint.state import (
-    FORMAT,
-    Saves,
-    check_counts,
-    own_tensors,
-    read_generator,
-    readable,
-    saved_rows,
-    with_state,
-)
+from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
+from ostinato.buffers.checkpoint.save import Saves, save_state
+from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, readable, saved_rows
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
@@ -149,11 +140,6 @@ class SharedEngine:
         return self._storage
 
     @property
-    def shared_storage(self) -> SharedStorage:
-        """The same, as what it is."""
-        return self._storage
-
-    @property
     def writer(self) -> Writer:
         """The writer."""
         return self._writer
@@ -217,7 +203,7 @@ class SharedEngine:
             storage.set(run, payload)
             if sampler.prioritized:
                 with ring.lock:
-                    if ring.holds(serial):
+                    if ring.is_current(serial):
                         as_sampler(sampler).record_rows(run, given, self.view())
                     ring.commit(serial)
             else:
@@ -242,7 +228,7 @@ class SharedEngine:
                 slots, priorities = slots[kept], priorities[kept]
                 generations = ring.generations(slots)
             stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
-        ring.note_stale(stale)
+        ring.count_stale(stale)
 
     def clear(self) -> None:
         """Forget all rows, for all processes, and the draws queued in this one."""
@@ -282,7 +268,7 @@ class SharedEngine:
         if self.sampler.prioritized:
             with ring.lock:
                 return self.sampler.draw(self.view(), batch_size, self.generator), ring.written
-        written, holes, rows, _ = ring.now()
+        written, holes, rows, _ = ring.state()
         view = View(rows, ring.capacity, 0, ring, ring.device)
         draw = self.sampler.draw(view, batch_size, self.generator)
         return (self._fill(draw, rows) if holes else draw), written
@@ -329,13 +315,13 @@ class SharedEngine:
     def _again(self, ticket: Ticket) -> Ticket | None:
         """Return what to copy instead, None if nothing was replaced; slots that hold no whole row are drawn again."""
         ring, draw = self._ring, ticket.draw
-        if ring.untouched(ticket.serial):
+        if ring.unchanged_since(ticket.serial):
             return None
         written = ring.written
         changed = ring.changed(draw.slots, ticket.serial)
         if changed is None:
             return None
-        ring.note_redone()
+        ring.count_redone()
         empty = ring.generations(draw.slots) <= 0
         count = int(empty.sum())
         if count:
@@ -350,7 +336,7 @@ class SharedEngine:
 
     def deliver(self, ticket: Ticket) -> None:
         """Count the rows of a batch that reached the caller."""
-        self._ring.note_drawn(ticket.records.shape[0])
+        self._ring.count_drawn(ticket.records.shape[0])
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
         """Return bool `[R]`: which rows were replaced since they were gathered."""
@@ -395,16 +381,144 @@ class SharedEngine:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self, queued: Sequence[Ticket], transform: Compose, batch_size: int | None) -> dict[str, Any]:
-        """Return the whole state, copied at one moment, while no process reserves or commits."""
-        return shared_state(self, queued, transform, batch_size)
+        """Return the whole state, copied at one moment, while no process reserves or commits.
+
+        Rows that are being written are not part of it. Where there are such, or a writer has died, rows are saved from
+        the oldest to the newest; else slot by slot. Queued draws are dropped: the generator is saved as before them.
+        """
+        generator = None if self.generator is None else self.generator.get_state()
+        drawn = [*queued, *self.pending]
+        state: dict[str, Any] = {
+            "generator": generator if not drawn or drawn[0].rng is None else drawn[0].rng,
+            "transforms": transform.state_dict(),
+            "batch_size": batch_size,
+            "unit": None,
+            "pending": [],
+        }
+        storage = self._storage
+        if not storage.laid_out:
+            slots = torch.empty(0, dtype=torch.int64, device="cpu")
+            return {**state, **self._saved_rows(slots, 0, slots, 0)}
+        ring = storage.ring
+        with ring.lock:
+            written, holes, rows, _ = ring.state()
+            slots, cursor = torch.arange(rows, device="cpu"), ring.cursor
+            if holes:
+                slots = ring.present()
+                slots = slots[ring.generations(slots).argsort()]
+                cursor = slots.shape[0] % ring.capacity
+            return {**state, **self._saved_rows(slots, cursor, ring.generations(slots), written)}
+
+    def _saved_rows(self, slots: Tensor, cursor: int, generations: Tensor, written: int) -> dict[str, Any]:
+        """Return rows, generations and counts as a state has them."""
+        sampler = self.sampler.state_dict()
+        if self.sampler.prioritized:
+            sampler |= {name: sampler[name][slots] for name in ("priorities", "values")}
+        storage = self._storage.snapshot(slots, cursor)
+        return {
+            "storage": {"class": "LazyTensorStorage", "state": storage},
+            "sampler": {"class": type(self.sampler).__name__, "state": sampler},
+            "writer": {"class": type(self.writer).__name__, "state": {}},
+            "stamps": {"written": written, "base": 0, "cursor": cursor, "array": generations},
+            "rows_written": self.rows_written,
+            "rows_since_empty": self.rows_since_empty,
+            "rows_drawn": self.rows_drawn,
+        }
 
     def load_state(self, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:  # noqa: ARG002
-        """Replace the rows of all processes by those of a state; there are no queued draws of a batch size."""
-        load_shared_state(self, state, transform)
+        """Replace the rows of all processes by those of a state; if it does not fit, nothing has changed.
+
+        Raises:
+            CheckpointError: naming what differs.
+            UsageError: while another process is writing.
+        """
+        try:
+            data, ranks = self._checked(state)
+            generator = read_generator(state["generator"], torch.device("cpu"))
+            counts = [int(state[name]) for name in ("rows_written", "rows_since_empty", "rows_drawn")]
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            msg = f"this is not the state of a replay buffer ({error!r})"
+            raise CheckpointError(msg) from error
+        before = own_tensors(transform.state_dict())
+        try:
+            transform.load_state_dict(state["transforms"])
+            self._replace_rows(state, data, ranks, counts)
+        except BaseException:
+            transform.load_state_dict(before)
+            raise
+        self.pending.clear()
+        if generator is not None:
+            self.generator = with_state(self.generator, generator)
+
+    def _replace_rows(self, state: dict[str, Any], data: Any, ranks: Tensor | None, counts: list[int]) -> None:
+        """Replace the rows of all processes."""
+        storage = self._storage
+        if data is None:
+            storage.clear()
+        else:
+            payload, rows = storage.admit(data, 1)
+            self.begin_sharing()
+            ring = storage.ring
+            with ring.lock:
+                if ring.writers:
+                    msg = f"{ring.writers} writers are at work: load into a shared buffer while no process writes to it"
+                    raise UsageError(msg)
+                saved = state["storage"]["state"]
+                full = rows == ring.capacity == saved["capacity"]
+                ring.clear(int(saved["cursor"]) % ring.capacity if full else 0)
+                serial, run = ring.reserve(rows)
+                storage.set(run, payload)
+                if ranks is not None:
+                    as_sampler(self.sampler).record_rows(run, ranks, self.view())
+                    ring.max_priority = float(state["sampler"]["state"]["largest"])
+                ring.commit(serial)
+                ring.set_counts(*counts)
+        if isinstance(self.sampler, PrioritizedSampler):
+            self.sampler.beta = state["sampler"]["state"]["beta"]
+
+    def _checked(self, state: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """Return the rows of a state, nested, in the order in which they are to be written, and their priorities."""
+        saved, storage = state["storage"]["state"], self._storage
+        for name in ("sampler", "writer"):
+            theirs, mine = state[name]["class"], type(getattr(self, name)).__name__
+            if theirs != mine:
+                msg = f"the checkpoint's {name} is a {theirs}, this buffer's a {mine}: make it with matching parts"
+                raise CheckpointError(msg)
+        if state["pending"]:
+            msg = "the checkpoint holds queued draws, which a shared buffer cannot take: save it without prefetch"
+            raise CheckpointError(msg)
+        rows = int(saved["rows"]) if "rows" in saved else 0
+        own = state["sampler"]["state"]
+        if isinstance(self.sampler, PrioritizedSampler):
+            self.sampler.check_state(own, rows)
+            if (own["alpha"], own["eps"]) != (self.sampler.alpha, self.sampler.eps):
+                msg = (
+                    f"the checkpoint has alpha={own['alpha']} and eps={own['eps']}, this shared buffer has "
+                    f"alpha={self.sampler.alpha} and eps={self.sampler.eps}, which all its processes keep: make it "
+                    "with those of the checkpoint"
+                )
+                raise CheckpointError(msg)
+        full = rows == saved["capacity"]  # else rows lie by age from slot 0 on
+        order = (torch.arange(rows, device="cpu") + (int(saved["cursor"]) if full else 0)) % max(rows, 1)
+        data = storage.rows_of(saved, order)
+        return data, own["priorities"][order] if self.sampler.prioritized and rows else None
 
     def save(self, path: str | Path, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
-        """Save `state()` to a directory; see `ReplayBuffer.dumps`."""
-        save_shared(path, self, state(), incremental=incremental)
+        """Save `state()` to a directory; see `ReplayBuffer.dumps`.
+
+        Raises:
+            CheckpointError: if no load would take the state; an older checkpoint stays.
+            OptionError: if only changes are to be written: no process knows all of them.
+        """
+        if incremental:
+            msg = "incremental=True is not for shared buffers: save the whole, or save a private buffer"
+            raise OptionError(msg)
+        whole = state()
+        rows = saved_rows(whole)
+        with readable("a shared replay buffer"):
+            check_counts(whole, rows)
+            self.sampler.check_state(whole["sampler"]["state"], rows)
+        save_state(path, whole, FORMAT)
 
     def load(self, path: str | Path, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool) -> None:
         """Read a directory and hand its state to `restore`; see `ReplayBuffer.loads`."""
@@ -434,152 +548,3 @@ def _check_parts(sampler: Sampler, writer: Writer) -> None:
     if type(writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
         msg = f"shared=True takes the writer RoundRobinWriter, got {type(writer).__name__}"
         raise OptionError(msg)
-
-
-def save_shared(path: str | Path, engine: SharedEngine, state: dict[str, Any], *, incremental: bool) -> None:
-    """Write the state of a shared buffer.
-
-    Raises:
-        CheckpointError: if no load would take the state; an older checkpoint stays.
-        OptionError: if only changes are to be written: which rows have changed is known to all processes together.
-    """
-    if incremental:
-        msg = "incremental=True is not for shared buffers: save the whole, or save a private buffer"
-        raise OptionError(msg)
-    rows = saved_rows(state)
-    with readable("a shared replay buffer"):
-        check_counts(state, rows)
-        engine.sampler.check_state(state["sampler"]["state"], rows)
-    save_state(path, state, FORMAT)
-
-
-def shared_state(
-    engine: SharedEngine, queued: Sequence[Ticket], transform: Compose, batch_size: int | None
-) -> dict[str, Any]:
-    """Return the whole state, copied at one moment, while no process reserves or commits.
-
-    Rows that are being written are not part of it. Where there are such, or a writer has died, the rows are saved from
-    the oldest to the newest; else slot by slot. Queued draws are forgotten: the generator is saved as before them.
-    """
-    generator = None if engine.generator is None else engine.generator.get_state()
-    drawn = [*queued, *engine.pending]
-    state: dict[str, Any] = {
-        "generator": generator if not drawn or drawn[0].rng is None else drawn[0].rng,
-        "transforms": transform.state_dict(),
-        "batch_size": batch_size,
-        "unit": None,
-        "pending": [],
-    }
-    storage = engine.shared_storage
-    if not storage.laid_out:
-        slots = torch.empty(0, dtype=torch.int64, device="cpu")
-        return {**state, **_rows(engine, slots, 0, slots, 0)}
-    ring = storage.ring
-    with ring.lock:
-        written, holes, rows, _ = ring.now()
-        slots, cursor = torch.arange(rows, device="cpu"), ring.cursor
-        if holes:
-            slots = ring.present()
-            slots = slots[ring.generations(slots).argsort()]
-            cursor = slots.shape[0] % ring.capacity
-        return {**state, **_rows(engine, slots, cursor, ring.generations(slots), written)}
-
-
-def _rows(engine: SharedEngine, slots: Tensor, cursor: int, generations: Tensor, written: int) -> dict[str, Any]:
-    """Return rows, generations and counts as a state has them."""
-    sampler = engine.sampler.state_dict()
-    if engine.sampler.prioritized:
-        sampler |= {name: sampler[name][slots] for name in ("priorities", "values")}
-    storage = engine.shared_storage.snapshot(slots, cursor)
-    return {
-        "storage": {"class": "LazyTensorStorage", "state": storage},
-        "sampler": {"class": type(engine.sampler).__name__, "state": sampler},
-        "writer": {"class": type(engine.writer).__name__, "state": {}},
-        "stamps": {"written": written, "base": 0, "cursor": cursor, "array": generations},
-        "rows_written": engine.rows_written,
-        "rows_since_empty": engine.rows_since_empty,
-        "rows_drawn": engine.rows_drawn,
-    }
-
-
-def load_shared_state(engine: SharedEngine, state: dict[str, Any], transform: Compose) -> None:
-    """Replace the rows of all processes by those of a state; if it does not fit, nothing has changed.
-
-    Raises:
-        CheckpointError: naming what differs.
-        UsageError: while another process is writing.
-    """
-    try:
-        data, ranks = _checked(engine, state)
-        generator = read_generator(state["generator"], torch.device("cpu"))
-        counts = [int(state[name]) for name in ("rows_written", "rows_since_empty", "rows_drawn")]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        msg = f"this is not the state of a replay buffer ({error!r})"
-        raise CheckpointError(msg) from error
-    before = own_tensors(transform.state_dict())
-    try:
-        transform.load_state_dict(state["transforms"])
-        _replace_rows(engine, state, data, ranks, counts)
-    except BaseException:
-        transform.load_state_dict(before)
-        raise
-    engine.pending.clear()
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
-
-
-def _replace_rows(
-    engine: SharedEngine, state: dict[str, Any], data: Any, ranks: Tensor | None, counts: list[int]
-) -> None:
-    """Replace the rows of all processes."""
-    storage = engine.shared_storage
-    if data is None:
-        storage.clear()
-    else:
-        payload, rows = storage.admit(data, 1)
-        engine.begin_sharing()
-        ring = storage.ring
-        with ring.lock:
-            if ring.writers:
-                msg = f"{ring.writers} writers are at work: load into a shared buffer while no process writes to it"
-                raise UsageError(msg)
-            saved = state["storage"]["state"]
-            full = rows == ring.capacity == saved["capacity"]
-            ring.clear(int(saved["cursor"]) % ring.capacity if full else 0)
-            serial, run = ring.reserve(rows)
-            storage.set(run, payload)
-            if ranks is not None:
-                as_sampler(engine.sampler).record_rows(run, ranks, engine.view())
-                ring.largest = float(state["sampler"]["state"]["largest"])
-            ring.commit(serial)
-            ring.set_counts(*counts)
-    if isinstance(engine.sampler, PrioritizedSampler):
-        engine.sampler.beta = state["sampler"]["state"]["beta"]
-
-
-def _checked(engine: SharedEngine, state: dict[str, Any]) -> tuple[Any, Tensor | None]:
-    """Return the rows of a state, nested, in the order in which they are to be written, and their priorities."""
-    saved, storage = state["storage"]["state"], engine.shared_storage
-    for name in ("sampler", "writer"):
-        theirs, mine = state[name]["class"], type(getattr(engine, name)).__name__
-        if theirs != mine:
-            msg = f"the checkpoint's {name} is a {theirs}, this buffer's a {mine}: make the buffer with matching parts"
-            raise CheckpointError(msg)
-    if state["pending"]:
-        msg = "the checkpoint holds queued draws, which a shared buffer cannot take: save it without prefetch"
-        raise CheckpointError(msg)
-    rows = int(saved["rows"]) if "rows" in saved else 0
-    own = state["sampler"]["state"]
-    if isinstance(engine.sampler, PrioritizedSampler):
-        engine.sampler.check_state(own, rows)
-        if (own["alpha"], own["eps"]) != (engine.sampler.alpha, engine.sampler.eps):
-            msg = (
-                f"the checkpoint has alpha={own['alpha']} and eps={own['eps']}, this shared buffer has "
-                f"alpha={engine.sampler.alpha} and eps={engine.sampler.eps}, which all its processes keep: make it "
-                "with those of the checkpoint"
-            )
-            raise CheckpointError(msg)
-    full = rows == saved["capacity"]  # else rows lie by age from slot 0 on
-    order = (torch.arange(rows, device="cpu") + (int(saved["cursor"]) if full else 0)) % max(rows, 1)
-    data = storage.rows_of(saved, order)
-    return data, own["priorities"][order] if engine.sampler.prioritized and rows else None

@@ -1,4 +1,4 @@
-"""Plans: what a batch is made of. Units change them before the gather; `fold` does what is left to do after it."""
+"""Records that parts exchange: where rows go, what a sampler sees and draws, and the plan of a batch."""
 
 from __future__ import annotations
 
@@ -33,28 +33,23 @@ __all__ = [
     "View",
     "as_slots",
     "check_slots",
-    "episodes_of",
-    "fold",
     "next_path",
-    "read_plan",
     "require_values",
-    "show_plan",
-    "slices",
-    "turn_plan",
+    "ring_range",
 ]
 
 
 class Run(NamedTuple):
-    """Rows `skip` to `skip + rows - 1` of a batch go to the slots `(start + i) % capacity`, in order.
-
-    `skip` is not zero only for batches longer than the ring: their first rows would be overwritten by
-    their last ones within the same call, so they are never copied.
-    """
+    """Rows `[skip, skip + rows)` of a batch go to the slots `(start + i) % capacity`, in order."""
 
     start: int
+    """Slot of the first row that is written."""
     rows: int
+    """Rows that are written."""
     capacity: int
+    """Slots of the ring."""
     skip: int = 0
+    """Rows that are not written, of a batch longer than the ring: its last rows would overwrite them."""
 
     def slots(self, device: torch.device | None = None) -> Tensor:
         """Return the slots written, int64 `[rows]`."""
@@ -72,11 +67,14 @@ class Run(NamedTuple):
 
 
 class Picks(NamedTuple):
-    """Rows `rows[i]` of a batch of `total` go to the slots `slots[i]`; -1 in `kept` marks rows that were not kept."""
+    """Rows `rows[i]` of a batch of `total` rows go to the slots `slots[i]`; all int64."""
 
     slots: Tensor
+    """`[n]`."""
     rows: Tensor
+    """`[n]`."""
     kept: Tensor
+    """`[total]`: the slot of each row of the batch, -1 for a row that is not kept."""
 
     def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[total]`, -1 where a row was not kept."""
@@ -89,64 +87,83 @@ class Picks(NamedTuple):
 
 
 Placement: TypeAlias = Run | Picks
+"""The slots of the rows of a batch, as a writer chose them."""
 
 
 class View(NamedTuple):
-    """All that a sampler may see of a buffer: counts and stamps, never data.
-
-    Rows present are the slots `[0, rows)`. Frozen: it describes the buffer at the moment of the draw.
-    """
+    """What samplers and units see of a buffer at the moment of a draw: counts, generations and episodes, never data."""
 
     rows: int
+    """Rows present: the slots `[0, rows)`."""
     capacity: int
+    """Slots."""
     cursor: int
+    """Slot after the newest row."""
     ring: Ring | SharedRing
+    """Generations of the slots."""
     device: torch.device
+    """Device of slots."""
     episodes: EpisodeTable | None = None
-    """Which rows belong together, if the buffer keeps account of that."""
+    """Episodes of the rows; None if the buffer does not track them."""
     starts: Starts | None = None
-    """The rows that may be drawn; None stands for all of them."""
+    """Rows that may be drawn; None stands for all of them."""
+
+    def require_episodes(self) -> EpisodeTable:
+        """Return `episodes`, for a unit or sampler that needs them.
+
+        Raises:
+            OptionError: if the buffer does not track episodes.
+        """
+        if self.episodes is None:
+            msg = "slices and windows need to know where episodes end: give the buffer episodes=Episodes()"
+            raise OptionError(msg)
+        return self.episodes
 
 
 class Draw(NamedTuple):
-    """What a sampler drew: `slots` int64 `[B]`; prioritized samplers add importance `weights` and `stamps`, `[B]` each.
-
-    Ring, int64, tell a later priority whether the row that it is for has been replaced. With `length`, or `lengths`
-    int64 `[B]`, each slot is the first one of a slice of so many rows of its episode, whose last row is repeated up to
-    `pad` rows if that is not 0.
-    """
+    """What a sampler drew: single rows, or slices of episodes if `length` or `lengths` is given."""
 
     slots: Tensor
+    """int64 `[B]`: the rows drawn, or the first rows of the slices."""
     weights: Tensor | None = None
+    """Importance weights `[B]`, of prioritized samplers."""
     info: dict[str, Any] | None = None
+    """Further entries of the info of the sample."""
     generations: Tensor | None = None
+    """Generations of the rows, int64 `[B]`: later they tell whether a row has been replaced."""
     lengths: Tensor | None = None
+    """Rows of each slice, int64 `[B]`."""
     pad: int = 0
+    """If not 0, the last row of each slice is repeated up to this number of rows."""
     length: int = 0
+    """Rows of every slice, if all are equally long; else 0."""
 
     @property
     def rows_each(self) -> Tensor | int | None:
-        """Rows of the slices, one number where all are equal; None where single rows were drawn."""
+        """Rows of the slices, one number if all are equally long; None for single rows."""
         return self.length or self.lengths
 
 
 class Request(NamedTuple):
-    """Rows of one field for a batch: `slots` int64 `[n]` of the leaf number `leaf`, in the schema's order.
+    """The rows of one field to read for a batch.
 
-    Where `pick` (bool `[n]`) is True, the row is read from the leaf `other` instead, which has the same dtype and
-    shape. Requests that share one slots tensor are cheapest: fields that lie side by side are read together.
+    Requests that share one slots tensor are cheapest: adjacent fields are read together.
     """
 
     leaf: int
+    """Position of the field among the leaves of the schema."""
     slots: Tensor
+    """int64 `[n]`."""
     other: int | None = None
+    """Position of another field of the same dtype and shape."""
     pick: Tensor | None = None
+    """bool `[n]`: rows that are read from `other` instead."""
 
 
 def ring_range(start: int, rows: int, capacity: int, device: torch.device | None = None) -> Tensor:
-    """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is paid for only where the run wraps."""
+    """Return `(start + arange(rows)) % capacity`, int64 `[rows]`; the modulo is computed only if the run wraps."""
     stop = start + rows
-    if device is None:  # NumPy's range is the cheaper one, and knows no default device
+    if device is None:  # NumPy's range is faster, and has no default device
         out = torch.from_numpy(np.arange(start, stop, dtype=np.int64))
     else:
         out = torch.arange(start, stop, device=device)
@@ -154,10 +171,10 @@ def ring_range(start: int, rows: int, capacity: int, device: torch.device | None
 
 
 def require_values(tensor: Tensor, what: str) -> None:
-    """Refuse tensors on the device meta, which have no values.
+    """Check that a tensor is not on the device meta, where tensors have no values.
 
     Raises:
-        KindError: naming what the tensor was to be.
+        KindError: naming the tensor by `what`.
     """
     if tensor.is_meta:
         msg = (
@@ -168,7 +185,7 @@ def require_values(tensor: Tensor, what: str) -> None:
 
 
 def as_slots(slots: Tensor, device: torch.device) -> Tensor:
-    """Bring slots that a sampler or writer chose to the form that native code reads: int64, contiguous, on a device.
+    """Return slots that a sampler or writer chose as native code reads them: int64, contiguous, on a device.
 
     Raises:
         KindError: if they are on the device meta, where tensors have no values.
@@ -178,10 +195,10 @@ def as_slots(slots: Tensor, device: torch.device) -> Tensor:
 
 
 def check_slots(slots: Tensor, capacity: int) -> None:
-    """Refuse slots outside `[0, capacity)`.
+    """Check that slots are in `[0, capacity)`.
 
     Raises:
-        SlotError: naming the first one.
+        SlotError: naming the first that is not.
     """
     bad = (slots < 0) | (slots >= capacity)
     if bad.any():
@@ -190,20 +207,8 @@ def check_slots(slots: Tensor, capacity: int) -> None:
         raise SlotError(msg)
 
 
-def episodes_of(view: View) -> EpisodeTable:
-    """Return the episodes of a view, for a unit or sampler that cannot do without.
-
-    Raises:
-        OptionError: if the buffer keeps none.
-    """
-    if view.episodes is None:
-        msg = "slices and windows need to know where episodes end: give the buffer episodes=Episodes()"
-        raise OptionError(msg)
-    return view.episodes
-
-
 class Column(NamedTuple):
-    """One field of a batch of `R` records: what to read, and what becomes of it.
+    """One field of a batch of `R` records: the rows to read, and the arithmetic that follows.
 
     The rows read are `[R * prod(tail), *shape]`; the field becomes `[R, *tail, *shape]`, or `[R, *shape]` with
     `weights`.
@@ -213,15 +218,27 @@ class Column(NamedTuple):
     tail: tuple[int, ...] = ()
     """Dimensions between the records and the rows of the field, such as the frames of a stack."""
     weights: Tensor | None = None
-    """`[R, tail]`: the rows are multiplied by these and added up."""
+    """`[R, tail]`: factors of the rows, which are then summed."""
     blank: Tensor | None = None
-    """bool `[R, *tail]`: rows that become zeros."""
+    """bool `[R, *tail]`: rows that are set to zero."""
     merge: bool = False
-    """Let `tail` join the first dimension of the rows: `[R, tail * shape[0], *shape[1:]]`."""
+    """Whether `tail` is merged with the first dimension of the rows: `[R, tail * shape[0], *shape[1:]]`."""
+
+    def fold(self, rows: Tensor, records: int) -> Tensor:
+        """Return the field of a batch from the rows read. A view, except for weighted and blanked columns."""
+        if not self.tail:
+            return rows
+        shape = rows.shape[1:]
+        out = rows.view(records, *self.tail, *shape)
+        if self.blank is not None:
+            as_bits(out)[self.blank] = 0
+        if self.weights is not None:
+            return _weighted_sum(out, self.weights)
+        return out.flatten(1, 2) if self.merge else out
 
 
 class Plan(NamedTuple):
-    """How drawn rows become a batch. Index arithmetic is done: what is left is one gather and `fold`."""
+    """How drawn rows become a batch: the result of all index arithmetic, so that one gather and `fold` remain."""
 
     schema: Schema
     anchors: Tensor
@@ -231,22 +248,50 @@ class Plan(NamedTuple):
     changed: dict[int, Column] = {}  # noqa: RUF012 (never changed in place)
     """Leaves that are not simply read at the records, by their position in the schema."""
     repeat: int = 1
-    """Records that each anchor became, where all became as many."""
+    """Records of each anchor, if all anchors have the same number."""
     owner: Tensor | None = None
-    """Which anchor each record comes from, int64 `[R]`, ascending, where they did not."""
+    """Anchor of each record, int64 `[R]`, ascending, if anchors have different numbers of records."""
     last: Tensor | None = None
-    """Which records are the last ones of their anchors, bool `[R]`, where records after them only fill up."""
+    """bool `[R]`: the last record of each anchor, if records after it are padding."""
     generations: Tensor | None = None
-    """Ring of the records, int64 `[R]`, where priorities may come back for each; else those of the anchors do."""
+    """Generations of the records, int64 `[R]`, if each may get a new priority; None for those of the anchors."""
     notes: dict[Any, Tensor] = {}  # noqa: RUF012
-    """What there is to say of each record, `[R]`, by name or path: for the info of a sample."""
+    """Entries `[R]` of the info of a sample, by name or path."""
     fields: dict[str, Tensor] = {}  # noqa: RUF012
-    """What each record has besides its stored fields, `[R]`: for the batch as well."""
+    """Fields `[R]` of the batch and the info that are not stored."""
     elsewhere: dict[Path, Tensor] = {}  # noqa: RUF012
     """Slots, int64 `[R]`, of fields of Python objects that are not read at the records."""
 
+    @classmethod
+    def of_slices(
+        cls, schema: Schema, episodes: EpisodeTable, firsts: Tensor, lengths: Tensor | int, pad: int = 0
+    ) -> Plan:
+        """Return the plan of slices.
+
+        Args:
+            schema: schema of the rows.
+            episodes: episodes of the rows.
+            firsts: first rows of the slices, int64 `[B]`.
+            lengths: rows of each slice, int64 `[B]`, or of every slice.
+            pad: if not 0, the last row of each slice is repeated up to this number of rows.
+        """
+        if isinstance(lengths, int):
+            rows, _ = episodes.window(firsts, 0, lengths - 1)
+            return cls(schema, firsts, rows.view(-1), repeat=lengths)
+        longest = pad or int(lengths.max())
+        rows, _ = episodes.window(firsts, 0, longest - 1)
+        steps = torch.arange(longest, device=rows.device)
+        inside = steps < lengths[:, None]
+        if pad:
+            padded = rows.gather(1, torch.minimum(steps, lengths[:, None] - 1))
+            last = (steps == lengths[:, None] - 1).reshape(-1)
+            notes = {("collector", "mask"): inside.reshape(-1)}
+            return cls(schema, firsts, padded.reshape(-1), repeat=longest, last=last, notes=notes)
+        owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
+        return cls(schema, firsts, rows[inside], owner=owner)
+
     def with_columns(self, changed: dict[int, Column]) -> Plan:
-        """Return the plan with some columns exchanged."""
+        """Return the plan with some columns replaced."""
         return self._replace(changed={**self.changed, **changed})
 
     def slots_of(self, position: int) -> Tensor:
@@ -255,7 +300,7 @@ class Plan(NamedTuple):
         return self.records if column is None else column.request.slots
 
     def requests(self) -> list[Request]:
-        """Return what is to be read, one request for each leaf of the schema."""
+        """Return one request for each leaf of the schema."""
         records, changed = self.records, self.changed
         return [changed[i].request if i in changed else Request(i, records) for i in range(len(self.schema.leaves))]
 
@@ -296,91 +341,81 @@ class Plan(NamedTuple):
         parts |= {id(slots): slots for slots in self.elsewhere.values()}
         return torch.cat([self.anchors, self.records, *parts.values()])
 
+    def fold(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return the fields of a batch from the rows read. Views, except for weighted and blanked columns."""
+        records, out = self.records.shape[0], list(rows)
+        for position, column in self.changed.items():
+            out[position] = column.fold(out[position], records)
+        return out
 
-def slices(schema: Schema, table: EpisodeTable, anchors: Tensor, lengths: Tensor | int, pad: int = 0) -> Plan:
-    """Return the plan in which each anchor is the first of its slice's rows; see `Draw`."""
-    if isinstance(lengths, int):
-        rows, _ = table.window(anchors, 0, lengths - 1)
-        return Plan(schema, anchors, rows.view(-1), repeat=lengths)
-    longest = pad or int(lengths.max())
-    rows, _ = table.window(anchors, 0, longest - 1)
-    steps = torch.arange(longest, device=rows.device)
-    inside = steps < lengths[:, None]
-    if pad:
-        padded = rows.gather(1, torch.minimum(steps, lengths[:, None] - 1))
-        last = (steps == lengths[:, None] - 1).reshape(-1)
-        notes = {("collector", "mask"): inside.reshape(-1)}
-        return Plan(schema, anchors, padded.reshape(-1), repeat=longest, last=last, notes=notes)
-    owner = torch.arange(lengths.shape[0], device=rows.device).repeat_interleave(lengths)
-    return Plan(schema, anchors, rows[inside], owner=owner)
+    # -- state ------------------------------------------------------------------------------------------------------
 
-
-def show_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain values and tensors, without its schema and anchors; nothing is copied."""
-    columns = [
-        {
-            "position": position,
-            **column.request._asdict(),
-            **{k: v for k, v in column._asdict().items() if k != "request"},
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values and tensors, without its schema and anchors; nothing is copied."""
+        columns = [
+            {
+                "position": position,
+                **column.request._asdict(),
+                **{k: v for k, v in column._asdict().items() if k != "request"},
+            }
+            for position, column in self.changed.items()
+        ]
+        return {
+            "records": self.records,
+            "repeat": self.repeat,
+            "owner": self.owner,
+            "last": self.last,
+            "stamps": self.generations,
+            "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in self.notes.items()],
+            "fields": [[name, value] for name, value in self.fields.items()],
+            "columns": [{**column, "tail": list(column["tail"])} for column in columns],
         }
-        for position, column in plan.changed.items()
-    ]
-    return {
-        "records": plan.records,
-        "repeat": plan.repeat,
-        "owner": plan.owner,
-        "last": plan.last,
-        "stamps": plan.generations,
-        "notes": [[list(key) if isinstance(key, tuple) else key, value] for key, value in plan.notes.items()],
-        "fields": [[name, value] for name, value in plan.fields.items()],
-        "columns": [{**column, "tail": list(column["tail"])} for column in columns],
-    }
 
+    @staticmethod
+    def turn_state(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+        """Return the state after rows were moved: the row of slot `i` of `rows` is in slot `(i - seam) % rows` now."""
 
-def turn_plan(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return a saved plan for rows of which the one in slot `seam` is in slot 0 now."""
+        def turned(slots: Tensor) -> Tensor:
+            return (slots - seam).remainder_(rows)
 
-    def turned(slots: Tensor) -> Tensor:
-        return (slots - seam).remainder_(rows)
+        notes = [[key, turned(value) if key == "anchor_index" else value] for key, value in state["notes"]]
+        columns = [{**column, "slots": turned(column["slots"])} for column in state["columns"]]
+        return {**state, "records": turned(state["records"]), "notes": notes, "columns": columns}
 
-    notes = [[key, turned(value) if key == "anchor_index" else value] for key, value in state["notes"]]
-    columns = [{**column, "slots": turned(column["slots"])} for column in state["columns"]]
-    return {**state, "records": turned(state["records"]), "notes": notes, "columns": columns}
+    @classmethod
+    def from_state(cls, state: dict[str, Any], schema: Schema, anchors: Tensor, rows: int) -> Plan:
+        """Return a plan from what `state_dict` returned, by copy, on the device of the anchors.
 
+        Args:
+            state: what `state_dict` returned.
+            schema: schema of the rows.
+            anchors: slots that were drawn, int64 `[B]`.
+            rows: rows of the buffer.
 
-def read_plan(state: dict[str, Any], schema: Schema, anchors: Tensor, rows: int) -> Plan:
-    """Return what `show_plan` gave, by copy, on the device of the anchors.
-
-    Args:
-        state: what was saved.
-        schema: of the rows.
-        anchors: slots that were drawn, int64 `[B]`.
-        rows: of the buffer.
-
-    Raises:
-        CheckpointError: if it reads rows or fields that are not there, or its parts do not fit each other.
-    """
-    device, records = anchors.device, state["records"]
-    _check_slots(records, rows)
-    count = records.shape[0]
-    owner, last, repeat = state["owner"], state["last"], state["repeat"]
-    _require(type(repeat) is int and repeat >= 1)
-    if owner is None:
-        _require(count == repeat * anchors.shape[0])
-    else:
-        _check_slots(owner, anchors.shape[0])
-        _require(owner.shape[0] == count and bool((owner.diff() >= 0).all()))
-    _require(last is None or (last.dtype is torch.bool and last.shape == (count,)))
-    stamps = state["stamps"]
-    _require(stamps is None or (stamps.dtype is torch.int64 and stamps.shape == (count,)))
-    named = [*state["notes"], *state["fields"]]
-    _require(all(value.shape[:1] == (count,) for _, value in named))
-    changed = {column["position"]: _read_column(column, schema, count, rows, device) for column in state["columns"]}
-    _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in changed))
-    notes = {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in state["notes"]}
-    fields = {str(name): _own(value, device) for name, value in state["fields"]}
-    parts = (_own(records, device), changed, repeat, _own(owner, device), _own(last, device))
-    return Plan(schema, anchors, *parts, _own(stamps, device), notes, fields)
+        Raises:
+            CheckpointError: if the state refers to rows or fields that do not exist, or its parts do not match.
+        """
+        device, records = anchors.device, state["records"]
+        _check_slots(records, rows)
+        count = records.shape[0]
+        owner, last, repeat = state["owner"], state["last"], state["repeat"]
+        _require(type(repeat) is int and repeat >= 1)
+        if owner is None:
+            _require(count == repeat * anchors.shape[0])
+        else:
+            _check_slots(owner, anchors.shape[0])
+            _require(owner.shape[0] == count and bool((owner.diff() >= 0).all()))
+        _require(last is None or (last.dtype is torch.bool and last.shape == (count,)))
+        generations = state["stamps"]
+        _require(generations is None or (generations.dtype is torch.int64 and generations.shape == (count,)))
+        named = [*state["notes"], *state["fields"]]
+        _require(all(value.shape[:1] == (count,) for _, value in named))
+        changed = {column["position"]: _read_column(column, schema, count, rows, device) for column in state["columns"]}
+        _require(all(type(i) is int and 0 <= i < len(schema.leaves) for i in changed))
+        notes = {tuple(key) if isinstance(key, list) else key: _own(value, device) for key, value in state["notes"]}
+        fields = {str(name): _own(value, device) for name, value in state["fields"]}
+        parts = (_own(records, device), changed, repeat, _own(owner, device), _own(last, device))
+        return cls(schema, anchors, *parts, _own(generations, device), notes, fields)
 
 
 def _read_column(state: dict[str, Any], schema: Schema, records: int, rows: int, device: torch.device) -> Column:
@@ -415,27 +450,7 @@ def _require(holds: bool) -> None:  # noqa: FBT001
         raise CheckpointError(msg)
 
 
-def fold(plan: Plan, rows: Sequence[Tensor]) -> list[Tensor]:
-    """Make the fields of a batch from the rows read for its plan. No copy but for weighted and blanked columns."""
-    records, out = plan.records.shape[0], list(rows)
-    for position, column in plan.changed.items():
-        out[position] = _fold(column, out[position], records)
-    return out
-
-
-def _fold(column: Column, rows: Tensor, records: int) -> Tensor:
-    if not column.tail:
-        return rows
-    shape = rows.shape[1:]
-    out = rows.view(records, *column.tail, *shape)
-    if column.blank is not None:
-        as_bits(out)[column.blank] = 0
-    if column.weights is not None:
-        return _weigh(out, column.weights)
-    return out.flatten(1, 2) if column.merge else out
-
-
-def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
+def _weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sums of rows `[R, T, *shape]` by weights `[R, T]`; a row of weight 0 may be infinite."""
     shape = rows.shape[2:]
     native = backend.native
@@ -449,7 +464,7 @@ def _weigh(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def next_path(path: Path, known: set[Path]) -> Path | None:
-    """Return the field that holds what `path` is one step later: `("next", *path)`, or `next_` before its last key."""
+    """Return the field of the next step of `path`: `("next", *path)`, or `path` with `next_` before its last key."""
     nested: Path = ("next", *path)
     if nested in known:
         return nested

@@ -1,4 +1,4 @@
-"""What runs inside an actor: a buffer, and the few calls that reach it from other processes."""
+"""The classes that run in Ray actors: one buffer each, and the streams of batches that they serve."""
 
 from __future__ import annotations
 
@@ -14,207 +14,51 @@ from ostinato._optional import require
 from ostinato.buffers import ReplayBuffer, TensorDictReplayBuffer
 from ostinato.buffers.pipeline import END, Pass
 from ostinato.buffers.portion import Portion, begin_era, read_own, reseed, save_counted, written
-from ostinato.distributed.ray_client import AGAIN, GONE, TURN_S, Again, Gone, take_turn
-from ostinato.distributed.serialization import Parcel, pack, seal, unseal
+from ostinato.buffers.rate_limit import check_timeout
+from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, Closed, Retry
+from ostinato.distributed.serialization import Serialized, decode, encode, encode_small
 from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.errors import LostBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["END", "IDLE_S", "MANY_LINES", "Host", "Line", "Lines", "Recipe", "ShardHost", "ShardRecipe", "maker"]
+__all__ = [
+    "IDLE_S",
+    "MANY_STREAMS",
+    "BufferActor",
+    "BufferSpec",
+    "ServedStream",
+    "ServedStreams",
+    "ShardActor",
+    "ShardSpec",
+    "batch_maker",
+    "poll_once",
+]
 
-MANY_LINES = 64
-"""Lines that are kept, however long nobody asks for their batches."""
+MANY_STREAMS = 64
+"""Streams that stay open even if no batch is requested."""
 IDLE_S = 600.0
-"""Beyond these, a line is closed that nobody has asked for a batch for so long: its reader may be dead."""
+"""If there are more, a stream without requests for so long is closed: its reader may be dead."""
 
 
-@final
-class Line:
-    """Gives batches to one reader in the order of its calls, though these come in many threads.
-
-    A batch that cannot be made ends the line: those asked for after it are not drawn for nobody.
-
-    Args:
-        make: makes the next batch, `END` after the last one. It is given how long its reader has waited for it, in
-            seconds, or None where it must not wait, as the call has a batch already; `AGAIN` says that it would.
-    """
-
-    def __init__(self, make: Callable[[float | None], Any]) -> None:
-        self._make = make
-        self._turn = 0
-        self._over = False
-        self._error: Exception | None = None
-        self._gate = threading.Condition()
-
-    def take(self, number: int, count: int, waited_s: float = 0.0) -> list[Any] | Again:
-        """Answer call `number`, once those before it are answered; `AGAIN` where it should be made once more.
-
-        Args:
-            number: of the call, from 0 on.
-            count: batches.
-            waited_s: how long the reader has waited for this answer, having those before it; below 0 for calls made
-                ahead, whose time has not begun.
-
-        Returns:
-            `count` batches; fewer before an error, which the next call raises, where the next one would have to wait,
-            and at the end; none after it.
-
-        Raises:
-            UsageError: if the call was answered before, or its turn never comes; the line ends then.
-        """
-        with self._gate:
-            while not self._over and self._turn != number:
-                seen = self._turn
-                self._check(number, waited_s)
-                if not self._gate.wait_for(lambda: self._over or self._turn != seen, TURN_S):  # noqa: B023
-                    return AGAIN
-            if self._over:
-                error, self._error = (self._error, None) if number == self._turn else (None, self._error)
-                if error is not None:
-                    raise error
-                return []
-            found = self._some(count, waited_s)
-            if found is None:
-                return AGAIN
-            self._turn += 1
-            self._gate.notify_all()
-            return found
-
-    def _check(self, number: int, waited_s: float) -> None:
-        """Refuse a call whose turn never comes: a reader waits for one when it has the answers to those before it."""
-        if number > self._turn and waited_s <= TURN_S:
-            return
-        turn = self._turn
-        self._end()
-        msg = (
-            f"call {number} for batches does not follow the {turn} that were answered: each call of a reader is "
-            "answered once, in order; ask anew"
-        )
-        raise UsageError(msg)
-
-    def _some(self, count: int, waited_s: float) -> list[Any] | None:
-        batches: list[Any] = []
-        while len(batches) < count:
-            try:
-                batch = self._make(None if batches else waited_s)
-            except Exception as error:
-                self._end()
-                if not batches:
-                    raise
-                self._error = error
-                break
-            if batch is AGAIN and not batches:
-                return None
-            if batch is AGAIN:
-                break
-            if batch is END:
-                self._end()
-                break
-            batches.append(batch)
-        return batches
-
-    def _end(self) -> None:
-        self._over = True
-        self._gate.notify_all()
-
-    def close(self) -> None:
-        """Give no further batches. When it returns, none is being made."""
-        with self._gate:
-            self._end()
+# -- how to make a buffer ---------------------------------------------------------------------------------------------
 
 
-class _Place:
-    """A line among others: whether somebody asks for its batches."""
-
-    def __init__(self, line: Line) -> None:
-        self.line = line
-        self.calls = 0
-        self.asked = time.monotonic()
-
-
-@final
-class Lines:
-    """The lines of all readers of an actor. Thread-safe.
-
-    A reader ends its line; those of the dead are closed when others begin: beyond `MANY_LINES`, the ones that nobody
-    has asked for a batch for `IDLE_S`. Batches that were made for them are lost, as are those on their way to the dead.
-    """
-
-    def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        """Lines that are open."""
-        return len(self._places)
-
-    def begin(self, name: str, line: Line) -> None:
-        """Begin a line."""
-        with self._lock:
-            self._places[name] = _Place(line)
-            idle = self._idle() if len(self._places) > MANY_LINES else []
-        for one in idle:
-            self.end(one)
-
-    def _idle(self) -> list[str]:
-        """Return the lines to close: the longest unasked first, no more than there are too many."""
-        before = time.monotonic() - IDLE_S
-        found = sorted((place.asked, name) for name, place in self._places.items() if not place.calls)
-        return [name for asked, name in found[: len(self._places) - MANY_LINES] if asked < before]
-
-    def take(self, name: str, number: int, count: int, waited_s: float) -> list[Any] | Again | Gone:
-        """Answer a call; see `Line.take`. `GONE` if there is no such line, or no more."""
-        with self._lock:
-            place = self._places.get(name)
-            if place is None:
-                return GONE
-            place.calls += 1
-        try:
-            return place.line.take(number, count, waited_s)
-        finally:
-            with self._lock:
-                place.calls -= 1
-                place.asked = time.monotonic()
-
-    def end(self, name: str) -> None:
-        """Close a line, if it is there. When this returns, no batch is being made for it."""
-        with self._lock:
-            place = self._places.pop(name, None)
-        if place is not None:
-            place.line.close()
-
-
-def maker(buffer: ReplayBuffer, *, epoch: bool) -> Callable[[float | None], Any]:
-    """Return what makes the batches of a line: those of one pass, or of `sample(return_info=True)`."""
-    draw = Pass(buffer).next if epoch else partial(buffer.sample, return_info=True)
-
-    def make(waited_s: float | None) -> Any:
-        if waited_s is not None:
-            return take_turn(buffer, draw, None, waited_s)
-        try:
-            return draw() if buffer.rate_limiter is None else draw(timeout_s=0.0)
-        except WaitTimeoutError:
-            return AGAIN
-
-    return make
-
-
-class Recipe(NamedTuple):
+class BufferSpec(NamedTuple):
     """How to make a buffer."""
 
     cls: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     seed: int | None
-    """Of the generator that the buffer gets; None leaves it the one in `kwargs`."""
+    """Seed of the generator that the buffer gets; None keeps the one in `kwargs`."""
 
     def make(self) -> ReplayBuffer:
-        """Make it.
+        """Make the buffer.
 
         Raises:
-            OptionError: if it is no `ReplayBuffer`.
+            OptionError: `cls` does not return a `ReplayBuffer`.
         """
         buffer = self.cls(*self.args, **self.kwargs)
         if not isinstance(buffer, ReplayBuffer):
@@ -228,240 +72,24 @@ class Recipe(NamedTuple):
         return buffer
 
 
-class ShardRecipe(NamedTuple):
+class ShardSpec(NamedTuple):
     """How to make a shard, and where its checkpoints are."""
 
-    recipe: Recipe
+    buffer: BufferSpec
     path: str | None
     every_s: float | None
     resume: bool
 
 
-@final
-class Host:
-    """The actor behind a `RayReplayBuffer`. Its methods run in several threads at once, as those of the buffer may.
-
-    What goes wrong while it is made is raised by every call: Ray shows errors of constructors as text alone.
-
-    Args:
-        recipe: how to make the buffer.
-    """
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._lines = Lines()
-        self._made = _attempt(recipe.make)
-
-    @property
-    def _buffer(self) -> ReplayBuffer:
-        found: ReplayBuffer = _held(self._made)
-        return found
-
-    def about(self) -> dict[str, Any]:
-        """Return what handles remember."""
-        buffer = self._buffer
-        limiter = buffer.rate_limiter
-        return {
-            **_describe(buffer),
-            "kind": type(buffer).__name__,
-            "tensordicts": isinstance(buffer, TensorDictReplayBuffer),
-            "limit_s": None if limiter is None else float(limiter.timeout_s),
-        }
-
-    def call(self, request: Any) -> bytes | Parcel:
-        """Call a method of the buffer, or read a property.
-
-        Args:
-            request: name, positional and named arguments, sealed, as is the result.
-        """
-        name, args, kwargs = unseal(request)
-        return seal(_call(self._buffer, name, args, kwargs))
-
-    def wait(self, waited_s: float, request: Any) -> bytes | Parcel | Again:
-        """Do the same for a method that may wait, for one turn; `AGAIN` asks to be called again."""
-        name, args, kwargs = unseal(request)
-        buffer, timeout_s = self._buffer, kwargs.pop("timeout_s", None)
-        found = take_turn(buffer, lambda **late: _call(buffer, name, args, {**kwargs, **late}), timeout_s, waited_s)
-        return AGAIN if found is AGAIN else seal(found)
-
-    def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
-        """Call a function with the buffer."""
-        return Parcel(function(self._buffer, *args))
-
-    def enter(self, line: str, *, epoch: bool) -> None:
-        """Begin a line of batches: those of one pass, or of `sample(return_info=True)`."""
-        self._lines.begin(line, Line(maker(self._buffer, epoch=epoch)))
-
-    def advance(self, line: str, number: int, count: int, waited_s: float = 0.0) -> Any:
-        """Return up to `count` batches of a line as `count` objects: a packet each, or one parcel with all of them.
-
-        Packets travel within the answer. An object of Ray's store takes longer to make than to fill, so large batches
-        share one. Objects that are left over are None: all of them after the end. The first one is `AGAIN` where the
-        call should be made once more, and `GONE` where the actor has no such line.
-        """
-        batches = self._lines.take(line, number, count, waited_s)
-        if isinstance(batches, list):
-            packets: list[Any] = [pack(batch) for batch in batches]
-            objects = [Parcel(batches)] if None in packets else packets
-        else:
-            objects = [batches]
-        objects += [None] * (count - len(objects))
-        return objects if count > 1 else objects[0]
-
-    def leave(self, line: str) -> None:
-        """End a line."""
-        self._lines.end(line)
-
-    def end(self) -> None:
-        """Answer every further call with what has happened: the buffer was closed."""
-        self._made = LostBufferError(
-            "the replay buffer was closed, by close() of one of its handles, and its rows are gone: make a new one"
-        )
-
-
-@final
-class ShardHost:
-    """The actor behind one shard of a `ShardedReplayBuffer`.
-
-    An actor that Ray restarts finds its last checkpoint where the first one left it. Its draws then come from another
-    seed, and its stamps are of another era: none fits a row that is lost.
-
-    Args:
-        plan: how to make it.
-    """
-
-    def __init__(self, plan: ShardRecipe) -> None:
-        self._plan = plan
-        self._saving = threading.Lock()
-        self._seats = itertools.count()
-        self._era = 0
-        self._saved: dict[str, Any] = {"saved_rows": 0, "saved_write_count": 0, "save_error": None}
-        self._made = _attempt(self._build)
-        if plan.path is not None and plan.every_s is not None and not isinstance(self._made, Exception):
-            threading.Thread(target=self._keep_saving, args=(plan.every_s,), daemon=True).start()
-
-    def _build(self) -> tuple[ReplayBuffer, Portion]:
-        plan, era = self._plan, int(time.time())
-        buffer = plan.recipe.make()
-        again = _restarted()
-        there = plan.path is not None and (Path(plan.path) / MANIFEST_NAME).exists()
-        if there and not (again or plan.resume):
-            msg = (
-                f"{plan.path} holds a checkpoint already: resume=True begins with it; else take another checkpoint_dir"
-            )
-            raise OptionError(msg)
-        if there:
-            buffer.loads(str(plan.path))
-            self._saved |= {"saved_rows": len(buffer), "saved_write_count": buffer.write_count}
-        begin_era(buffer, era)
-        self._era = era
-        if again:
-            reseed(buffer, (plan.recipe.seed or 0) ^ era)
-        return buffer, Portion(buffer, era)
-
-    @property
-    def _parts(self) -> tuple[ReplayBuffer, Portion]:
-        found: tuple[ReplayBuffer, Portion] = _held(self._made)
-        return found
-
-    def about(self) -> dict[str, Any]:
-        """Return what handles remember, and what the last checkpoint holds."""
-        buffer, _ = self._parts
-        counts = {"rows": len(buffer), "write_count": buffer.write_count, "era": self._era}
-        return {**_describe(buffer), **self._saved, **counts}
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer, or read a property; what it returns travels as a parcel."""
-        return Parcel(_call(self._parts[0], name, args, kwargs))
-
-    def apply(self, function: Callable[..., Any], *args: Any) -> Parcel:
-        """Call a function with the buffer."""
-        return Parcel(function(self._parts[0], *args))
-
-    def write(
-        self, waited_s: float, timeout_s: float | None, name: str, data: Any, kwargs: dict[str, Any]
-    ) -> Parcel | Again:
-        """Call a method of the buffer that writes rows, and may wait for room, for one turn.
-
-        Args:
-            waited_s: how long it has waited before.
-            timeout_s: longest wait of all turns together; None where the buffer waits for nobody.
-            name: the method.
-            data: the rows.
-            kwargs: its other arguments.
-
-        Returns:
-            What it returned, as a parcel; `AGAIN` asks to be called again.
-        """
-        buffer = self._parts[0]
-        found = take_turn(buffer, lambda **late: _call(buffer, name, (data,), {**kwargs, **late}), timeout_s, waited_s)
-        return AGAIN if found is AGAIN else Parcel(found)
-
-    def seat(self) -> int:
-        """Return how many were asked for a seat before: handles begin to write at shards one after the other."""
-        return next(self._seats)
-
-    def drawable(self) -> int:
-        """Return how many rows can be drawn."""
-        return self._parts[1].drawable
-
-    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> tuple[Any, ...]:
-        """Draw rows, and say what the shard weighs; see `Portion`."""
-        return tuple(self._parts[1].offer(rows, max_age, newest))
-
-    def take(self, number: int, rows: int) -> Parcel | None:
-        """Return rows of an offer; see `Portion`."""
-        found = self._parts[1].take(number, rows)
-        return None if found is None else Parcel(found)
-
-    def take_and_offer(self, number: int, rows: int, again: int) -> Parcel:
-        """Return rows of an offer (None for none of them), and the next offer, of `again` rows."""
-        portion = self._parts[1]
-        return Parcel((portion.take(number, rows) if rows else None, tuple(portion.offer(again))))
-
-    def save(self, path: str) -> dict[str, Any]:
-        """Save the buffer; return how many rows the checkpoint holds, and how many were written before it."""
-        with self._saving:
-            rows, written = save_counted(self._parts[0], path)
-            if path == self._plan.path:
-                self._saved = {"saved_rows": rows, "saved_write_count": written, "save_error": None}
-            return {"rows": rows, "write_count": written}
-
-    def load(self, path: str) -> None:
-        """Restore what `save` saved."""
-        self._parts[0].loads(path)
-
-    def _keep_saving(self, every_s: float) -> None:
-        buffer, path = self._parts[0], str(self._plan.path)
-        saved = written(buffer)
-        while True:
-            time.sleep(every_s)
-            now = written(buffer)
-            if now == saved and self._saved["save_error"] is None:
-                continue
-            try:
-                self.save(path)
-                saved = now
-            except Exception as error:  # noqa: BLE001 (the next attempt may succeed; `report` tells)
-                self._saved = {**self._saved, "save_error": f"{type(error).__name__}: {error}"}
-
-
-def _restarted() -> bool:
-    """Whether Ray has restarted this actor."""
-    context = require("ray", "ray").get_runtime_context()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own answer asks an older name of Ray, which warns
-        return bool(context.was_current_actor_reconstructed)
-
-
 def _attempt(make: Callable[[], Any]) -> Any:
-    """Return what is made, or why it could not be."""
+    """Return the object made, or the exception."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 (raised by the next call)
         return error
 
 
-def _held(made: Any) -> Any:
+def _checked(made: Any) -> Any:
     if isinstance(made, Exception):
         raise made
     return made
@@ -481,9 +109,435 @@ def _describe(buffer: ReplayBuffer) -> dict[str, Any]:
     }
 
 
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
 def _call(buffer: ReplayBuffer, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of the buffer, or read a property; None if the result is the buffer itself."""
     if name == "__getitem__":
         return read_own(buffer, *args)
     found = getattr(buffer, name)
     result = found(*args, **kwargs) if callable(found) else found
     return None if result is buffer else result
+
+
+def poll_once(
+    buffer: ReplayBuffer, call: Callable[..., Any], timeout_s: float | None = None, waited_s: float = 0.0
+) -> Any:
+    """Make a call that may wait, for at most `POLL_S`.
+
+    Args:
+        buffer: The buffer whose method it is.
+        call: Makes the call; accepts `timeout_s` if there is a limiter or `timeout_s` is given.
+        timeout_s: Longest wait of all polls together; None is the limiter's.
+        waited_s: Seconds waited in earlier polls; negative for batches requested ahead.
+
+    Returns:
+        The result, or `RETRY` if the call must be made again.
+
+    Raises:
+        WaitTimeoutError: The time is up; nothing has changed.
+    """
+    limiter = buffer.rate_limiter
+    if limiter is None:
+        return call() if timeout_s is None else call(timeout_s=timeout_s)
+    if timeout_s is not None:
+        check_timeout(timeout_s)
+    limit = float(limiter.timeout_s if timeout_s is None else timeout_s)
+    left = max(0.0, limit - waited_s)
+    wait = min(left, POLL_S)
+    try:
+        return call(timeout_s=wait)
+    except WaitTimeoutError as error:
+        if left > wait:
+            return RETRY
+        message = str(error).replace(f"waited {wait:g} s", f"waited {limit:g} s", 1)
+        raise WaitTimeoutError(message) from None
+
+
+# -- streams of batches -----------------------------------------------------------------------------------------------
+
+
+def batch_maker(buffer: ReplayBuffer, *, epoch: bool) -> Callable[[float | None], Any]:
+    """Return a function that makes the batches of a stream: of one epoch, or of `sample(return_info=True)`."""
+    draw = Pass(buffer).next if epoch else partial(buffer.sample, return_info=True)
+
+    def make(waited_s: float | None) -> Any:
+        if waited_s is not None:
+            return poll_once(buffer, draw, None, waited_s)
+        try:
+            return draw() if buffer.rate_limiter is None else draw(timeout_s=0.0)
+        except WaitTimeoutError:
+            return RETRY
+
+    return make
+
+
+@final
+class ServedStream:
+    """Serves batches to one reader in the order of its requests, which arrive in several threads.
+
+    After a batch that raises, the stream has ended: no batch is drawn for later requests.
+
+    Args:
+        make: Makes the next batch; returns `END` after the last one, and `RETRY` if it would have to wait. Its argument
+            is how long the reader has waited, in seconds, or None if it must not wait because the request has a batch
+            already.
+    """
+
+    def __init__(self, make: Callable[[float | None], Any]) -> None:
+        self._make = make
+        self._next = 0
+        self._ended = False
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self.requests = 0
+        """Requests in progress; guarded by the lock of `ServedStreams`, like `last_request`."""
+        self.last_request = time.monotonic()
+
+    def take(self, number: int, count: int, waited_s: float = 0.0) -> list[Any] | Retry:
+        """Answer request `number` after those before it; `RETRY` if it must be made again.
+
+        Args:
+            number: Number of the request, from 0.
+            count: Number of batches.
+            waited_s: How long the reader has waited for this request after it got the results of those before it;
+                negative for batches requested ahead.
+
+        Returns:
+            `count` batches. Fewer if the next one would have to wait, raises (the next request raises the error), or if
+            the stream ends; none after the end.
+
+        Raises:
+            UsageError: The request was answered before, or one before it never arrives; the stream ends.
+        """
+        with self._changed:
+            while not self._ended and self._next != number:
+                seen = self._next
+                self._check(number, waited_s)
+                if not self._changed.wait_for(lambda: self._ended or self._next != seen, POLL_S):  # noqa: B023
+                    return RETRY
+            if self._ended:
+                error, self._error = (self._error, None) if number == self._next else (None, self._error)
+                if error is not None:
+                    raise error
+                return []
+            found = self._make_several(count, waited_s)
+            if found is None:
+                return RETRY
+            self._next += 1
+            self._changed.notify_all()
+            return found
+
+    def _check(self, number: int, waited_s: float) -> None:
+        """Raise for a request that never gets its turn: a reader only waits once it has all earlier results."""
+        if number > self._next and waited_s <= POLL_S:
+            return
+        answered = self._next
+        self._end()
+        msg = (
+            f"request {number} for batches does not follow the {answered} that were answered: each request of a reader "
+            "is answered once, in order; begin a new stream"
+        )
+        raise UsageError(msg)
+
+    def _make_several(self, count: int, waited_s: float) -> list[Any] | None:
+        batches: list[Any] = []
+        while len(batches) < count:
+            try:
+                batch = self._make(None if batches else waited_s)
+            except Exception as error:
+                self._end()
+                if not batches:
+                    raise
+                self._error = error
+                break
+            if batch is RETRY and not batches:
+                return None
+            if batch is RETRY:
+                break
+            if batch is END:
+                self._end()
+                break
+            batches.append(batch)
+        return batches
+
+    def _end(self) -> None:
+        self._ended = True
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the stream. When this returns, no batch is being made."""
+        with self._changed:
+            self._end()
+
+
+@final
+class ServedStreams:
+    """The streams of all readers of an actor. Thread-safe.
+
+    A reader closes its stream. Streams of dead readers are closed when others are opened: if there are more than
+    `MANY_STREAMS`, those without a request for `IDLE_S`. Batches that were made for them are lost.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[str, ServedStream] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of open streams."""
+        return len(self._streams)
+
+    def open(self, name: str, stream: ServedStream) -> None:
+        """Add a stream."""
+        with self._lock:
+            self._streams[name] = stream
+            idle = self._idle() if len(self._streams) > MANY_STREAMS else []
+        for one in idle:
+            self.close(one)
+
+    def _idle(self) -> list[str]:
+        """Return the streams to close: the longest idle first, at most as many as there are too many."""
+        before = time.monotonic() - IDLE_S
+        found = sorted((stream.last_request, name) for name, stream in self._streams.items() if not stream.requests)
+        return [name for last, name in found[: len(self._streams) - MANY_STREAMS] if last < before]
+
+    def take(self, name: str, number: int, count: int, waited_s: float) -> list[Any] | Retry | Closed:
+        """Answer a request; see `ServedStream.take`. `CLOSED` if there is no such stream."""
+        with self._lock:
+            stream = self._streams.get(name)
+            if stream is None:
+                return CLOSED
+            stream.requests += 1
+        try:
+            return stream.take(number, count, waited_s)
+        finally:
+            with self._lock:
+                stream.requests -= 1
+                stream.last_request = time.monotonic()
+
+    def close(self, name: str) -> None:
+        """Close a stream if it exists. When this returns, no batch is being made for it."""
+        with self._lock:
+            stream = self._streams.pop(name, None)
+        if stream is not None:
+            stream.close()
+
+
+# -- the actors -------------------------------------------------------------------------------------------------------
+
+
+@final
+class BufferActor:
+    """The actor of a `RayReplayBuffer`. Its methods run in several threads, as those of the buffer may.
+
+    An error of the constructor is raised by every call, because Ray passes errors of an actor's constructor as text.
+
+    Args:
+        spec: How to make the buffer.
+    """
+
+    def __init__(self, spec: BufferSpec) -> None:
+        self._streams = ServedStreams()
+        self._made = _attempt(spec.make)
+
+    @property
+    def _buffer(self) -> ReplayBuffer:
+        found: ReplayBuffer = _checked(self._made)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Return the properties of the buffer that handles need."""
+        buffer = self._buffer
+        limiter = buffer.rate_limiter
+        return {
+            **_describe(buffer),
+            "kind": type(buffer).__name__,
+            "tensordicts": isinstance(buffer, TensorDictReplayBuffer),
+            "limit_s": None if limiter is None else float(limiter.timeout_s),
+        }
+
+    def call(self, request: Any) -> bytes | Serialized:
+        """Call a method of the buffer, or read a property.
+
+        Args:
+            request: Name, arguments and keyword arguments, encoded, as is the result.
+        """
+        name, args, kwargs = decode(request)
+        return encode(_call(self._buffer, name, args, kwargs))
+
+    def call_polling(self, waited_s: float, request: Any) -> bytes | Serialized | Retry:
+        """Call a method that may wait, for at most `POLL_S`; see `call` and `poll_once`."""
+        name, args, kwargs = decode(request)
+        buffer, timeout_s = self._buffer, kwargs.pop("timeout_s", None)
+        found = poll_once(buffer, lambda **wait: _call(buffer, name, args, {**kwargs, **wait}), timeout_s, waited_s)
+        return RETRY if found is RETRY else encode(found)
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Serialized:
+        """Call a function with the buffer."""
+        return Serialized(function(self._buffer, *args))
+
+    def open_stream(self, name: str, *, epoch: bool) -> None:
+        """Open a stream of batches: of one epoch, or of `sample(return_info=True)`."""
+        self._streams.open(name, ServedStream(batch_maker(self._buffer, epoch=epoch)))
+
+    def next_batches(self, name: str, number: int, count: int, waited_s: float = 0.0) -> Any:
+        """Return up to `count` batches of a stream as `count` objects.
+
+        These are either one object of bytes for each batch, sent within the result, or one `Serialized` with all
+        batches: an object of Ray's store costs more to make than to fill, so large batches share one. Further objects
+        are None. The first one is `RETRY` if the request must be made again, and `CLOSED` if there is no such stream.
+        """
+        batches = self._streams.take(name, number, count, waited_s)
+        if isinstance(batches, list):
+            small: list[Any] = [encode_small(batch) for batch in batches]
+            objects = [Serialized(batches)] if None in small else small
+        else:
+            objects = [batches]
+        objects += [None] * (count - len(objects))
+        return objects if count > 1 else objects[0]
+
+    def close_stream(self, name: str) -> None:
+        """Close a stream."""
+        self._streams.close(name)
+
+    def close(self) -> None:
+        """Make every further call raise `LostBufferError`."""
+        self._made = LostBufferError(
+            "the replay buffer was closed, by close() of one of its handles, and its rows are gone: make a new one"
+        )
+
+
+@final
+class ShardActor:
+    """The actor of one shard of a `ShardedReplayBuffer`.
+
+    An actor that Ray restarts loads its last checkpoint. It then draws with another seed, and its generations belong to
+    another era, so that none of them matches a row that was lost.
+
+    Args:
+        spec: How to make the shard.
+    """
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self._spec = spec
+        self._saving = threading.Lock()
+        self._homes = itertools.count()
+        self._era = 0
+        self._saved: dict[str, Any] = {"saved_rows": 0, "saved_write_count": 0, "save_error": None}
+        self._made = _attempt(self._build)
+        if spec.path is not None and spec.every_s is not None and not isinstance(self._made, Exception):
+            threading.Thread(target=self._keep_saving, args=(spec.every_s,), daemon=True).start()
+
+    def _build(self) -> tuple[ReplayBuffer, Portion]:
+        spec, era = self._spec, int(time.time())
+        buffer = spec.buffer.make()
+        restarted = _was_restarted()
+        found = spec.path is not None and (Path(spec.path) / MANIFEST_NAME).exists()
+        if found and not (restarted or spec.resume):
+            msg = (
+                f"{spec.path} holds a checkpoint already: resume=True begins with it; else take another checkpoint_dir"
+            )
+            raise OptionError(msg)
+        if found:
+            buffer.loads(str(spec.path))
+            self._saved |= {"saved_rows": len(buffer), "saved_write_count": buffer.write_count}
+        begin_era(buffer, era)
+        self._era = era
+        if restarted:
+            reseed(buffer, (spec.buffer.seed or 0) ^ era)
+        return buffer, Portion(buffer, era)
+
+    @property
+    def _parts(self) -> tuple[ReplayBuffer, Portion]:
+        found: tuple[ReplayBuffer, Portion] = _checked(self._made)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Return the properties of the buffer that handles need, its row counts, and those of its last checkpoint."""
+        buffer, _ = self._parts
+        counts = {"rows": len(buffer), "write_count": buffer.write_count, "era": self._era}
+        return {**_describe(buffer), **self._saved, **counts}
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer, or read a property."""
+        return Serialized(_call(self._parts[0], name, args, kwargs))
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> Serialized:
+        """Call a function with the buffer."""
+        return Serialized(function(self._parts[0], *args))
+
+    def write(
+        self, waited_s: float, timeout_s: float | None, name: str, data: Any, kwargs: dict[str, Any]
+    ) -> Serialized | Retry:
+        """Call a method of the buffer that writes rows, which may wait for room, for at most `POLL_S`.
+
+        Args:
+            waited_s: Seconds waited in earlier polls.
+            timeout_s: Longest wait of all polls together; None if the buffer never waits.
+            name: The method.
+            data: The rows.
+            kwargs: Its other arguments.
+
+        Returns:
+            The result, or `RETRY` if the call must be made again.
+        """
+        buffer = self._parts[0]
+        found = poll_once(buffer, lambda **wait: _call(buffer, name, (data,), {**kwargs, **wait}), timeout_s, waited_s)
+        return RETRY if found is RETRY else Serialized(found)
+
+    def next_home(self) -> int:
+        """Return the number of earlier calls, so that handles begin to write at different shards."""
+        return next(self._homes)
+
+    def drawable(self) -> int:
+        """Return how many rows can be drawn."""
+        return self._parts[1].drawable
+
+    def offer(self, rows: int, max_age: int | None = None, newest: int | None = None) -> tuple[Any, ...]:
+        """Draw rows, and return the shard's weight; see `Portion.offer`."""
+        return tuple(self._parts[1].offer(rows, max_age, newest))
+
+    def take(self, number: int, rows: int) -> Serialized | None:
+        """Return rows of an offer; see `Portion.take`."""
+        found = self._parts[1].take(number, rows)
+        return None if found is None else Serialized(found)
+
+    def take_and_offer(self, number: int, rows: int, next_rows: int) -> Serialized:
+        """Return rows of an offer (None for 0 rows), and the next offer, of `next_rows` rows."""
+        portion = self._parts[1]
+        return Serialized((portion.take(number, rows) if rows else None, tuple(portion.offer(next_rows))))
+
+    def save(self, path: str) -> dict[str, Any]:
+        """Save the buffer; return how many rows the checkpoint holds, and how many were written before it."""
+        with self._saving:
+            rows, write_count = save_counted(self._parts[0], path)
+            if path == self._spec.path:
+                self._saved = {"saved_rows": rows, "saved_write_count": write_count, "save_error": None}
+            return {"rows": rows, "write_count": write_count}
+
+    def load(self, path: str) -> None:
+        """Restore what `save` saved."""
+        self._parts[0].loads(path)
+
+    def _keep_saving(self, every_s: float) -> None:
+        buffer, path = self._parts[0], str(self._spec.path)
+        saved = written(buffer)
+        while True:
+            time.sleep(every_s)
+            now = written(buffer)
+            if now == saved and self._saved["save_error"] is None:
+                continue
+            try:
+                self.save(path)
+                saved = now
+            except Exception as error:  # noqa: BLE001 (the next attempt may succeed; `report` shows the error)
+                self._saved = {**self._saved, "save_error": f"{type(error).__name__}: {error}"}
+
+
+def _was_restarted() -> bool:
+    """Return whether Ray has restarted this actor."""
+    context = require("ray", "ray").get_runtime_context()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray calls a deprecated function of its own
+        return bool(context.was_current_actor_reconstructed)

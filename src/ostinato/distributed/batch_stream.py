@@ -1,4 +1,4 @@
-"""Batches of shards that are made before they are asked for."""
+"""Batches requested before they are needed: streams of an actor, and prefetch of sharded buffers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import uuid
 import weakref
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
-from ostinato.distributed.ray_client import AGAIN, GONE, TURN_S, in_time, ray
-from ostinato.distributed.sampling import Held, Made, split
-from ostinato.distributed.serialization import unpack
+from ostinato.distributed.ray_client import CLOSED, POLL_S, RETRY, ray, result_in_time
+from ostinato.distributed.sampling import OfferCache, split_batch
+from ostinato.distributed.serialization import decode_small
 from ostinato.errors import EmptyBufferError, OptionError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -22,272 +22,277 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.distributed.sampling import Drawer
+    from ostinato.distributed.sampling import BatchAndInfo, ShardSampler
 
-__all__ = ["Ahead", "Stream", "Supply", "share_of"]
+__all__ = ["GRACE_S", "BatchStream", "ShardPrefetcher", "StreamHolder", "batches_per_request"]
 
-_MOST = 8
-"""Batches made at once: more of them hardly make each cheaper, and the first ones wait for the last."""
-_AHEAD_S = -2 * TURN_S
-"""How long a batch has been waited for that is asked for ahead: whatever its time, it is not up in the first turn."""
+_MAX_PER_REQUEST = 8
+"""Batches made at once: more hardly reduce the cost of each, and the first ones wait for the last."""
+_AHEAD_S = -2 * POLL_S
+"""Seconds waited for a batch requested ahead: negative, so that its first poll never times out."""
+GRACE_S = 5.0
+"""How much longer than its time a reader waits until the worker starts on its batch."""
 
 
-def share_of(depth: int) -> int:
-    """Return how many batches to make at once: half of `depth`, so that the next ones are made meanwhile."""
-    return max(1, min(depth // 2, _MOST))
+def batches_per_request(depth: int) -> int:
+    """Return how many batches to request at once: half of `depth`, so that the next ones are made meanwhile."""
+    return max(1, min(depth // 2, _MAX_PER_REQUEST))
+
+
+# -- streams of a RayReplayBuffer -------------------------------------------------------------------------------------
 
 
 @final
-class Stream:
-    """Asks an actor for batches before they are needed; they come in the order of their draws.
+class BatchStream:
+    """Requests batches of an actor before they are needed, and returns them in the order of their draws.
 
-    A call has a price, so one call asks for several batches: half of those that may be on their way, so that one call
-    is answered while the batches of another are learned from. Thread-safe: threads get batches in turns.
+    Each request has a cost, so one request is for several batches: half of those that may be ahead, so that one request
+    is answered while the batches of another are consumed. Thread-safe: threads get batches in turn.
 
-    A stream that is dropped ends in the actor as well; what was drawn ahead for it is lost.
+    A stream that is garbage collected is closed in the actor, too; batches that were drawn ahead are lost.
 
     Args:
-        actor: a `Host`.
-        depth: batches that may be on their way while the last one is learned from.
-        epoch: those of one iteration over the buffer, which may end; else those of `sample(return_info=True)`.
-        what: the actor, in messages.
-        limit_s: how long a batch may be waited for, as far as known here; see `in_time`.
+        actor: A `BufferActor`.
+        depth: Batches that may be ahead while the last one is consumed.
+        epoch: Whether to stream one iteration over the buffer, which may end; else `sample(return_info=True)`.
+        name: The actor's name in error messages.
+        limit_s: How long a batch may be waited for, if known here; see `result_in_time`.
     """
 
-    def __init__(self, actor: Any, depth: int, *, epoch: bool, what: str, limit_s: float | None = None) -> None:
+    def __init__(self, actor: Any, depth: int, *, epoch: bool, name: str, limit_s: float | None = None) -> None:
         self._actor = actor
         self._depth = depth
-        self._share = share_of(depth)
-        self._advance = {
-            count: actor.advance.options(concurrency_group="read", num_returns=count) for count in {1, self._share}
+        self._count = batches_per_request(depth)
+        self._methods = {
+            count: actor.next_batches.options(concurrency_group="read", num_returns=count) for count in {1, self._count}
         }
         self._epoch = epoch
-        self._what = what
+        self._actor_name = name
         self._limit_s = limit_s
-        self._name = uuid.uuid4().hex
-        self._coming: deque[tuple[int, list[Any]]] = deque()
-        self._here: deque[Any] = deque()
-        self._calls = self._ahead = 0
+        self._id = uuid.uuid4().hex
+        self._requests: deque[tuple[int, list[Any]]] = deque()
+        self._ready: deque[Any] = deque()
+        self._num_requests = self._ahead = 0
         self._lock = threading.Lock()
-        self._over = False
-        in_time(actor.enter.remote(self._name, epoch=epoch), what, time.monotonic(), limit_s)
-        self._leaving = weakref.finalize(self, _leave, actor, self._name)
-        self._leaving.atexit = False  # the actor may be gone by then, and Ray with it
+        self._ended = False
+        result_in_time(actor.open_stream.remote(self._id, epoch=epoch), name, time.monotonic(), limit_s)
+        self._closing = weakref.finalize(self, _close_stream, actor, self._id)
+        self._closing.atexit = False  # the actor, and Ray, may be gone by then
 
-    def __iter__(self) -> Stream:
-        """Iterate over the batches that are left."""
+    def __iter__(self) -> Self:
+        """Iterate over the remaining batches."""
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch, having asked for those that follow.
+        """Return the next batch; request those that follow first.
 
         Raises:
-            StopIteration: after the last one, and after `close`.
-            UsageError: if the actor has given a pass up.
-            LostBufferError: if the actor is gone, or does not answer.
+            StopIteration: After the last batch, and after `close`.
+            UsageError: The actor has closed the stream of an epoch.
+            LostBufferError: The actor is dead, or does not answer.
         """
         with self._lock:
-            if self._over:
+            if self._ended:
                 raise StopIteration
-            if not self._calls:
-                self._ask(1)
-            while self._ahead + self._share <= self._depth + 1:
-                self._ask(self._share)
-            while not self._here:
-                number, references = self._coming.popleft()
+            if not self._num_requests:
+                self._request(1)
+            while self._ahead + self._count <= self._depth + 1:
+                self._request(self._count)
+            while not self._ready:
+                number, references = self._requests.popleft()
                 for found in self._receive(number, references):
                     if found is not None:
-                        self._here.extend([unpack(found)] if type(found) is bytes else found)
-                if not self._here:
+                        self._ready.extend([decode_small(found)] if type(found) is bytes else found)
+                if not self._ready:
                     raise StopIteration
-                self._ahead -= len(references) - len(self._here)
+                self._ahead -= len(references) - len(self._ready)
             self._ahead -= 1
-            return self._here.popleft()
+            return self._ready.popleft()
 
-    def _ask(self, count: int) -> None:
-        self._coming.append((self._calls, self._send(self._calls, count, _AHEAD_S)))
-        self._calls += 1
+    def _request(self, count: int) -> None:
+        self._requests.append((self._num_requests, self._send(self._num_requests, count, _AHEAD_S)))
+        self._num_requests += 1
         self._ahead += count
 
     def _send(self, number: int, count: int, waited_s: float) -> list[Any]:
-        references = self._advance[count].remote(self._name, number, count, waited_s)
+        references = self._methods[count].remote(self._id, number, count, waited_s)
         return references if count > 1 else [references]
 
     def _receive(self, number: int, references: list[Any]) -> list[Any]:
-        """Return the answer to a call; one that gave up its turn is made anew, and its wait begins now."""
+        """Return the results of a request; one that must be made again begins to wait now."""
         began = time.monotonic()
-        found: list[Any] = in_time(references, self._what, began, self._limit_s)
-        while found[0] is AGAIN:
+        found: list[Any] = result_in_time(references, self._actor_name, began, self._limit_s)
+        while found[0] is RETRY:
             again = self._send(number, len(references), time.monotonic() - began)
-            found = in_time(again, self._what, began, self._limit_s)
-        if found[0] is not GONE:
+            found = result_in_time(again, self._actor_name, began, self._limit_s)
+        if found[0] is not CLOSED:
             return found
-        if self._epoch and not self._over:
+        if self._epoch and not self._ended:
             msg = (
-                f"{self._what} has given this pass up, as no batch was asked for in a long time, and there were many "
-                "other readers: begin it anew"
+                f"{self._actor_name} has closed this iteration, because no batch was requested for a long time and "
+                "there were many other readers: begin a new one"
             )
             raise UsageError(msg)
         return []
 
     def close(self) -> Any:
-        """Forget what is on its way; return the call that is over when nothing more is drawn, None if there is none.
+        """Discard batches that are ahead.
 
-        Waits for nobody: a thread that waits for a batch may still get it.
+        Does not wait: a thread that waits for a batch may still get it.
+
+        Returns:
+            A reference to the call that ends when nothing more is drawn; None if there is none.
         """
-        self._over = True
-        known = self._leaving.detach()
-        return None if known is None else _leave(*known[2])
+        self._ended = True
+        arguments = self._closing.detach()
+        return None if arguments is None else _close_stream(*arguments[2])
 
 
-def _leave(actor: Any, name: str) -> Any:
-    """End a line; return the call, None if there is nobody to call. Raises nothing: it may run as an object ends."""
+def _close_stream(actor: Any, stream_id: str) -> Any:
+    """Close a stream in its actor; return the call, None without Ray. Raises nothing, because finalizers call it."""
     with contextlib.suppress(Exception):
-        return actor.leave.remote(name) if ray().is_initialized() else None
+        return actor.close_stream.remote(stream_id) if ray().is_initialized() else None
     return None
 
 
 @final
-class Supply:
-    """The stream of one handle: begun when a batch is asked for, and anew once it was dropped or has failed.
+class StreamHolder:
+    """The stream of one handle: opened for the first batch, and again after it was dropped or has failed.
 
-    Thread-safe: threads share one stream. Holds nothing of the handle, so that a dropped one goes at once.
+    Thread-safe: threads share one stream. Does not refer to the handle, so that a dropped handle is freed at once.
     """
 
     def __init__(self) -> None:
-        self.stream: Stream | None = None
+        self.stream: BatchStream | None = None
         self._lock = threading.Lock()
 
-    def next(self, begin: Callable[[], Stream]) -> Any:
-        """Return the next batch; an error ends the stream, and reaches one of the threads that wait.
+    def next(self, open_stream: Callable[[], BatchStream]) -> Any:
+        """Return the next batch. An error closes the stream and is raised in one of the threads that wait.
 
         Args:
-            begin: makes a stream.
+            open_stream: Opens a stream.
         """
         while True:
             with self._lock:
                 if self.stream is None:
-                    self.stream = begin()
+                    self.stream = open_stream()
                 stream = self.stream
             try:
                 return next(stream)
-            except StopIteration:  # dropped by another thread, or given up by the actor
-                self._end(stream)
+            except StopIteration:  # dropped by another thread, or closed by the actor
+                self._close(stream)
             except Exception:
-                self._end(stream)  # the actor draws nothing more for it
+                self._close(stream)  # so that the actor draws nothing more for it
                 raise
 
-    def _end(self, stream: Stream) -> None:
+    def _close(self, stream: BatchStream) -> None:
         with self._lock:
             if self.stream is stream:
                 self.stream = None
         stream.close()
 
     def drop(self) -> Any:
-        """Forget batches on their way; return the call that is over when no more are drawn, None if there is none."""
+        """Close the stream; see `BatchStream.close`."""
         with self._lock:
             stream, self.stream = self.stream, None
         return None if stream is None else stream.close()
 
 
-GRACE_S = 5.0
-"""How much longer than its time a reader waits for the worker to come to its batch."""
+# -- prefetch of a ShardedReplayBuffer --------------------------------------------------------------------------------
 
 
-class _Coming(NamedTuple):
-    """Batches that are made in one go."""
+class _Job(NamedTuple):
+    """Batches that are drawn together."""
 
     sizes: list[int]
     uniforms: Tensor
-    future: Future[Made | None]
+    future: Future[BatchAndInfo | None]
     ahead: bool
-    """Whether it was asked for before any reader waited for it."""
+    """Whether it was requested before a reader waited for it."""
 
 
 @final
 class _Worker:
-    """A thread that makes batches in the order in which they were asked for, and what it remembers between them.
-
-    Nobody waits for it: neither the interpreter's exit, nor who has lost interest.
+    """A daemon thread that draws batches in the order of requests.
 
     Args:
-        drawer: draws.
+        sampler: Draws them.
     """
 
-    def __init__(self, drawer: Drawer) -> None:
-        self._drawer = drawer
-        self._held = Held()
-        self._held_up = False  # a batch could not be made ahead; none behind it is, until it was made
+    def __init__(self, sampler: ShardSampler) -> None:
+        self._sampler = sampler
+        self._offers = OfferCache()
+        self._stalled = False  # a batch could not be drawn ahead; until it was drawn, neither are those behind it
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._calls,), name="ostinato-shards", daemon=True).start()
         weakref.finalize(self, self._calls.put, None).atexit = False
 
-    def make(self, sizes: list[int], uniforms: Tensor, until: float | None = None) -> _Coming:
-        """Ask for batches.
+    def request(self, sizes: list[int], uniforms: Tensor, until: float | None = None) -> _Job:
+        """Request batches.
 
         Args:
-            sizes: rows of each.
-            uniforms: see `Drawer.draw`.
-            until: when the time of their reader is up, on the clock of `time.monotonic`. None asks ahead of their time:
-                they are None where they, or those before them, cannot be made now.
+            sizes: Rows of each.
+            uniforms: See `ShardSampler.draw`.
+            until: When the time of their reader ends, by `time.monotonic`. None requests ahead: the result is None if
+                the batches, or batches before them, cannot be drawn without waiting.
         """
-        future: Future[Made | None] = Future()
-        drawer, held, size = self._drawer, self._held, sum(sizes)
+        future: Future[BatchAndInfo | None] = Future()
+        sampler, offers, size = self._sampler, self._offers, sum(sizes)
 
-        def draw() -> Made | None:
+        def draw() -> BatchAndInfo | None:
             if until is not None:
-                self._held_up = False
-                left_s = round(max(0.0, until - time.monotonic()), 3)  # messages name it
-                return drawer.draw(size, uniforms, left_s, held=held)
-            if not self._held_up:
+                self._stalled = False
+                left_s = round(max(0.0, until - time.monotonic()), 3)  # rounded because error messages show it
+                return sampler.draw(size, uniforms, left_s, offers=offers)
+            if not self._stalled:
                 try:
-                    return drawer.draw(size, uniforms, 0.0, held=held)
+                    return sampler.draw(size, uniforms, 0.0, offers=offers)
                 except (EmptyBufferError, WaitTimeoutError):
-                    self._held_up = True
+                    self._stalled = True
             return None
 
         self._calls.put((future, draw))
-        return _Coming(sizes, uniforms, future, until is None)
+        return _Job(sizes, uniforms, future, until is None)
 
-    def end(self) -> None:
-        """Make nothing more."""
+    def stop(self) -> None:
+        """End the thread after the requests so far."""
         self._calls.put(None)
 
 
 def _work(calls: queue.SimpleQueue[Any]) -> None:
     while (call := calls.get()) is not None:
-        future, make = call
+        future, draw = call
         if not future.set_running_or_notify_cancel():
             continue
         try:
-            future.set_result(make())
-        except BaseException as error:  # noqa: BLE001 (raised where the batch is asked for)
+            future.set_result(draw())
+        except BaseException as error:  # noqa: BLE001 (raised where the batch is consumed)
             future.set_exception(error)
-        del call, future, make  # else the last batch, and the worker, would live until the next one
+        del call, future, draw  # else the last batch, and the worker, would live until the next request
 
 
 @final
-class Ahead:
-    """Gives batches, of which some are ready. Thread-safe.
+class ShardPrefetcher:
+    """Returns batches of a sharded buffer, some of which were drawn ahead. Thread-safe.
 
-    One round makes half of the batches that may be ahead: draws are independent, so many of them are as many batches.
-    What a limiter does not let through is not made ahead: it waits its turn when it is asked for; there, and where
-    draws use rows up, a round makes one batch.
+    One request draws half of the batches that may be ahead, as one large batch: draws are independent. If rows are
+    consumed, or a rate limiter decides, a request draws a single batch. What the limiter does not allow at once is not
+    drawn ahead, but when it is needed.
 
-    Batches are made one after the other, so a reader may have to wait for those of other threads before its own. It
-    does so no longer than its own time, whatever theirs is, and leaves its batch to the next reader then.
+    Batches are drawn one after the other, so a reader may have to wait for the batches of other threads. It waits no
+    longer than its own timeout, and then leaves its batch to the next reader.
 
     Args:
-        drawer: draws.
-        depth: batches to keep ready; 0 is no prefetch.
+        sampler: Draws the batches.
+        depth: Batches to keep ready; 0 for no prefetch.
     """
 
-    def __init__(self, drawer: Drawer, depth: int) -> None:
-        self.drawer = drawer
+    def __init__(self, sampler: ShardSampler, depth: int) -> None:
+        self.sampler = sampler
         self.depth = depth
-        self._share = share_of(depth) if drawer.free else 1
-        self._queue: deque[_Coming] = deque()
-        self._here: deque[Made] = deque()
+        self._count = batches_per_request(depth) if sampler.unlimited else 1
+        self._jobs: deque[_Job] = deque()
+        self._batches: deque[BatchAndInfo] = deque()
         self._worker: _Worker | None = None
         self._lock = threading.Lock()
 
@@ -295,135 +300,134 @@ class Ahead:
     def ready(self) -> int:
         """Batches that are ready now."""
         with self._lock:
-            return len(self._here) + sum(len(coming.sizes) for coming in self._queue if coming.future.done())
+            return len(self._batches) + sum(len(job.sizes) for job in self._jobs if job.future.done())
 
-    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> Made:
+    def next(self, size: int, timeout_s: float | None, max_age: int | None) -> BatchAndInfo:
         """Return the next batch of `size` rows and its info.
 
         Raises:
-            OptionError: if `max_age` is asked for where rows are used up, or batches made ahead.
-            EmptyBufferError: if there are no rows.
-            PriorityError: if no row has a priority above 0.
-            WaitTimeoutError: if writers did not come in time; `timeout_s=None` is the limiter's.
+            OptionError: `max_age` was given although rows are consumed, or batches prefetched.
+            EmptyBufferError: There are no rows.
+            PriorityError: No row has a positive priority.
+            WaitTimeoutError: Not enough rows were written in time; `timeout_s=None` is the limiter's.
         """
-        drawer = self.drawer
-        if max_age is not None and (self.depth or drawer.counted is not None):
-            what = "batches are prefetched, and max_age is of the moment" if self.depth else "rows are used up"
-            msg = f"max_age={max_age} is not available where {what}: leave one of them out"
+        sampler = self.sampler
+        if max_age is not None and (self.depth or sampler.consumer is not None):
+            reason = "batches are prefetched, and max_age is of the moment" if self.depth else "rows are used up"
+            msg = f"max_age={max_age} is not available where {reason}: leave one of them out"
             raise OptionError(msg)
         if not self.depth:
-            return drawer.draw(size, drawer.uniforms(size), timeout_s, max_age)
+            return sampler.draw(size, sampler.uniforms(size), timeout_s, max_age)
         with self._lock:
-            self._ask(size)
-            if self._here:
-                return self._here.popleft()
-            coming, worker = self._queue.popleft(), self._worker
-        batch, info = self._finish(coming, worker, drawer.patience_s(timeout_s))
-        if len(coming.sizes) == 1:
+            self._request(size)
+            if self._batches:
+                return self._batches.popleft()
+            job, worker = self._jobs.popleft(), self._worker
+        batch, info = self._result(job, worker, sampler.limit_s(timeout_s))
+        if len(job.sizes) == 1:
             return batch, info
-        first, *others = split(batch, info, coming.sizes)
+        first, *others = split_batch(batch, info, job.sizes)
         with self._lock:
-            self._here.extend(others)
+            self._batches.extend(others)
         return first
 
-    def _ask(self, size: int) -> None:
-        """Ask for as many batches as may be ahead; the very first one alone, since somebody waits for it."""
-        worker = self._worker = self._worker or _Worker(self.drawer)
-        ahead = len(self._here) + sum(len(coming.sizes) for coming in self._queue)
-        count = self._share if ahead else 1
+    def _request(self, size: int) -> None:
+        """Request as many batches as may be ahead; the very first one alone, because a reader waits for it."""
+        worker = self._worker = self._worker or _Worker(self.sampler)
+        ahead = len(self._batches) + sum(len(job.sizes) for job in self._jobs)
+        count = self._count if ahead else 1
         while ahead + count <= self.depth + 1:
-            self._queue.append(worker.make([size] * count, self.drawer.uniforms(count * size)))
-            ahead, count = ahead + count, self._share
+            self._jobs.append(worker.request([size] * count, self.sampler.uniforms(count * size)))
+            ahead, count = ahead + count, self._count
 
-    def _finish(self, coming: _Coming, worker: _Worker | None, patience_s: float) -> Made:
-        """Wait for batches; those that could not be made ahead are made now."""
-        until, call = time.monotonic() + patience_s, coming
+    def _result(self, job: _Job, worker: _Worker | None, limit_s: float) -> BatchAndInfo:
+        """Wait for batches; those that could not be drawn ahead are drawn now."""
+        until, current = time.monotonic() + limit_s, job
         try:
-            if self._in_time(call, until) and call.future.result() is None:
-                call = self._make_now(coming, until)
-            if self._in_time(call, until):
-                found = call.future.result()
+            if self._wait(current, until) and current.future.result() is None:
+                current = self._draw_now(job, until)
+            if self._wait(current, until):
+                found = current.future.result()
                 if found is not None:
                     return found
         except WaitTimeoutError:
-            raise  # nothing was drawn after it either
+            raise  # nothing was drawn after it
         except Exception:
-            if self.drawer.counted is None:
-                self.drop()  # what was drawn after it may be wrong for the same reason; used rows must not be lost
+            if self.sampler.consumer is None:
+                self.drop()  # later batches may be wrong for the same reason; but consumed rows must not be lost
             raise
         except BaseException:
-            self._put_back(call, worker)  # interrupted: it comes all the same
+            self._put_back(current, worker)  # interrupted: the batch is drawn all the same
             raise
-        if call.future.done() and not call.future.cancelled():
-            msg = "a batch was forgotten while it was waited for: empty(), loads() or close() came in between"
+        if current.future.done() and not current.future.cancelled():
+            msg = "a batch was discarded while it was waited for, because empty(), loads() or close() was called"
             raise UsageError(msg)
-        self._put_back(coming, worker)
+        self._put_back(job, worker)
         msg = (
-            f"a draw of {sum(coming.sizes)} row(s) waited {patience_s:g} s for writers, behind draws of other threads "
+            f"a draw of {sum(job.sizes)} row(s) waited {limit_s:g} s for writers, behind draws of other threads "
             "that wait for them as well: raise timeout_s, or see what became of these"
         )
         raise WaitTimeoutError(msg)
 
-    def _in_time(self, call: _Coming, until: float) -> bool:
-        """Wait for a call of the worker; False if it has not begun by the end of its reader's time.
+    def _wait(self, job: _Job, until: float) -> bool:
+        """Wait for a job; False if the worker has not begun it when the reader's time ends.
 
-        One that has begun ends in its own time. One that its reader will not wait for is made for no other either, as
-        it was asked for with that reader's time; those made ahead wait for whoever comes next.
+        A job that has begun ends by itself. One with a reader's own time is cancelled when that reader gives up; jobs
+        requested ahead are kept for the next reader.
         """
         left_s = until + GRACE_S - time.monotonic()
         try:
-            call.future.exception(None if left_s > threading.TIMEOUT_MAX else max(0.0, left_s))
+            job.future.exception(None if left_s > threading.TIMEOUT_MAX else max(0.0, left_s))
         except TimeoutError:
-            if call.future.running():
+            if job.future.running():
                 return True
-            return not (call.ahead or call.future.cancel())
+            return not (job.ahead or job.future.cancel())
         return True
 
-    def _put_back(self, coming: _Coming, worker: _Worker | None) -> None:
-        """Leave a batch to the next reader, or to none if batches of its time were dropped meanwhile."""
+    def _put_back(self, job: _Job, worker: _Worker | None) -> None:
+        """Leave a job to the next reader, or discard it if the batches of its time were dropped meanwhile."""
         with self._lock:
             if self._worker is worker:
-                self._queue.appendleft(coming)
+                self._jobs.appendleft(job)
                 return
-        self._forget(coming)
+        self._discard(job)
 
-    def _make_now(self, first: _Coming, until: float) -> _Coming:
-        """Make a batch that could not be made ahead, and after it those behind it that are not made yet: in order."""
+    def _draw_now(self, first: _Job, until: float) -> _Job:
+        """Draw a batch that could not be drawn ahead, and request those behind it that were not drawn again."""
         with self._lock:
-            worker = self._worker = self._worker or _Worker(self.drawer)
-            now = worker.make(first.sizes, first.uniforms, until)
-            self._queue = deque(
-                worker.make(coming.sizes, coming.uniforms) if _unmade(coming.future) else coming
-                for coming in self._queue
+            worker = self._worker = self._worker or _Worker(self.sampler)
+            now = worker.request(first.sizes, first.uniforms, until)
+            self._jobs = deque(
+                worker.request(job.sizes, job.uniforms) if _not_drawn(job.future) else job for job in self._jobs
             )
         return now
 
     def drop(self) -> None:
-        """Forget batches made ahead, and offers of what was there then. Waits for nobody."""
+        """Discard batches and offers drawn ahead. Does not wait."""
         with self._lock:
-            queued, self._queue, worker, self._worker = self._queue, deque(), self._worker, None
-            self._here.clear()
+            jobs, self._jobs, worker, self._worker = self._jobs, deque(), self._worker, None
+            self._batches.clear()
         if worker is not None:
-            worker.end()
-        for coming in queued:
-            self._forget(coming)
-        self.drawer.forget()
+            worker.stop()
+        for job in jobs:
+            self._discard(job)
+        self.sampler.forget()
 
-    def _forget(self, coming: _Coming) -> None:
-        if not coming.future.cancel():
-            coming.future.add_done_callback(_returns(self.drawer, sum(coming.sizes)))
+    def _discard(self, job: _Job) -> None:
+        if not job.future.cancel():
+            job.future.add_done_callback(_give_back_to(self.sampler, sum(job.sizes)))
 
 
-def _unmade(future: Future[Made | None]) -> bool:
-    """Whether a batch asked for ahead was not made, and will not be."""
+def _not_drawn(future: Future[BatchAndInfo | None]) -> bool:
+    """Return whether a batch requested ahead was not drawn, and will not be."""
     return future.cancel() or (future.done() and future.exception() is None and future.result() is None)
 
 
-def _returns(drawer: Drawer, rows: int) -> Callable[[Future[Made | None]], None]:
-    """Return what gives a batch back that reaches nobody."""
+def _give_back_to(sampler: ShardSampler, rows: int) -> Callable[[Future[BatchAndInfo | None]], None]:
+    """Return a callback that reports a discarded batch to the rate limiter."""
 
-    def give_back(future: Future[Made | None]) -> None:
+    def give_back(future: Future[BatchAndInfo | None]) -> None:
         if future.exception() is None and future.result() is not None:
-            drawer.give_back(rows)
+            sampler.give_back(rows)
 
     return give_back

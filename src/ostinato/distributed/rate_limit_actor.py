@@ -1,4 +1,4 @@
-"""A rate limiter that many processes keep to: it counts in an actor of its own, where calls wait their turn."""
+"""A rate limiter for many processes: an actor that counts rows and lets calls proceed, and its client."""
 
 from __future__ import annotations
 
@@ -6,303 +6,312 @@ import asyncio
 import pickle
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 
 from ostinato._optional import require
 from ostinato.buffers.rate_limit import Flow, RateLimiter, Stock
-from ostinato.core import kinds
-from ostinato.distributed.ray_client import AGAIN, START_S, TURN_S, Again, answer, brief, ray
+from ostinato.distributed.ray_client import POLL_S, RETRY, START_TIMEOUT_S, Retry, ray, result_of, short_message
 from ostinato.errors import KindError, LostBufferError, OptionError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.distributed.writing import About
+__all__ = ["GRACE_S", "Notifier", "RateLimitActor", "RateLimitClient", "RowCounter"]
 
-__all__ = ["Bell", "Tally", "Turnstile", "TurnstileHost", "count_rows"]
+GRACE_S = 5.0
+"""How much longer than its time a call may take before the actor is considered dead or stopped."""
+_NAME = "the actor of the rate limiter"
+_MAX_CALLS = 1 << 16
+"""Calls that may wait at once."""
+_COUNT_EVERY_S = 0.02
+_COUNT_TIMEOUT_S = 1.0
+"""How long a count waits for a shard that answered the previous one."""
+_FINAL_COUNT_S = 0.25
+"""How long a call whose time is up waits for the count that it has requested."""
 
-_PACE_S = 0.02
-"""From one count of the rows to the next."""
-_COUNT_S = 1.0
-"""How long a count waits for a shard that answered the one before."""
+Kind: TypeAlias = Literal["write", "draw"]
+
+
+# -- counting rows ----------------------------------------------------------------------------------------------------
 
 
 @final
-class Bell:
-    """Wakes those who wait for something to change."""
+class Notifier:
+    """Wakes coroutines that wait for a change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def ring(self) -> None:
-        """Let those who wait look again."""
+    def notify(self) -> None:
+        """Wake all that wait now."""
         self._event.set()
         self._event = asyncio.Event()
 
-    async def heard(self, seconds: float | None) -> None:
-        """Wait until it rings, at most so long."""
+    async def wait(self, seconds: float | None) -> None:
+        """Wait for the next `notify`, at most `seconds`."""
         waiter = asyncio.ensure_future(self._event.wait())
         await asyncio.wait([waiter], timeout=seconds)
         waiter.cancel()
 
 
 @final
-class Tally:
-    """Rows that can be drawn in all shards: one task counts them at a fixed pace, while somebody needs to know.
+class RowCounter:
+    """Counts the rows that can be drawn in all shards, at a fixed interval while a call needs to know.
 
-    A shard that does not answer in time has no rows until it does: its call stays open, and no later count waits for
-    it.
+    A shard that does not answer in time counts as empty until it does. Its call stays open, and later counts do not
+    wait for it.
 
     Args:
-        shards: actors.
-        counting: whether draws use rows up.
-        needed: whether to go on counting.
-        changed: called after each count.
+        shards: The actors.
+        needed: Returns whether to continue counting.
+        changed: Called after each count.
+        counting: Whether draws consume rows.
     """
 
     def __init__(
         self, shards: Sequence[Any], needed: Callable[[], bool], changed: Callable[[], None], *, counting: bool
     ) -> None:
         self.rows = 0
+        """Rows in the last count."""
+        self.finished = 0
+        """Number of counts so far."""
         self._shards = list(shards)
         self._needed, self._changed, self._counting = needed, changed, counting
         self._open: dict[int, asyncio.Future[int]] = {}
-        self._written = 0  # rows let through since the last count began
+        self._written = 0  # rows of writes that were allowed since the last count began
         self._drawn = 0
-        self._underway = 0  # rows of the draws of one pace before that: a shard may not have heard of them yet
-        self.done = 0  # counts; so are these:
-        self._wanted = self._begun = 0
+        self._underway = 0  # rows of draws allowed in the interval before: a shard may not have received them yet
+        self._requested = self._begun = 0
         self._task: asyncio.Future[None] | None = None
-        self._counted = Bell()
+        self._counted = Notifier()
 
     @property
     def least(self) -> int:
-        """Rows that are there whatever was drawn since they were counted."""
+        """Rows that are certainly present, whatever was drawn since the last count."""
         return max(0, self.rows - self._drawn - self._underway) if self._counting else self.rows
 
     @property
     def most(self) -> int:
-        """Rows that are there if all that was let through since they were counted was written."""
+        """Rows present if all writes allowed since the last count have arrived."""
         return self.rows + self._written
 
-    def wrote(self, rows: int) -> None:
-        """Note rows let through."""
+    def add_written(self, rows: int) -> None:
+        """Record that a write of `rows` was allowed."""
         self._written += rows
 
-    def drew(self, rows: int) -> None:
-        """Note rows let through."""
+    def add_drawn(self, rows: int) -> None:
+        """Record that a draw of `rows` was allowed."""
         self._drawn += rows
 
-    def want(self) -> int:
-        """Ask for a count that knows of all that has come about by now; return its number. Waits for nobody."""
-        self._wanted = self._begun + (2 if self._counting and self._drawn else 1)
+    def request(self) -> int:
+        """Request a count that includes all that has happened by now; return its number. Does not wait."""
+        self._requested = self._begun + (2 if self._counting and self._drawn else 1)
         if self._task is None:
             self._task = asyncio.ensure_future(self._keep_counting())
-        return self._wanted
+        return self._requested
 
-    async def reach(self, number: int, seconds: float | None = None) -> None:
-        """Wait for a count, at most so long."""
+    async def wait_for(self, number: int, seconds: float | None = None) -> None:
+        """Wait for a count, at most `seconds`."""
         clock = asyncio.get_running_loop().time
         until = None if seconds is None else clock() + seconds
-        while self.done < number and (until is None or clock() < until):
-            await self._counted.heard(None if until is None else until - clock())
+        while self.finished < number and (until is None or clock() < until):
+            await self._counted.wait(None if until is None else until - clock())
 
     async def _keep_counting(self) -> None:
         clock = asyncio.get_running_loop().time
         try:
-            while self._begun < self._wanted or self._needed():
-                again = clock() + _PACE_S
+            while self._begun < self._requested or self._needed():
+                next_count = clock() + _COUNT_EVERY_S
                 await self._count()
-                self._counted.ring()
+                self._counted.notify()
                 self._changed()
-                await asyncio.sleep(max(0.0, again - clock()))
+                await asyncio.sleep(max(0.0, next_count - clock()))
         finally:
             self._task = None
 
     async def _count(self) -> None:
         self._begun += 1
-        written, drawn = self._written, self._drawn  # what comes in between is on top of either count
-        asked = [i for i in range(len(self._shards)) if i not in self._open]
-        self._open |= {i: asyncio.ensure_future(_drawable(self._shards[i])) for i in asked}
-        if asked:
-            await asyncio.wait([self._open[i] for i in asked], timeout=_COUNT_S)
+        written, drawn = (
+            self._written,
+            self._drawn,
+        )  # later calls are added to this count
+        called = [i for i in range(len(self._shards)) if i not in self._open]
+        self._open |= {i: asyncio.ensure_future(_drawable(self._shards[i])) for i in called}
+        if called:
+            await asyncio.wait([self._open[i] for i in called], timeout=_COUNT_TIMEOUT_S)
         answered = [i for i, call in self._open.items() if call.done()]
         self.rows = sum(self._open.pop(i).result() for i in answered)
         self._written, self._drawn, self._underway = self._written - written, self._drawn - drawn, drawn
-        self.done = self._begun
+        self.finished = self._begun
 
 
 async def _drawable(shard: Any) -> int:
     try:
         return int(await shard.drawable.remote())
-    except Exception:  # noqa: BLE001 (one that cannot say has none)
+    except Exception:  # noqa: BLE001 (a shard that cannot answer counts as empty)
         return 0
 
 
-_WHAT = "the actor of the rate limiter"
-GRACE_S = 5.0
-"""How much longer than its time a call may take before who was asked is held to be dead or stopped."""
-_MOST_CALLS = 1 << 16
-"""Calls that may wait at once."""
-_LAST_LOOK_S = 0.25
-"""How long a call whose time is up waits for the count that it has asked for."""
+# -- the actor --------------------------------------------------------------------------------------------------------
 
 
 class _Side(NamedTuple):
-    """One of the two sides that wait for each other, as the flow sees it."""
+    """The writers or the readers, which wait for each other."""
 
     check: Callable[[int, None], None]
     may: Callable[[int, Stock], bool]
-    note: Callable[[int], None]
-    why: Callable[[int, Stock], str]
+    record: Callable[[int], None]
+    reason: Callable[[int, Stock], str]
     stock: Callable[[], Stock]
     others: str
     waiting: list[int]
-    """Rows of the calls that wait."""
-    bell: Bell
+    """Rows of each call that waits."""
+    changed: Notifier
 
 
 @final
-class TurnstileHost:
-    """The actor. Calls wait in one thread, as coroutines, so that any number of them may.
+class RateLimitActor:
+    """The actor. Calls wait as coroutines of one thread, so their number is not limited by threads.
 
-    A write counts once it is let through, before it reaches its shard: a client that dies between the two leaves it
-    counted, and nobody waits for what will not come. Rows are counted in the shards until there are enough to begin,
-    where draws use them up again whenever there may be too few, and when a client says that some may be gone.
+    A write counts once it is allowed, before it reaches its shard: if the client dies in between, it stays counted, so
+    that no reader waits for it. Rows are counted in the shards until there are enough to begin; if draws consume rows,
+    whenever there may be too few; and when a client reports that some may be lost.
 
     Args:
-        limiter: the rules.
-        shards: the actors to count the rows of, pickled: Ray keeps handles among arguments in its object store, where a
-            restart may not find them any more.
-        counting: whether draws use rows up.
+        limiter: The rules.
+        shards: The actors whose rows are counted, pickled: Ray keeps handles among arguments in its object store, where
+            a restarted actor may not find them.
+        counting: Whether draws consume rows.
     """
 
     def __init__(self, limiter: RateLimiter, shards: bytes, *, counting: bool) -> None:
         flow = self._flow = Flow(limiter)
-        known: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's own channel)
-        tally = self._tally = Tally(known, self._needed, self._recounted, counting=counting)
+        actors: list[Any] = pickle.loads(shards)  # noqa: S301 (Ray's channel executes code anyway)
+        counter = self._counter = RowCounter(actors, self._needs_count, self._after_count, counting=counting)
         self._begun = False
         self._beginning = asyncio.Lock()
-        room, left = lambda: Stock(tally.most), lambda: Stock(tally.least)
+        room, left = lambda: Stock(counter.most), lambda: Stock(counter.least)
         write = flow.check_write, flow.may_write, flow.wrote, flow.why_no_write, room, "readers"
         draw = flow.check_draw, flow.may_draw, flow.drew, flow.why_no_draw, left, "writers"
-        self._sides = {"write": _Side(*write, [], Bell()), "draw": _Side(*draw, [], Bell())}
+        self._sides: dict[str, _Side] = {"write": _Side(*write, [], Notifier()), "draw": _Side(*draw, [], Notifier())}
 
-    async def let(self, call: str, rows: int, timeout_s: float | None, waited_s: float) -> Again | None:
-        """Return once a call may go ahead, and count it; `AGAIN` where its turn is over, and time is left.
+    async def acquire(self, kind: Kind, rows: int, timeout_s: float | None, waited_s: float) -> Retry | None:
+        """Wait until a call may proceed, for at most `POLL_S`, and count it; `RETRY` if it must be made again.
 
         Args:
-            call: "write" or "draw".
-            rows: how many.
-            timeout_s: longest wait of all turns together; None is the limiter's.
-            waited_s: how long the call has waited before.
+            kind: "write" or "draw".
+            rows: Rows of the call.
+            timeout_s: Longest wait of all polls together; None is the limiter's.
+            waited_s: Seconds waited in earlier polls.
 
         Raises:
-            OptionError: if it never could.
-            WaitTimeoutError: naming who waits for what.
+            OptionError: The limiter can never allow it.
+            WaitTimeoutError: The time is up; the message says who waits for what.
         """
-        side = self._sides[call]
+        side = self._sides[kind]
         side.check(rows, None)
         if not self._begun:
             async with self._beginning:
                 if not self._begun:
                     await self.begin()  # the first call, or the first one after a restart
-        patience_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
-        left_s = max(0.0, patience_s - waited_s)
+        limit_s = self._flow.limiter.timeout_s if timeout_s is None else timeout_s
+        left_s = max(0.0, limit_s - waited_s)
         side.waiting.append(rows)
         try:
-            if await self._opened(side, rows, min(TURN_S, left_s)):
-                self._note(call, rows)
+            if await self._wait(side, rows, min(POLL_S, left_s)):
+                self._record(kind, rows)
                 return None
-            if left_s > TURN_S:
-                return AGAIN
-            stock = Stock(self._tally.least)
-            what = f"a {call} of {rows} row(s) waited {patience_s:g} s for {side.others}: {side.why(rows, stock)}"
+            if left_s > POLL_S:
+                return RETRY
+            stock = Stock(self._counter.least)
+            what = f"a {kind} of {rows} row(s) waited {limit_s:g} s for {side.others}: {side.reason(rows, stock)}"
             writers, readers = (one.waiting for one in self._sides.values())
             raise WaitTimeoutError(self._flow.told(what, stock, writers, readers))
         finally:
             side.waiting.remove(rows)
 
-    async def _opened(self, side: _Side, rows: int, seconds: float) -> bool:
-        """Wait until so many rows may pass; False if they may not by then."""
+    async def _wait(self, side: _Side, rows: int, seconds: float) -> bool:
+        """Wait until a call may proceed; False if it may not by then."""
         clock = asyncio.get_running_loop().time
         until, count = clock() + seconds, 0
         while not side.may(rows, side.stock()):
             if self._short and not count:
-                count = self._tally.want()
+                count = self._counter.request()
             left = until - clock()
             if left <= 0:
-                await self._tally.reach(count, _LAST_LOOK_S)  # a verdict on rows as they were before the call is none
+                await self._counter.wait_for(count, _FINAL_COUNT_S)  # a count from before the call proves nothing
                 return side.may(rows, side.stock())
-            await side.bell.heard(left)
+            await side.changed.wait(left)
         return True
 
-    def _note(self, call: str, rows: int) -> None:
-        """Count what was let through, and wake whom it may help."""
+    def _record(self, kind: Kind, rows: int) -> None:
+        """Count an allowed call and wake the calls that it may allow."""
         write, draw = self._sides.values()
-        self._sides[call].note(rows)
-        if call == "write":
-            self._tally.wrote(rows)
+        self._sides[kind].record(rows)
+        if kind == "write":
+            self._counter.add_written(rows)
             if not self._short:
-                draw.bell.ring()
+                draw.changed.notify()
             return
-        self._tally.drew(rows)
-        write.bell.ring()
-        if self._needed():
-            self._tally.want()
+        self._counter.add_drawn(rows)
+        write.changed.notify()
+        if self._needs_count():
+            self._counter.request()
 
-    async def back(self, written: int, drawn: int) -> None:
-        """Take back what was let through and did not come about."""
+    async def give_back(self, written: int, drawn: int) -> None:
+        """Uncount rows of calls that were allowed but did not take place."""
         self._flow.wrote(-written)
         self._flow.drew(-drawn)
-        self._wake()
+        self._notify_all()
 
-    async def look(self) -> None:
-        """Count the rows anew: some may be gone."""
-        self._tally.want()
+    async def recount(self) -> None:
+        """Count the rows again: some may be lost."""
+        self._counter.request()
 
     async def begin(self) -> None:
-        """Begin to count anew, with the rows that there are."""
-        await self._tally.reach(self._tally.want())
-        self._flow.begin(self._tally.rows)
+        """Reset the counts to the rows that are present."""
+        await self._counter.wait_for(self._counter.request())
+        self._flow.begin(self._counter.rows)
         self._begun = True
-        self._wake()
+        self._notify_all()
 
-    async def counts(self) -> tuple[int, int]:
-        """Return rows written and drawn since counts began."""
+    async def totals(self) -> tuple[int, int]:
+        """Return the rows written and drawn since the counts began."""
         return self._flow.written, self._flow.drawn
 
-    async def looks(self) -> int:
+    async def num_counts(self) -> int:
         """Return how often the rows were counted."""
-        return self._tally.done
+        return self._counter.finished
 
     @property
     def _short(self) -> bool:
         """Whether there may be too few rows to draw any."""
-        return self._tally.least < self._flow.limiter.min_size_to_sample
+        return self._counter.least < self._flow.limiter.min_size_to_sample
 
-    def _needed(self) -> bool:
+    def _needs_count(self) -> bool:
         return self._short and any(side.waiting for side in self._sides.values())
 
-    def _recounted(self) -> None:
-        """Wake those who can go on: no reader, while there are too few rows."""
-        self._sides["write"].bell.ring()
+    def _after_count(self) -> None:
+        """Wake calls that may proceed now; readers only if there are enough rows."""
+        self._sides["write"].changed.notify()
         if not self._short:
-            self._sides["draw"].bell.ring()
+            self._sides["draw"].changed.notify()
 
-    def _wake(self) -> None:
-        """Let all who wait look again."""
+    def _notify_all(self) -> None:
         for side in self._sides.values():
-            side.bell.ring()
+            side.changed.notify()
+
+
+# -- the client -------------------------------------------------------------------------------------------------------
 
 
 @final
-class Turnstile:
-    """A client's way through: waits, or is told why in vain. May be pickled.
+class RateLimitClient:
+    """Waits until the actor allows a call. May be pickled.
 
     Args:
-        actor: a `TurnstileHost`.
-        limiter: its rules.
+        actor: A `RateLimitActor`.
+        limiter: Its rules.
     """
 
     def __init__(self, actor: Any, limiter: RateLimiter) -> None:
@@ -310,136 +319,118 @@ class Turnstile:
         self.limiter = limiter
 
     @classmethod
-    def make(cls, limiter: Any, shards: Sequence[Any], about: About) -> Turnstile:
-        """Start the actor, and wait until it stands; Ray restarts it if it dies, and it counts anew then.
+    def start(cls, limiter: Any, shards: Sequence[Any], *, capacity: int, counting: bool) -> RateLimitClient:
+        """Start the actor and wait until it is ready. If it dies, Ray restarts it and it counts anew.
 
         Args:
-            limiter: the rules.
-            shards: actors.
-            about: what they are.
+            limiter: The rules.
+            shards: The actors whose rows are counted.
+            capacity: Rows that each of them holds.
+            counting: Whether draws consume rows.
 
         Raises:
-            KindError: if the limiter is none.
-            OptionError: if sampling could never begin.
-            UsageError: if it does not come up.
+            KindError: `limiter` is not a `RateLimiter`.
+            OptionError: The shards never hold enough rows to begin sampling.
+            UsageError: The actor does not start.
         """
         if not isinstance(limiter, RateLimiter):
             msg = f"rate_limiter must be an ostinato.RateLimiter or None, got {type(limiter).__name__}"
             raise KindError(msg)
-        if limiter.min_size_to_sample > about.capacity * len(shards):
+        if limiter.min_size_to_sample > capacity * len(shards):
             msg = (
                 f"min_size_to_sample={limiter.min_size_to_sample} rows are never there: {len(shards)} shards hold "
-                f"{about.capacity} each"
+                f"{capacity} each"
             )
             raise OptionError(msg)
-        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": _MOST_CALLS}
-        known = require("ray.cloudpickle", "ray").dumps(list(shards))
-        host = ray().remote(**options)(TurnstileHost)
-        actor = host.remote(limiter, known, counting=about.counting)
-        answer(actor.counts.remote(), _WHAT, START_S)  # no call's time is to begin earlier
+        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": _MAX_CALLS}
+        pickled = require("ray.cloudpickle", "ray").dumps(list(shards))
+        actor = ray().remote(**options)(RateLimitActor).remote(limiter, pickled, counting=counting)
+        result_of(actor.totals.remote(), _NAME, START_TIMEOUT_S)  # so that no call's time includes the start
         return cls(actor, limiter)
 
-    def write(self, rows: int, timeout_s: float | None) -> float:
-        """Wait until so many rows may be written; return how many seconds are left then."""
-        return self._pass("write", rows, timeout_s)
+    def acquire(self, kind: Kind, rows: int, timeout_s: float | None) -> float:
+        """Wait until `rows` may be written or drawn; return how many seconds are left then.
 
-    def draw(self, rows: int, timeout_s: float | None) -> float:
-        """Wait until so many rows may be drawn; return how many seconds are left then."""
-        return self._pass("draw", rows, timeout_s)
+        Args:
+            kind: "write" or "draw".
+            rows: Rows of the call.
+            timeout_s: Longest wait; None is the limiter's.
 
-    def _pass(self, call: str, rows: int, timeout_s: float | None) -> float:
-        patience_s = self.limiter.timeout_s if timeout_s is None else timeout_s
+        Raises:
+            LostBufferError: The actor is dead and not restarted.
+            WaitTimeoutError: The time is up, or the actor does not answer; nothing has changed.
+        """
+        limit_s = self.limiter.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
         waited_s = 0.0
         while True:
-            asked = self.actor.let.remote(call, rows, timeout_s, waited_s)
-            limit = max(0.0, patience_s - waited_s) + GRACE_S
-            if not _ready(asked, limit):
-                self._abandon(asked, call, rows)
+            call = self.actor.acquire.remote(kind, rows, timeout_s, waited_s)
+            if not _finishes(call, max(0.0, limit_s - waited_s) + GRACE_S):
+                self._abandon(call, kind, rows)
                 msg = (
-                    f"a {call} of {rows} row(s) waited {patience_s:g} s for the rate limiter, whose actor does not "
+                    f"a {kind} of {rows} row(s) waited {limit_s:g} s for the rate limiter, whose actor does not "
                     "answer: it is stopped, starved, or being restarted; nothing has changed, try again"
                 )
                 raise WaitTimeoutError(msg)
-            found = _heard(asked)
+            found = _result(call)
             waited_s = time.monotonic() - began
-            if found is not AGAIN:
-                return max(0.0, patience_s - waited_s)
+            if found is not RETRY:
+                return max(0.0, limit_s - waited_s)
 
-    def _abandon(self, asked: Any, call: str, rows: int) -> None:
-        """Take back what nobody will make any more, should it be let through after all."""
-        vain = {"written" if call == "write" else "drawn": rows}
+    def _abandon(self, call: Any, kind: Kind, rows: int) -> None:
+        """Give the rows of a call back if it is allowed after its client has given up."""
+        given_back = {"written" if kind == "write" else "drawn": rows}
 
         def settle(done: Any) -> None:
             if done.exception() is None and done.result() is None:
-                threading.Thread(target=self.back, kwargs=vain, daemon=True).start()  # not in Ray's own thread
+                threading.Thread(target=self.give_back, kwargs=given_back, daemon=True).start()  # not in Ray's thread
 
-        asked.future().add_done_callback(settle)
+        call.future().add_done_callback(settle)
 
-    def back(self, written: int = 0, drawn: int = 0) -> None:
-        """Say that what was let through did not come about. Waits for nobody."""
-        self.actor.back.options(max_task_retries=0).remote(written, drawn)
+    def give_back(self, written: int = 0, drawn: int = 0) -> None:
+        """Report that allowed rows were not written or drawn. Does not wait."""
+        self.actor.give_back.options(max_task_retries=0).remote(written, drawn)
 
-    def look(self) -> None:
-        """Say that rows may be gone. Waits for nobody."""
-        self.actor.look.options(max_task_retries=0).remote()
+    def recount(self) -> None:
+        """Report that rows may be lost. Does not wait."""
+        self.actor.recount.options(max_task_retries=0).remote()
 
-    def begin(self, patience_s: float) -> None:
-        """Let counts begin anew, with the rows that there are.
+    def begin(self, timeout_s: float) -> None:
+        """Reset the counts to the rows that are present.
 
         Raises:
-            LostBufferError: if the actor is gone.
-            WaitTimeoutError: if it does not answer.
+            LostBufferError: The actor is dead.
+            WaitTimeoutError: It does not answer within `timeout_s` and `GRACE_S`.
         """
-        asked = self.actor.begin.remote()
-        if not _ready(asked, patience_s + GRACE_S):
+        call = self.actor.begin.remote()
+        if not _finishes(call, timeout_s + GRACE_S):
             msg = (
-                f"{_WHAT} has not answered for {patience_s + GRACE_S:g} s: counts begin anew "
-                "when it goes on, rows are in place already"
+                f"{_NAME} has not answered for {timeout_s + GRACE_S:g} s: it resets its counts when it continues; the "
+                "rows are in place already"
             )
             raise WaitTimeoutError(msg)
-        _heard(asked)
+        _result(call)
 
 
-def _ready(reference: Any, seconds: float) -> bool:
-    """Whether a call is answered within so many seconds."""
+def _finishes(reference: Any, seconds: float) -> bool:
+    """Return whether a call finishes within `seconds`."""
     limit = seconds if seconds < threading.TIMEOUT_MAX else None
     return bool(ray().wait([reference], timeout=limit)[0])
 
 
-def _heard(reference: Any) -> Any:
-    """Return what the actor answered.
+def _result(reference: Any) -> Any:
+    """Return the result of a call to the actor.
 
     Raises:
-        LostBufferError: if it is gone.
-        OstinatoError: what it raised itself.
+        LostBufferError: The actor is dead.
+        OstinatoError: The actor raised it.
     """
     try:
-        return answer(reference, _WHAT)
+        return result_of(reference, _NAME)
     except LostBufferError as error:
-        why = brief(error.__cause__ or error)
+        reason = short_message(error.__cause__ or error)
         msg = (
-            f"{_WHAT} is gone for good ({why}): it lets nothing through any more; shards keep their rows, so save them "
+            f"{_NAME} is gone for good ({reason}): no call can proceed any more; shards keep their rows, so save them "
             "with dumps(path) and load them into a new buffer"
         )
         raise LostBufferError(msg) from error
-
-
-def count_rows(data: Any) -> int:
-    """Return how many rows a batch for `extend` has.
-
-    Raises:
-        KindError: if that cannot be told.
-    """
-    if isinstance(data, list):
-        return len(data)
-    if kinds.is_tensor_collection(data) and data.batch_size:
-        return int(data.batch_size[0])
-    opened = kinds.open_node(data, 1)
-    if opened is not None and opened[1]:
-        return count_rows(opened[1][0])
-    shape = getattr(data, "shape", ())
-    if not shape:
-        msg = f"a rate_limiter counts rows of tensors, arrays or trees of these, got {type(data).__name__}"
-        raise KindError(msg)
-    return int(shape[0])

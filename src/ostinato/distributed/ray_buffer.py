@@ -1,44 +1,53 @@
-"""RayReplayBuffer: a replay buffer in an actor, used from any process of a Ray cluster."""
+"""`RayReplayBuffer`: a replay buffer in an actor, used from any process of a Ray cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack, final, overload
 
 import torch
 
 from ostinato.buffers import ReplayBuffer
 from ostinato.buffers.options import check_generator, check_prefetch, check_size
 from ostinato.buffers.rate_limit import replayable
-from ostinato.distributed.actors import Host, Recipe
-from ostinato.distributed.batch_stream import Stream, Supply
-from ostinato.distributed.ray_client import answer, exchange, exchange_in_turns, first_answer, ray, spawn, start
-from ostinato.distributed.serialization import Parcel
+from ostinato.distributed.actors import BufferActor, BufferSpec
+from ostinato.distributed.batch_stream import BatchStream, StreamHolder
+from ostinato.distributed.ray_client import (
+    call_buffer,
+    call_buffer_polling,
+    init_ray,
+    ray,
+    result_of,
+    start_actor,
+    wait_until_ready,
+)
+from ostinato.distributed.serialization import Serialized
 from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from typing import Self
+    from types import TracebackType
 
     from torch import Tensor
 
     from ostinato.buffers import BufferStats
+    from ostinato.buffers.options import AnyBufferOptions
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
 
-__all__ = ["Kept", "RayReplayBuffer", "need_tensordicts", "refuse_restarts"]
+__all__ = ["RayReplayBuffer"]
+
+_NAME = "the actor of the replay buffer"
+_CLOSE_TIMEOUT_S = 5.0
+"""How long `close` waits until the actor knows that it is closed."""
 
 
 @final
-class Kept:
-    """An attribute of a handle that refuses to be read: a copy of the part would be of no use.
-
-    Raises:
-        UsageError: whenever it is read off a handle.
-    """
+class _ActorPart:
+    """A part of the buffer that is only accessible in the actor; reading it from a handle raises `UsageError`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Learn which part it is."""
+        """Store the name of the part."""
         self._name = name
 
     @overload
@@ -48,7 +57,7 @@ class Kept:
     def __get__(self, handle: object, owner: type) -> Never: ...
 
     def __get__(self, handle: Any, owner: type) -> Any:
-        """Refuse; the class itself has the attribute."""
+        """Raise, unless the attribute is read from the class."""
         if handle is None:
             return self
         name = self._name
@@ -59,26 +68,8 @@ class Kept:
         raise UsageError(msg)
 
 
-def need_tensordicts(about: Mapping[str, Any], what: str) -> None:
-    """Refuse what only a `TensorDictReplayBuffer` has, unless the actor holds one.
-
-    Raises:
-        UsageError: naming what it holds.
-    """
-    if not about["tensordicts"]:
-        msg = (
-            f"{what} is of a TensorDictReplayBuffer, and the actor holds a {about['kind']}: leave it out, or give "
-            "replay_buffer_cls=TensorDictReplayBuffer"
-        )
-        raise UsageError(msg)
-
-
-def refuse_restarts(options: Mapping[str, Any] | None) -> None:
-    """Refuse that Ray restarts an actor whose rows do not come back.
-
-    Raises:
-        OptionError: naming the option.
-    """
+def _check_restarts(options: Mapping[str, Any] | None) -> None:
+    """Raise `OptionError` if Ray shall restart the actor, whose rows would be lost silently."""
     if options and options.get("max_restarts"):
         msg = (
             f"remote_config must not hold max_restarts={options['max_restarts']}: a restarted buffer is empty; "
@@ -87,42 +78,37 @@ def refuse_restarts(options: Mapping[str, Any] | None) -> None:
         raise OptionError(msg)
 
 
-_WHAT = "the actor of the replay buffer"
-_END_S = 5.0
-"""How long `close` waits for the actor to take note."""
-
-
 @final
 class RayReplayBuffer:
-    """A `ReplayBuffer` that lives in a Ray actor; this is a handle to it.
+    """A `ReplayBuffer` in a Ray actor. This is a handle to it.
 
     Handles can be pickled: pass one to the actors and tasks that write, and sample in another; threads may share one.
-    Methods are those of `ReplayBuffer` and do the same; they wait for the answer, and raise what the buffer raised. A
-    call that may wait for others (`timeout_s`, or the limiter's) and has no answer 30 s after its time is up raises
-    `LostBufferError`: the actor is stopped, or cannot be reached. What it asked for may still happen.
+    The methods are those of `ReplayBuffer`; they wait for the result, and raise what the buffer raised. A call that may
+    wait (`timeout_s`, or the limiter's) and has no result 30 s after its time is up raises `LostBufferError`: the actor
+    is stopped, or cannot be reached. The call may still take effect.
 
-    Rows and batches are copied into Ray's object store once each; batches are read from there without another copy
-    (tensors of less than 64 KiB are copied, which is faster), and may be changed like any other. Those of up to 90 kB
-    travel within the call.
+    Rows and batches are copied into Ray's object store once; batches are read from there without another copy (tensors
+    of less than 64 KiB are copied, which is faster), and may be modified. Data of up to 90 kB is sent within the call.
 
-    The buffer's parts stay in the actor: `rb.apply(function)` runs a function there, and gives it the buffer. Up to 32
-    calls that write and 32 that read run at once, so readers that wait never keep writers out. Rows end with the actor,
-    at the latest with the last handle: `dumps` saves them, on the actor's machine.
+    The buffer's parts stay in the actor: `rb.apply(function)` calls a function there with the buffer. Up to 32 calls
+    that write and 32 that read run at once, so that readers that wait never block writers. The actor, and with it the
+    rows, ends with `close` or with the last handle; `dumps` saves the rows on the actor's machine.
 
     Args:
-        *args: of `replay_buffer_cls`. Parts are copied to the actor; callables that make them, are called there.
-        replay_buffer_cls: what to make: `ReplayBuffer` or a subclass, or what makes one; no ensemble.
-        ray_init_config: what to call `ray.init` with, where this process is not connected to Ray yet.
-        remote_config: options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
-        **kwargs: of `replay_buffer_cls`. With `prefetch=k` each handle has up to `k` batches on their way while the
-            last one is learned from, in iteration and `sample`: it asks for half of them, at most 8, in one call. Large
-            batches of one call share their memory. What is on its way to a handle that is dropped, or whose process
-            dies, was drawn and is lost: with `QueueSampler` these rows reach nobody. Without `generator=` the buffer
-            gets one, with a seed from torch's global generator here.
+        *args: Positional arguments of `replay_buffer_cls`.
+        replay_buffer_cls: What to make: `ReplayBuffer` or a subclass, or a callable that returns one; no ensemble. Use
+            `functools.partial` for options of a class of your own.
+        ray_init_config: Arguments of `ray.init`, if this process is not connected to Ray yet.
+        remote_config: Options of the actor, as for `ray.remote`: `num_cpus`, `num_gpus`, `memory`, `resources`, ...
+        **options: Options of `replay_buffer_cls`. Parts are copied to the actor; callables are called there. With
+            `prefetch=k` each handle has up to `k` batches requested ahead, in iteration and `sample`, half of them, at
+            most 8, in one call. Large batches of one call share their memory. Batches that were requested by a handle
+            that is dropped, or whose process dies, are lost: with `QueueSampler` their rows reach no reader. Without
+            `generator` the buffer gets one, seeded from torch's global generator in this process.
 
     Raises:
-        MissingExtraError: if Ray is not installed.
-        OptionError: if options exclude each other, or no `ReplayBuffer` is made.
+        MissingExtraError: Ray is not installed.
+        OptionError: Options exclude each other, or `replay_buffer_cls` makes no `ReplayBuffer`.
 
     Example:
         >>> import torch
@@ -140,40 +126,69 @@ class RayReplayBuffer:
         replay_buffer_cls: Callable[..., Any] = ReplayBuffer,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_config: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        **options: Unpack[AnyBufferOptions],
     ) -> None:
-        refuse_restarts(remote_config)
-        depth = check_prefetch(kwargs.pop("prefetch", None), kwargs.get("batch_size"))
-        seed = int(torch.randint(2**62, (), device="cpu")) if check_generator(kwargs.get("generator")) is None else None
-        start(ray_init_config)
-        self._connect(spawn(Host, remote_config, Recipe(replay_buffer_cls, args, kwargs, seed)))
-        self._depth = depth
-        self._about = first_answer(self._actor, _WHAT)
+        _check_restarts(remote_config)
+        prefetch = check_prefetch(options.pop("prefetch", None), options.get("batch_size"))
+        generator = check_generator(options.get("generator"))
+        seed = int(torch.randint(2**62, (), device="cpu")) if generator is None else None
+        init_ray(ray_init_config)
+        spec = BufferSpec(replay_buffer_cls, args, dict(options), seed)
+        self._connect(start_actor(BufferActor, remote_config, spec))
+        self._prefetch = prefetch
+        self._info = wait_until_ready(self._actor, _NAME)
 
     def _connect(self, actor: Any) -> None:
         self._actor = actor
-        self._write = actor.wait.options(concurrency_group="write")
-        self._read = actor.wait.options(concurrency_group="read")
-        self._update = actor.call.options(concurrency_group="update")
-        self._supply = Supply()
+        self._write_method = actor.call_polling.options(concurrency_group="write")
+        self._read_method = actor.call_polling.options(concurrency_group="read")
+        self._update_method = actor.call.options(concurrency_group="update")
+        self._stream = StreamHolder()
 
-    def _begin(self, *, epoch: bool = False) -> Stream:
-        return Stream(self._actor, self._depth, epoch=epoch, what=_WHAT, limit_s=self._about["limit_s"])
+    def _open_stream(self, *, epoch: bool = False) -> BatchStream:
+        return BatchStream(self._actor, self._prefetch, epoch=epoch, name=_NAME, limit_s=self._info["limit_s"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickled handle leads to the same buffer; batches on their way stay with this one."""
-        return {"actor": self._actor, "depth": self._depth, "about": self._about}
+        """A pickled handle reaches the same buffer; batches requested ahead stay with this one."""
+        return {"actor": self._actor, "prefetch": self._prefetch, "info": self._info}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Connect."""
-        self._depth, self._about = state["depth"], state["about"]
+        """Connect to the actor."""
+        self._prefetch, self._info = state["prefetch"], state["info"]
         self._connect(state["actor"])
 
-    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the buffer that neither writes nor samples."""
-        return exchange(self._actor.call, _WHAT, name, *args, **kwargs)
+    def __enter__(self) -> Self:
+        """Return the handle; the end of the block calls `close`."""
+        return self
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the buffer, for all handles."""
+        self.close()
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer that neither writes nor samples, or read a property."""
+        return call_buffer(self._actor.call, _NAME, name, *args, **kwargs)
+
+    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method that writes rows, which may wait for readers."""
+        return call_buffer_polling(self._write_method, _NAME, self._info["limit_s"], name, *args, **kwargs)
+
+    def _update(self, name: str, *args: Any) -> Any:
+        """Call a method that never waits for readers or writers."""
+        return call_buffer(self._update_method, _NAME, name, *args)
+
+    def _require_tensordicts(self, what: str) -> None:
+        """Raise `UsageError` unless the actor holds a `TensorDictReplayBuffer`."""
+        if not self._info["tensordicts"]:
+            msg = (
+                f"{what} is of a TensorDictReplayBuffer, and the actor holds a {self._info['kind']}: leave it out, or "
+                "give replay_buffer_cls=TensorDictReplayBuffer"
+            )
+            raise UsageError(msg)
+
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def actor(self) -> Any:
@@ -181,71 +196,83 @@ class RayReplayBuffer:
         return self._actor
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function(buffer, *args)` in the actor and return what it returns.
+        """Call `function(buffer, *args)` in the actor and return the result.
 
-        This reaches all that stays there: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
+        Example: `rb.apply(lambda rb: setattr(rb.sampler, "beta", 0.7))`.
         """
-        return answer(self._actor.apply.remote(function, *map(Parcel, args)), _WHAT)
+        return result_of(self._actor.apply.remote(function, *map(Serialized, args)), _NAME)
 
-    storage, sampler, writer, transform, sample_unit = Kept(), Kept(), Kept(), Kept(), Kept()
-    """Parts stay in the actor, see `apply`: to read one here raises `UsageError`."""
+    storage = _ActorPart()
+    sampler = _ActorPart()
+    writer = _ActorPart()
+    transform = _ActorPart()
+    sample_unit = _ActorPart()
 
     @property
     def batch_size(self) -> int | None:
-        """Rows that `sample()` gives; None if the constructor was given none."""
-        found: int | None = self._about["batch_size"]
+        """Rows of a batch; None if the constructor got no `batch_size`."""
+        found: int | None = self._info["batch_size"]
         return found
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The limiter; None if the constructor was given none. Its waits are in the actor."""
-        found: RateLimiter | None = self._ask("rate_limiter")
+        """A copy of the limiter; None if the constructor got none."""
+        found: RateLimiter | None = self._call("rate_limiter")
         return found
 
     @property
     def priority_key(self) -> str | tuple[str, ...]:
-        """Field that holds priorities; see `TensorDictReplayBuffer`. To set it, sets it in the actor.
+        """Field that holds priorities; see `TensorDictReplayBuffer`. Can be set.
 
         Raises:
-            UsageError: if the buffer is no `TensorDictReplayBuffer`.
+            UsageError: The buffer is not a `TensorDictReplayBuffer`.
         """
-        need_tensordicts(self._about, "priority_key")
-        found: str | tuple[str, ...] = self._ask("priority_key")
+        self._require_tensordicts("priority_key")
+        found: str | tuple[str, ...] = self._call("priority_key")
         return found
 
     @priority_key.setter
     def priority_key(self, key: str | tuple[str, ...]) -> None:
-        need_tensordicts(self._about, "priority_key")
+        self._require_tensordicts("priority_key")
         self.apply(lambda buffer: setattr(buffer, "priority_key", key))
 
     @property
     def write_count(self) -> int:
         """Rows written since the buffer was made or emptied."""
-        return int(self._ask("write_count"))
+        return int(self._call("write_count"))
+
+    @property
+    def cursor(self) -> int:
+        """Slot that the next row takes; see `ReplayBuffer.cursor`. Can be set."""
+        return int(self._call("cursor"))
+
+    @cursor.setter
+    def cursor(self, slot: int) -> None:
+        self.apply(lambda buffer: setattr(buffer, "cursor", slot))
 
     @property
     def dim_extend(self) -> int:
         """Dimension of the data along which `extend` grows the buffer."""
-        return int(self._ask("dim_extend"))
+        return int(self._call("dim_extend"))
 
     @property
     def episodes(self) -> Episodes | None:
-        """Where episodes end; see `ReplayBuffer.episodes`."""
-        found: Episodes | None = self._ask("episodes")
+        """Which fields tell where episodes end; see `ReplayBuffer.episodes`."""
+        found: Episodes | None = self._call("episodes")
         return found
 
     def stats(self) -> BufferStats:
-        """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
-        found: BufferStats = self._ask("stats")
+        """Return counts of rows, draws, ages and waits. Cost: O(rows), for the ages."""
+        found: BufferStats = self._call("stats")
         return found
 
     def check(self) -> None:
-        """Raise what the storage's device has found wrong; see `ReplayBuffer.check`."""
-        self._ask("check")
+        """Raise errors that the storage's device has recorded; see `ReplayBuffer.check`."""
+        self._call("check")
 
     def __len__(self) -> int:
-        """Rows present."""
-        return int(self._ask("__len__"))
+        """Number of rows present."""
+        return int(self._call("__len__"))
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -253,102 +280,138 @@ class RayReplayBuffer:
 
     def __repr__(self) -> str:
         """The buffer's parts and options."""
-        return f"RayReplayBuffer({self._ask('__repr__')}, prefetch={self._depth})"
+        return f"RayReplayBuffer({self._call('__repr__')}, prefetch={self._prefetch})"
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _put(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Write rows, which may wait for readers."""
-        return exchange_in_turns(self._write, _WHAT, self._about["limit_s"], name, *args, **kwargs)
-
-    def _edit(self, name: str, *args: Any) -> Any:
-        """Call a method that never waits for readers or writers."""
-        return exchange(self._update, _WHAT, name, *args)
-
     def add(self, data: Any, *, timeout_s: float | None = None) -> Any:
         """Add one row; see `ReplayBuffer.add`."""
-        return self._put("add", data, timeout_s=timeout_s)
+        return self._write("add", data, timeout_s=timeout_s)
 
     def extend(self, data: Any, *, update_priority: bool | None = None, timeout_s: float | None = None) -> Tensor:
-        """Add rows, in order; see `ReplayBuffer.extend`. When it returns, they are there. Iterators are read here."""
-        index: Tensor = self._put("extend", replayable(data), update_priority=update_priority, timeout_s=timeout_s)
+        """Add rows, in order; see `ReplayBuffer.extend`. Iterators are consumed in this process."""
+        index: Tensor = self._write("extend", replayable(data), update_priority=update_priority, timeout_s=timeout_s)
         return index
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Give rows new priorities; see `ReplayBuffer.update_priority`."""
-        self._edit("update_priority", index, priority, generation)
+        """Set priorities of rows; see `ReplayBuffer.update_priority`."""
+        self._update("update_priority", index, priority, generation)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Give the rows of a sample the priorities that it has; see `TensorDictReplayBuffer`.
+        """Set the priorities of the rows of a sample to those it holds; see `TensorDictReplayBuffer`.
 
         Raises:
-            UsageError: if the buffer is no `TensorDictReplayBuffer`.
+            UsageError: The buffer is not a `TensorDictReplayBuffer`.
         """
-        need_tensordicts(self._about, "update_tensordict_priority()")
-        self._edit("update_tensordict_priority", data)
+        self._require_tensordicts("update_tensordict_priority()")
+        self._update("update_tensordict_priority", data)
 
     def empty(self) -> None:
-        """Forget all rows and start at slot 0 again; memory is kept."""
+        """Remove all rows and begin at slot 0 again; memory is kept."""
         self._drop()
-        self._edit("empty")
+        self._update("empty")
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace rows that are present; see `ReplayBuffer`."""
-        self._edit("__setitem__", index, data)
+        self._update("__setitem__", index, data)
 
     def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> RayReplayBuffer:
         """Write one stored field at an index, in place. Returns the handle."""
-        self._edit("set_at_", key, value, index)
+        self._update("set_at_", key, value, index)
         return self
 
     def set_(self, key: str | tuple[str, ...], value: Any) -> RayReplayBuffer:
         """Write one stored field of all rows present, in place. Returns the handle."""
-        self._edit("set_", key, value)
+        self._update("set_", key, value)
         return self
 
     def update_(self, data: Any) -> RayReplayBuffer:
-        """Write the stored fields that `data` has, for all rows present. Returns the handle."""
-        self._edit("update_", data)
+        """Write the fields that `data` has, for all rows present. Returns the handle."""
+        self._update("update_", data)
         return self
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Do `rb[:end] = data`."""
-        self._edit("write_all", data, end)
+        """Write `rb[:end] = data`."""
+        self._update("write_all", data, end)
 
     def set_sampler(self, sampler: Any) -> Any:
-        """Exchange the sampler; return a copy of the previous one."""
+        """Replace the sampler; return a copy of the previous one."""
         self._drop()
-        found = self._ask("set_sampler", sampler)
-        self._about = answer(self._actor.about.remote(), _WHAT)  # a queue waits, others may not
+        found = self._call("set_sampler", sampler)
+        self._info = result_of(self._actor.describe.remote(), _NAME)  # a queue waits, other samplers may not
         return found
 
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
-        """Exchange the storage; return a copy of the previous one, with its rows."""
+        """Replace the storage; return a copy of the previous one, with its rows."""
         self._drop()
-        return self._ask("set_storage", storage, collate_fn)
+        return self._call("set_storage", storage, collate_fn)
 
     def set_writer(self, writer: Any) -> Any:
-        """Exchange the writer; return a copy of the previous one."""
-        return self._ask("set_writer", writer)
+        """Replace the writer; return a copy of the previous one."""
+        return self._call("set_writer", writer)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> RayReplayBuffer:
         """Add a transform at the end of the chain, in the actor. Returns the handle."""
         self._drop()
-        self._ask("append_transform", transform, invert=invert)
+        self._call("append_transform", transform, invert=invert)
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> RayReplayBuffer:
         """Add a transform before position `index` of the chain, in the actor. Returns the handle."""
         self._drop()
-        self._ask("insert_transform", index, transform, invert=invert)
+        self._call("insert_transform", index, transform, invert=invert)
         return self
 
     def read_episodes(self) -> None:
-        """Read where episodes end off the stored rows once more."""
+        """Find the ends of episodes in the stored rows again."""
         self._drop()
-        self._ask("read_episodes")
+        self._call("read_episodes")
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[str, Any]]: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[str, Any]]: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
 
     def sample(
         self,
@@ -361,57 +424,58 @@ class RayReplayBuffer:
     ) -> Any:
         """Draw a batch; see `ReplayBuffer.sample`.
 
-        With prefetch a batch was drawn up to `k` batches ago, in order. The info has no key `stale` then: rows that
-        were replaced since keep new priorities off by their stamps. Waits for writers then last as the limiter says;
-        threads that share the handle take turns. `include_info` has no effect on a `TensorDictReplayBuffer`.
+        With prefetch a batch was drawn up to `k` batches ago, in order. Its info has no key `stale`; generations
+        prevent that priorities reach rows that were replaced since. Waits for writers are limited by the limiter's
+        timeout; threads that share the handle get batches in turn. `include_info` has no effect.
 
         Raises:
-            UsageError: for `max_age` or `timeout_s` with prefetch: batches on their way were asked for without; for
-                `include_info` if the buffer is no `TensorDictReplayBuffer`.
+            UsageError: `max_age` or `timeout_s` with prefetch, because batches were requested earlier; or
+                `include_info` for a buffer that is not a `TensorDictReplayBuffer`.
         """
         if include_info is not None:
-            need_tensordicts(self._about, "sample(include_info=...)")
-        size = check_size(batch_size, self.batch_size, fixed=bool(self._depth))
-        if not self._depth:
-            asked = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
-            return exchange_in_turns(self._read, _WHAT, self._about["limit_s"], "sample", size, return_info, **asked)
+            self._require_tensordicts("sample(include_info=...)")
+        size = check_size(batch_size, self.batch_size, fixed=bool(self._prefetch))
+        if not self._prefetch:
+            given = {name: x for name, x in (("max_age", max_age), ("timeout_s", timeout_s)) if x is not None}
+            limit_s = self._info["limit_s"]
+            return call_buffer_polling(self._read_method, _NAME, limit_s, "sample", size, return_info, **given)
         if max_age is not None or timeout_s is not None:
-            msg = "max_age and timeout_s do not reach batches that were asked for earlier: leave prefetch out"
+            msg = "max_age and timeout_s do not apply to batches that were requested earlier: leave prefetch out"
             raise UsageError(msg)
-        batch, info = self._supply.next(self._begin)
+        batch, info = self._stream.next(self._open_stream)
         return (batch, info) if return_info else batch
 
     def _drop(self) -> None:
-        """Forget batches on their way; when this returns, no more are drawn for them."""
-        leaving = self._supply.drop()
-        if leaving is not None:
-            answer(leaving, _WHAT)
+        """Discard batches requested ahead; when this returns, no more are drawn."""
+        closing = self._stream.drop()
+        if closing is not None:
+            result_of(closing, _NAME)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches: without end, or over exactly one new epoch for sampling without replacement.
 
-        With prefetch up to `k` batches are on their way while one is learned from, in the order of their draws; an
-        error comes after the batches that were drawn before it. Those of a pass are dropped when it is left early;
-        others are kept for the next call.
+        With prefetch up to `k` batches are requested ahead, in the order of their draws; an error is raised after the
+        batches that were drawn before it. Batches of an epoch are discarded if the iteration is left early; others are
+        kept for the next call.
 
         Raises:
-            UsageError: if the constructor was given no batch size.
+            UsageError: The constructor got no `batch_size`.
         """
         if self.batch_size is None:
             msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
             raise UsageError(msg)
-        if not answer(self._actor.about.remote(), _WHAT)["epochal"]:
+        if not result_of(self._actor.describe.remote(), _NAME)["epochal"]:
             while True:
                 yield self.sample()
-        stream = self._begin(epoch=True)
+        stream = self._open_stream(epoch=True)
         try:
             yield from stream
         finally:
             stream.close()
 
     def __getitem__(self, index: Any) -> Any:
-        """Read rows that are present; see `ReplayBuffer`. Always a copy: edits go through the handle."""
-        return self._edit("__getitem__", index)
+        """Read rows that are present; see `ReplayBuffer`. Always a copy."""
+        return self._update("__getitem__", index)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Return `rb[:end]`: the rows in storage order. Copy."""
@@ -421,35 +485,38 @@ class RayReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state; see `ReplayBuffer.state_dict`."""
-        found: dict[str, Any] = self._ask("state_dict")
+        found: dict[str, Any] = self._call("state_dict")
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, of this or of a local buffer."""
         self._drop()
-        self._ask("load_state_dict", state)
+        self._call("load_state_dict", state)
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
-        """Save the whole state to a directory of the actor's machine; a local buffer can load it as well."""
-        self._ask("dumps", str(Path(path).absolute()), incremental=incremental)
+        """Save the whole state to a directory of the actor's machine; a local buffer can load it, too."""
+        self._call("dumps", str(Path(path).absolute()), incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved, from a directory of the actor's machine."""
         self._drop()
-        self._ask("loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
+        self._call("loads", str(Path(path).absolute()), verify=verify, mmap=mmap)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert the rows when `dumps` saves them, in the actor."""
-        self._ask("register_save_hook", hook)
+        """Register a function that converts the rows that `dumps` saves, in the actor."""
+        self._call("register_save_hook", hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Let a hook convert rows back when `loads` reads them, in the actor."""
-        self._ask("register_load_hook", hook)
+        """Register a function that converts rows that `loads` reads, in the actor."""
+        self._call("register_load_hook", hook)
 
     def close(self) -> None:
-        """End the actor, and the rows with it, for all handles: their calls raise `LostBufferError` from now on."""
+        """End the actor, and with it the rows, for all handles: later calls raise `LostBufferError`.
+
+        May be called again.
+        """
         module = ray()
         if not module.is_initialized():
-            return  # all actors are gone
-        module.wait([self._actor.end.options(concurrency_group="update").remote()], timeout=_END_S)
+            return  # the actor ended with Ray
+        module.wait([self._actor.close.options(concurrency_group="update").remote()], timeout=_CLOSE_TIMEOUT_S)
         module.kill(self._actor)

@@ -1,9 +1,9 @@
-"""Which shard a row goes to and comes from: arithmetic alone, no Ray.
+"""Which shard a row goes to and comes from: arithmetic only, without Ray.
 
-A batch of one big buffer is drawn in two levels. Shard `s` holds rows of the values `v_i`, which add up to its mass
-`m_s`. Each position of the batch chooses a shard with probability `m_s / sum m`, and the shard a row with probability
-`v_i / m_s`; their product, `v_i / sum m`, is the law of one buffer that holds all rows. For uniform sampling every row
-has the value 1, and the mass is the number of rows.
+A batch is drawn in two levels. Shard `s` holds rows of values `v_i` (1 for uniform sampling, else the powered
+priorities), whose sum is its mass `m_s`. Each position of the batch chooses a shard with probability `m_s / sum m`, and
+that shard a row with probability `v_i / m_s`. The product, `v_i / sum m`, is the distribution of a single buffer that
+holds all rows.
 """
 
 from __future__ import annotations
@@ -21,34 +21,44 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["MOST_SHARDS", "Rota", "Share", "allot", "deal", "join_index", "places", "split_index", "weight_factors"]
+__all__ = [
+    "MAX_SHARDS",
+    "ShardWeight",
+    "WriteOrder",
+    "allot",
+    "allot_consuming",
+    "join_index",
+    "positions_by_shard",
+    "split_index",
+    "weight_factors",
+]
 
 _SLOT_BITS = 40
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
-MOST_SHARDS = 1 << 20
-"""An index, int64, has 40 bits for the slot and room for so many shards."""
+MAX_SHARDS = 1 << 20
+"""An int64 index has 40 bits for the slot, and room for so many shards."""
 
 
-class Share(NamedTuple):
-    """What one shard weighs among all, at the moment of a draw."""
+class ShardWeight(NamedTuple):
+    """The weight of one shard at the time of a draw."""
 
     rows: int
     """Rows present."""
     mass: float
     """Sum of the values of the rows that can be drawn."""
     least: float
-    """Smallest value above zero; 1 where sampling is uniform."""
+    """Smallest positive value; 1 for uniform sampling."""
     beta: float = 0.0
-    """Exponent of the importance weights; 0 where sampling is uniform."""
+    """Exponent of the importance weights; 0 for uniform sampling."""
 
 
 def join_index(shard: int, slots: Tensor) -> Tensor:
-    """Return slots of a shard as indices of the whole, int64; -1, a row that was not kept, stays."""
+    """Return slots of a shard as indices of the whole buffer, int64. -1, for a row that was not kept, stays -1."""
     return torch.where(slots < 0, slots, slots + (shard << _SLOT_BITS))
 
 
 def split_index(index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shard and the slot of each index of the whole, int64; both are -1 for -1."""
+    """Return the shard and the slot of each index of the whole buffer, int64; both are -1 for -1."""
     return index >> _SLOT_BITS, torch.where(index < 0, index, index & _SLOT_MASK)
 
 
@@ -56,82 +66,82 @@ def allot(masses: Sequence[float], uniforms: Tensor) -> Tensor:
     """Choose a shard for each position of a batch, independently, in proportion to the masses.
 
     Args:
-        masses: at least 0 each, one of them above.
+        masses: Mass of each shard, non-negative, not all 0.
         uniforms: float64 `[B]` in `[0, 1)`.
 
     Returns:
-        int64 `[B]`; a shard without mass is never chosen.
+        int64 `[B]`; a shard with mass 0 is never chosen.
     """
     ends = torch.tensor(list(itertools.accumulate(masses)), dtype=torch.float64, device="cpu")
     chosen = torch.searchsorted(ends, uniforms * ends[-1], right=True)
-    last = max(i for i, mass in enumerate(masses) if mass > 0)  # rounding may reach the end of the line
+    last = max(i for i, mass in enumerate(masses) if mass > 0)  # rounding may reach the end
     return chosen.clamp_(max=last)
 
 
-def deal(rows: Sequence[int], draws: Sequence[int], uniforms: Tensor) -> Tensor:
-    """Choose a shard for each position of a batch where draws use rows up.
+def allot_consuming(rows: Sequence[int], draws: Sequence[int], uniforms: Tensor) -> Tensor:
+    """Choose a shard for each position of a batch if draws consume rows.
 
-    A shard is chosen in proportion to the rows that can be drawn; each draw takes its part of them away, so that no
-    shard is chosen more often than its rows are good for. Where rows are good for one draw each, this is the law of
-    drawing without replacement from all of them. Cost: O(positions x shards).
+    A shard is chosen in proportion to its rows that can be drawn. Each draw removes its share of them, so that no shard
+    is chosen more often than its rows can be drawn. If each row can be drawn once, this is the distribution of drawing
+    without replacement from all rows. Cost: O(positions x shards).
 
     Args:
-        rows: of each shard, that can be drawn.
-        draws: that these are good for; the sum is at least the number of positions.
+        rows: Rows of each shard that can be drawn.
+        draws: How many draws they allow; the sum is at least the number of positions.
         uniforms: float64 `[B]` in `[0, 1)`.
 
     Returns:
         int64 `[B]`.
     """
-    worth = [mine / good if good else 0.0 for mine, good in zip(rows, draws, strict=True)]
+    rows_per_draw = [count / allowed if allowed else 0.0 for count, allowed in zip(rows, draws, strict=True)]
     left, chosen = list(draws), []
     for uniform in uniforms.tolist():
-        ends = list(itertools.accumulate(each * many for each, many in zip(worth, left, strict=True)))
-        last = max(i for i, many in enumerate(left) if many)  # rounding may reach the end of the line
+        ends = list(itertools.accumulate(each * many for each, many in zip(rows_per_draw, left, strict=True)))
+        last = max(i for i, many in enumerate(left) if many)  # rounding may reach the end
         at = min(bisect.bisect_right(ends, uniform * ends[-1]), last)
         left[at] -= 1
         chosen.append(at)
     return torch.tensor(chosen, dtype=torch.int64, device="cpu")
 
 
-def places(chosen: Tensor) -> dict[int, Tensor]:
-    """Return the positions of a batch that each chosen shard fills, int64, in order."""
+def positions_by_shard(chosen: Tensor) -> dict[int, Tensor]:
+    """Return the positions of a batch that each chosen shard fills, int64, ascending."""
     return {shard: (chosen == shard).nonzero().flatten() for shard in sorted(set(chosen.tolist()))}
 
 
-def weight_factors(shares: Mapping[int, Share]) -> dict[int, float]:
-    """Return what turns the weights of each shard into those of the whole.
+def weight_factors(weights: Mapping[int, ShardWeight]) -> dict[int, float]:
+    """Return the factor from the importance weights of each shard to those of the whole buffer.
 
-    A shard weighs its rows by `(v / v_min) ** -beta` with its own smallest value; the whole by the smallest one of all
-    shards that can be drawn, so that the largest weight there is stays 1.
+    A shard computes `(v / v_min) ** -beta` with its own smallest value, the whole buffer with the smallest one of all
+    shards that can be drawn, so that the largest weight is 1.
     """
-    least = min(share.least for share in shares.values() if share.mass > 0)
-    return {i: (share.least / least) ** -share.beta for i, share in shares.items() if share.mass > 0}
+    least = min(weight.least for weight in weights.values() if weight.mass > 0)
+    return {i: (weight.least / least) ** -weight.beta for i, weight in weights.items() if weight.mass > 0}
 
 
 @final
-class Rota:
-    """Chooses the shard of each write: one after the other, or always the same.
+class WriteOrder:
+    """The order of shards to try for each write: round-robin, or always the same one first.
 
     Args:
-        shards: how many there are.
-        first: where to begin.
-        sticky: stay there.
+        shards: Number of shards.
+        first: Where to begin.
+        sticky: Begin there for every write.
 
     Raises:
-        OptionError: if there are no shards, or too many.
+        OptionError: There are no shards, or too many.
     """
 
     def __init__(self, shards: int, first: int, *, sticky: bool) -> None:
-        if not 0 < shards <= MOST_SHARDS:
-            msg = f"num_shards must be in [1, {MOST_SHARDS}], got {shards}"
+        if not 0 < shards <= MAX_SHARDS:
+            msg = f"num_shards must be in [1, {MAX_SHARDS}], got {shards}"
             raise OptionError(msg)
         self._shards = shards
         self._next = first % shards
         self._sticky = sticky
 
-    def order(self, missing: Collection[int]) -> list[int]:
-        """Return the shards to try for one write, the best first; those that are missing come last."""
+    def next(self, missing: Collection[int]) -> list[int]:
+        """Return the shards to try for one write; those that are missing come last."""
         start = self._next
         if not self._sticky:
             self._next = (start + 1) % self._shards

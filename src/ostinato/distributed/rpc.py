@@ -1,8 +1,8 @@
-"""A buffer on one worker of `torch.distributed.rpc`, driven from the others through its remote reference."""
+"""`RemoteTensorDictReplayBuffer`: a buffer on one worker of `torch.distributed.rpc`, used from the others."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ostinato.buffers import TensorDictReplayBuffer
 from ostinato.buffers.options import own
@@ -17,25 +17,24 @@ __all__ = ["RemoteTensorDictReplayBuffer"]
 
 
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` whose methods also take its remote reference where others take the buffer itself.
+    """A `TensorDictReplayBuffer` whose methods also accept a remote reference in place of `self`.
 
-    Made on one worker, `rref = rpc.remote(owner, RemoteTensorDictReplayBuffer, kwargs={...})`, and driven from any in
-    both ways that TorchRL's class has: `rref.rpc_sync().extend(rows)`, or
+    Create it on one worker with `rref = rpc.remote(owner, RemoteTensorDictReplayBuffer, kwargs={...})` and use it from
+    any worker, in both ways that TorchRL's class supports: `rref.rpc_sync().extend(rows)`, or
     `rpc.rpc_sync(owner, RemoteTensorDictReplayBuffer.extend, args=(rref, rows))`. A call runs on the owner, in one of
-    its RPC threads; those that write and those that sample may meet, as threads of one process do. Rows travel
-    by RPC's own serialization, as dense tensors; errors arrive as RPC gives them, as a built-in one with the name and
-    the text of ours. A subclass of `TensorDictReplayBuffer` because TorchRL's is, and its users subclass it in turn.
+    its RPC threads, so that calls may run concurrently. Rows are sent as dense tensors. RPC raises errors as built-in
+    exceptions whose text holds the name and the message of the original one.
 
     A call that waits (`rate_limiter`) occupies an RPC thread of the owner: give the backend more threads than there are
-    callers, and keep `timeout_s` below the timeout of RPC, which else ends the call without saying who waited for what.
+    callers, and keep `timeout_s` below the timeout of RPC, which otherwise ends the call without a useful message.
 
     Args:
-        *args: none; named alone so that positional ones are refused in words.
-        **kwargs: see `TensorDictReplayBuffer`; parts that do not pickle can be made on the owner: `storage=` and others
-            may be callables.
+        *args: Not supported; TorchRL's class takes keyword arguments only, too.
+        **kwargs: See `TensorDictReplayBuffer`. Parts that cannot be pickled can be made on the owner: `storage` and
+            other parts may be callables.
 
     Raises:
-        OptionError: for positional arguments.
+        OptionError: There are positional arguments.
 
     Example:
         >>> import torch
@@ -61,6 +60,50 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         """Add rows; see `ReplayBuffer.extend`."""
         return TensorDictReplayBuffer.extend(_here(self), data, update_priority=update_priority, timeout_s=timeout_s)
 
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[str, Any]]: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[str, Any]]: ...
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+
     def sample(
         self,
         batch_size: int | None = None,
@@ -76,25 +119,25 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         )
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
-        """Give rows new priorities; see `ReplayBuffer.update_priority`."""
+        """Set priorities of rows; see `ReplayBuffer.update_priority`."""
         TensorDictReplayBuffer.update_priority(_here(self), index, priority, generation)
 
     def update_tensordict_priority(self, data: Any) -> None:
-        """Give the rows of a sample their new priorities; see `TensorDictReplayBuffer.update_tensordict_priority`."""
+        """Set the priorities of the rows of a sample; see `TensorDictReplayBuffer.update_tensordict_priority`."""
         TensorDictReplayBuffer.update_tensordict_priority(_here(self), data)
 
     def empty(self) -> None:
-        """Forget all rows; see `ReplayBuffer.empty`."""
+        """Remove all rows; see `ReplayBuffer.empty`."""
         TensorDictReplayBuffer.empty(_here(self))
 
     def __len__(self) -> int:
-        """Rows present."""
+        """Number of rows present."""
         return TensorDictReplayBuffer.__len__(_here(self))
 
     def __getitem__(self, index: Any) -> Any:
-        """Read rows; see `ReplayBuffer.__getitem__`. Always a copy: a view of the storage does not travel."""
+        """Read rows; see `ReplayBuffer.__getitem__`. Always a copy, because views cannot be sent."""
         here = _here(self)
-        with here._engine.lock:  # noqa: SLF001 (its own; no writer may change rows while they are copied)
+        with here._engine.lock:  # noqa: SLF001 (its own lock; no row may change while it is copied)
             return own(TensorDictReplayBuffer.__getitem__(here, index))
 
     def dumps(self, path: str | Path, *, incremental: bool = False) -> None:
@@ -115,5 +158,5 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
 
 
 def _here(buffer: Any) -> RemoteTensorDictReplayBuffer:
-    """Return the buffer itself where its owner was handed a reference to it."""
+    """Return the buffer of a reference to it, on its owner."""
     return buffer if isinstance(buffer, RemoteTensorDictReplayBuffer) else buffer.local_value()

@@ -1,4 +1,4 @@
-"""The read path of a sharded buffer: weigh the shards, choose one for each position, take rows, put them together."""
+"""Sampling from shards: weigh them, choose one for each position of a batch, take the rows, and join them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from torch import Tensor
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.core import kinds
 from ostinato.core.rows import describe
-from ostinato.distributed.routing import Share, allot, deal, join_index, places, weight_factors
+from ostinato.distributed.routing import (
+    ShardWeight,
+    allot,
+    allot_consuming,
+    join_index,
+    positions_by_shard,
+    weight_factors,
+)
 from ostinato.errors import EmptyBufferError, KindError, PriorityError, SchemaError, UsageError, WaitTimeoutError
 
 if TYPE_CHECKING:
@@ -23,77 +30,83 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.portion import Offer
     from ostinato.core.rows import Flat, Schema
-    from ostinato.distributed.rate_limit_actor import Turnstile
-    from ostinato.distributed.shard_client import Fleet
+    from ostinato.distributed.rate_limit_actor import RateLimitClient
+    from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["Counted", "Drawer", "Held", "Made", "Part", "join", "split"]
+__all__ = ["BatchAndInfo", "OfferCache", "Part", "RowConsumer", "ShardSampler", "join_parts", "split_batch"]
 
-_NAMES = ("index", "anchor_index")
-_OWN = (*_NAMES, "priority_weight", "index_generation")
-"""What names and weighs rows: in the info, and in batches of TensorDict buffers as well."""
+BatchAndInfo: TypeAlias = tuple[Any, dict[str, Any]]
+"""A batch and its info, as `sample(return_info=True)` returns them."""
+
+_INDEX_KEYS = ("index", "anchor_index")
+_INFO_KEYS = (*_INDEX_KEYS, "priority_weight", "index_generation")
+"""Keys of the info that batches of TensorDict buffers hold as well."""
+
+
+# -- joining and splitting batches ------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """Rows of a batch that come from one place."""
+    """Rows of a batch that come from one shard."""
 
     shard: int
-    """Which one; 0 leaves indices as they are."""
+    """Its number; 0 leaves indices unchanged."""
     data: Any
-    """Rows."""
+    """The rows."""
     info: dict[Any, Any]
-    """What was said of them."""
-    spots: Tensor
-    """The positions that they fill, int64."""
-    factor: float = 1.0
-    """What turns weights of the shard into those of the whole."""
+    """Their info."""
+    positions: Tensor
+    """Their positions in the batch, int64."""
+    weight_factor: float = 1.0
+    """Factor from importance weights of the shard to those of the whole buffer."""
 
 
-def join(parts: Sequence[Part]) -> tuple[Any, dict[Any, Any]]:
-    """Put the parts of a batch together.
+def join_parts(parts: Sequence[Part]) -> BatchAndInfo:
+    """Join the parts of a batch.
 
     Returns:
-        The batch, in fresh memory unless there is one part, and its info, with indices of the whole.
+        The batch, in new memory unless there is only one part, and its info, with indices of the whole buffer.
 
     Raises:
-        KindError: if batches are no tensors, or trees of these.
-        SchemaError: if shards hold rows of different forms.
+        KindError: Batches are not tensors, or trees of tensors.
+        SchemaError: Shards hold rows of different schemas.
     """
-    infos = [_as_whole(part) for part in parts]
+    infos = [_global_info(part) for part in parts]
     info, first = parts[0].info, parts[0]
-    each = info["index"].shape[0] // first.spots.shape[0]  # windows are several records for each row drawn
-    where = [_records(part.spots, each) for part in parts]
-    size = each * sum(int(part.spots.shape[0]) for part in parts)
-    said = {
-        key: _scatter([mine[key] for mine in infos], where, size)
+    window = info["index"].shape[0] // first.positions.shape[0]  # units return several transitions for each row drawn
+    where = [_expand(part.positions, window) for part in parts]
+    size = window * sum(int(part.positions.shape[0]) for part in parts)
+    joined = {
+        key: _scatter([one[key] for one in infos], where, size)
         for key, value in info.items()
-        if isinstance(value, Tensor) and all(key in mine for mine in infos)
+        if isinstance(value, Tensor) and all(key in one for one in infos)
     }
     schema = _schema(first.data)
-    flats = [_flat(part, schema, first.shard) for part in parts]
-    leaves = [_scatter([flat.leaves[at] for flat in flats], where, size) for at in range(len(schema.leaves))]
-    objects = [_scatter_objects([flat.objects[at] for flat in flats], where, size) for at in range(len(schema.objects))]
-    return _built(schema, leaves, said, size, objects), said
+    flats = [_flatten(part, schema, first.shard) for part in parts]
+    leaves = [_scatter([flat.leaves[i] for flat in flats], where, size) for i in range(len(schema.leaves))]
+    objects = [_scatter_objects([flat.objects[i] for flat in flats], where, size) for i in range(len(schema.objects))]
+    return _build(schema, leaves, joined, size, objects), joined
 
 
-def split(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[tuple[Any, dict[Any, Any]]]:
-    """Return a batch as several, of so many rows drawn, each with what was said of it. Views of its memory."""
+def split_batch(batch: Any, info: dict[Any, Any], sizes: Sequence[int]) -> list[BatchAndInfo]:
+    """Split a batch into several of `sizes` rows drawn, each with its info. Views."""
     schema = _schema(batch)
     flat = schema.flatten(batch, None, 1)
-    each = info["index"].shape[0] // sum(sizes)
-    ends = [each * end for end in itertools.accumulate(sizes)]
+    window = info["index"].shape[0] // sum(sizes)
+    ends = [window * end for end in itertools.accumulate(sizes)]
     found = []
-    for cut in map(slice, [0, *ends], ends):
-        said = {key: value[cut] for key, value in info.items()}
-        leaves, objects = [leaf[cut] for leaf in flat.leaves], [values[cut] for values in flat.objects]
-        found.append((_built(schema, leaves, said, cut.stop - cut.start, objects), said))
+    for rows in map(slice, [0, *ends], ends):
+        part = {key: value[rows] for key, value in info.items()}
+        leaves, objects = [leaf[rows] for leaf in flat.leaves], [values[rows] for values in flat.objects]
+        found.append((_build(schema, leaves, part, rows.stop - rows.start, objects), part))
     return found
 
 
-def _flat(part: Part, schema: Schema, other: int) -> Flat:
+def _flatten(part: Part, schema: Schema, other: int) -> Flat:
     try:
         return schema.flatten(part.data, None, 1, exact=True)
     except SchemaError as error:
-        msg = f"shards {other} and {part.shard} hold rows of different forms ({error}): empty one of them"
+        msg = f"shards {other} and {part.shard} hold rows of different schemas ({error}): empty one of them"
         raise SchemaError(msg) from error
 
 
@@ -102,44 +115,35 @@ def _schema(data: Any) -> Schema:
         return describe(data, 1)
     except (SchemaError, KindError, RuntimeError) as error:  # RuntimeError: a lazy stack of ragged rows
         kind = type(data).__name__
-        msg = f"batches of shards must be tensors of one shape, or trees of these, to be put together, got {kind}"
+        msg = f"batches of shards must be tensors of one shape, or trees of these, to be joined, got {kind}"
         raise KindError(msg) from error
 
 
-def _built(
-    schema: Schema, leaves: list[Tensor], said: dict[Any, Any], size: int, objects: list[np.ndarray[Any, Any]]
+def _build(
+    schema: Schema, leaves: list[Tensor], info: dict[Any, Any], size: int, objects: list[np.ndarray[Any, Any]]
 ) -> Any:
     batch = schema.build(leaves, (size,), torch.device("cpu"), objects)
     if kinds.is_tensor_collection(batch):
-        kinds.put(batch, {key: said[key] for key in _OWN if key in said and key in batch.keys()})  # noqa: SIM118
+        kinds.put(batch, {key: info[key] for key in _INFO_KEYS if key in info and key in batch.keys()})  # noqa: SIM118
     return batch
 
 
-def _as_whole(part: Part) -> dict[Any, Any]:
-    """Return the info of a shard's rows as that of rows of the whole."""
+def _global_info(part: Part) -> dict[Any, Any]:
+    """Return the info of a shard's rows with indices and weights of the whole buffer."""
     info = part.info
-    changed = {key: join_index(part.shard, info[key]) for key in _NAMES if key in info}
+    changed = {key: join_index(part.shard, info[key]) for key in _INDEX_KEYS if key in info}
     if "priority_weight" in info:
-        changed["priority_weight"] = info["priority_weight"] * part.factor
+        changed["priority_weight"] = info["priority_weight"] * part.weight_factor
     return {**info, **changed}
 
 
-def _records(spots: Tensor, each: int) -> Tensor:
-    return spots if each == 1 else (spots[:, None] * each + torch.arange(each, device="cpu")).reshape(-1)
-
-
-def _scatter_objects(
-    values: Sequence[np.ndarray[Any, Any]], where: Sequence[Tensor], size: int
-) -> np.ndarray[Any, Any]:
-    """Do for fields of Python objects what `_scatter` does for tensors."""
-    out = np.empty((size, *values[0].shape[1:]), dtype=object)
-    for at, value in zip(where, values, strict=True):
-        out[at.numpy()] = value
-    return values[0] if len(values) == 1 else out
+def _expand(positions: Tensor, window: int) -> Tensor:
+    """Return the positions of all transitions of windows whose first rows have `positions`."""
+    return positions if window == 1 else (positions[:, None] * window + torch.arange(window, device="cpu")).reshape(-1)
 
 
 def _scatter(values: Sequence[Tensor], where: Sequence[Tensor], size: int) -> Tensor:
-    """Put values `[n, *shape]` of each part to their places in `[size, *shape]`."""
+    """Write values `[n, *shape]` of each part to their positions in `[size, *shape]`."""
     if len(values) == 1:
         return values[0]
     out = values[0].new_empty((size, *values[0].shape[1:]))
@@ -148,173 +152,193 @@ def _scatter(values: Sequence[Tensor], where: Sequence[Tensor], size: int) -> Te
     return out
 
 
-_LOOK_S = (0.002, 0.05)
-"""How often shards are asked while there are too few rows: at first, and in the end."""
+def _scatter_objects(
+    values: Sequence[np.ndarray[Any, Any]], where: Sequence[Tensor], size: int
+) -> np.ndarray[Any, Any]:
+    """Do the same for fields of Python objects."""
+    if len(values) == 1:
+        return values[0]
+    out = np.empty((size, *values[0].shape[1:]), dtype=object)
+    for at, value in zip(where, values, strict=True):
+        out[at.numpy()] = value
+    return out
+
+
+# -- rows that draws consume ------------------------------------------------------------------------------------------
+
+_POLL_S = (0.002, 0.05)
+"""Interval between requests to the shards while there are too few rows: at first, and at most."""
 
 
 @final
-class Counted:
-    """Takes rows out of shards, each as often as it may be.
+class RowConsumer:
+    """Takes rows out of shards whose sampler consumes them (`QueueSampler`, `LimitedSampler`).
 
-    Rows that were taken and do not make a whole batch yet (another reader was quicker at another shard, or a shard
-    died) stay in hand for the next one: they are not to be had a second time.
-
-    Thread-safe: of several threads each gets rows of its own.
+    Rows that were taken but do not fill a batch yet, because another reader was faster at another shard or a shard
+    died, are kept for the next batch, since they cannot be drawn again. Thread-safe: each thread gets its own rows.
 
     Args:
-        fleet: the shards.
-        waits: whether to wait for writers.
+        shards: The shards.
+        waits: Whether to wait for writers.
     """
 
-    def __init__(self, fleet: Fleet, *, waits: bool) -> None:
-        self._fleet = fleet
+    def __init__(self, shards: ShardClient, *, waits: bool) -> None:
+        self._shards = shards
         self._waits = waits
-        self._hand: list[tuple[Any, dict[Any, Any]]] = []
+        self._kept: list[BatchAndInfo] = []
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Forget what is in hand."""
+        """Discard the rows that are kept."""
         with self._lock:
-            self._hand = []
+            self._kept = []
 
-    def make(self, size: int, uniforms: Tensor, patience_s: float) -> tuple[Any, dict[Any, Any]]:
-        """Return a batch; of each shard the rows stand together, in their order.
+    def draw(self, size: int, uniforms: Tensor, limit_s: float) -> BatchAndInfo:
+        """Return a batch; the rows of each shard are together, in their order.
 
         Raises:
-            EmptyBufferError: if there are too few rows, and nobody is waited for.
-            WaitTimeoutError: if writers did not come in time.
+            EmptyBufferError: There are too few rows, and writers are not waited for.
+            WaitTimeoutError: Too few rows were written within `limit_s`.
         """
-        until, pause = time.monotonic() + patience_s, _LOOK_S[0]
+        until, pause = time.monotonic() + limit_s, _POLL_S[0]
         while True:
             with self._lock:
-                missing = size - sum(map(_rows, self._hand))
+                missing = size - sum(map(_num_rows, self._kept))
                 if missing <= 0:
-                    return self._give(size)
-                offers = self._ask_all(missing)
+                    return self._pop_batch(size)
+                offers = self._request_offers(missing)
                 left = sum(offer.draws or 0 for offer in offers.values())
                 if left >= missing:
                     self._take(offers, missing, uniforms)
                     continue
-            self._refuse(missing, size, left, patience_s, late=time.monotonic() >= until)
+            self._check(missing, size, left, limit_s, late=time.monotonic() >= until)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
-            pause = min(2 * pause, _LOOK_S[1])
+            pause = min(2 * pause, _POLL_S[1])
 
-    def _ask_all(self, rows: int) -> dict[int, Offer]:
-        return self._fleet.offers(self._fleet.ask("offer", dict.fromkeys(self._fleet.present(), (rows,)), "read"))
+    def _request_offers(self, rows: int) -> dict[int, Offer]:
+        return self._shards.record_offers(
+            self._shards.call("offer", dict.fromkeys(self._shards.present(), (rows,)), "read")
+        )
 
-    def _refuse(self, missing: int, size: int, left: int, patience_s: float, *, late: bool) -> None:
-        held = size - missing
-        what = f"{size} row(s) were asked for, {held} are in hand, and the shards' rows are good for {left} draw(s)"
+    def _check(self, missing: int, size: int, left: int, limit_s: float, *, late: bool) -> None:
+        """Raise if there are too few rows and it is too late to wait."""
+        kept = size - missing
+        what = f"{size} row(s) were requested, {kept} are taken already, and the shards' rows allow {left} more draw(s)"
         if not self._waits:
             msg = f"{what}: write more, or ask for fewer"
             raise EmptyBufferError(msg)
         if late:
-            msg = f"a draw waited {patience_s:g} s for writers; {what}: raise timeout_s, or see what became of these"
+            msg = f"a draw waited {limit_s:g} s for writers; {what}: raise timeout_s, or see what became of these"
             raise WaitTimeoutError(msg)
 
     def _take(self, offers: dict[int, Offer], rows: int, uniforms: Tensor) -> None:
         shards = sorted(offers)
-        chosen = deal([int(offers[i].mass) for i in shards], [offers[i].draws or 0 for i in shards], uniforms[:rows])
-        counts = {shards[at]: int(where.shape[0]) for at, where in places(chosen).items()}
+        masses, draws = [int(offers[i].mass) for i in shards], [offers[i].draws or 0 for i in shards]
+        chosen = allot_consuming(masses, draws, uniforms[:rows])
+        counts = {shards[at]: int(where.shape[0]) for at, where in positions_by_shard(chosen).items()}
         calls = {i: (offers[i].number, count) for i, count in counts.items()}
-        found, failed = self._fleet.hear("take", calls, "read")
+        found, errors = self._shards.call_collecting_errors("take", calls, "read")
         for i in (i for i in sorted(found) if found[i] is not None):
             data, info = found[i]
-            self._hand.append(join([Part(i, data, info, torch.arange(counts[i], device="cpu"))]))
-        if failed:
-            raise failed[0]
+            self._kept.append(join_parts([Part(i, data, info, torch.arange(counts[i], device="cpu"))]))
+        if errors:
+            raise errors[0]
 
-    def _give(self, size: int) -> tuple[Any, dict[Any, Any]]:
-        """Return what is in hand as one batch; what is too much of it stays."""
+    def _pop_batch(self, size: int) -> BatchAndInfo:
+        """Return the kept rows as one batch; surplus rows stay."""
         parts, first = [], 0
-        for data, info in self._hand:
-            rows = _rows((data, info))
+        for data, info in self._kept:
+            rows = _num_rows((data, info))
             parts.append(Part(0, data, info, torch.arange(first, first + rows, device="cpu")))
             first += rows
-        self._hand = []
-        batch, info = join(parts)
+        self._kept = []
+        batch, info = join_parts(parts)
         if first > size:
-            (batch, info), rest = split(batch, info, [size, first - size])
-            self._hand = [rest]
+            (batch, info), rest = split_batch(batch, info, [size, first - size])
+            self._kept = [rest]
         return batch, info
 
 
-def _rows(made: tuple[Any, dict[Any, Any]]) -> int:
-    return int(made[1]["index"].shape[0])
+def _num_rows(batch: BatchAndInfo) -> int:
+    return int(batch[1]["index"].shape[0])
 
 
-Made: TypeAlias = tuple[Any, dict[str, Any]]
-"""A batch, and what there is to say of it."""
-_TRIES = 16
-"""Batches that shards may spoil, by dying or being emptied between offer and answer, before the caller hears of it."""
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+_MAX_ATTEMPTS = 16
+"""Attempts that may fail because a shard dies or is emptied between its offer and its rows."""
 
 
 @final
-class Held:
-    """Offers that came along with the rows of the last batch, for the next one."""
+class OfferCache:
+    """Offers that arrived with the rows of the last batch, for the next batch."""
 
     def __init__(self) -> None:
         self._offers: dict[int, Offer] = {}
         self._rows = 0
 
-    def keep(self, offers: dict[int, Offer], rows: int) -> None:
-        """Keep offers of so many draws each."""
+    def put(self, offers: dict[int, Offer], rows: int) -> None:
+        """Store offers of `rows` draws each."""
         self._offers, self._rows = offers, rows
 
-    def use(self, rows: int) -> dict[int, Offer]:
-        """Give those away that have so many draws."""
+    def pop(self, rows: int) -> dict[int, Offer]:
+        """Remove and return the offers if they have enough draws."""
         found, self._offers = self._offers if rows <= self._rows else {}, {}
         return {i: offer for i, offer in found.items() if offer.number >= 0}
 
 
 @final
-class Drawer:
-    """Draws batches from all shards. Thread-safe, apart from the generator.
+class ShardSampler:
+    """Draws batches from all shards. Thread-safe, except for the generator.
 
-    A batch takes two rounds: every shard makes an offer, then the chosen ones are asked for rows. Who keeps what is
-    `Held` between batches gets the next offers along with the rows, so that a batch takes one round.
+    A batch takes two rounds of calls: each shard makes an offer, then the chosen shards return rows. With an
+    `OfferCache` the next offers arrive with the rows, so that a batch takes one round.
 
     Args:
-        fleet: the shards.
-        generator: of the choice of shards; None is torch's global one.
-        turnstile: the rate limiter; None lets everything through.
-        counted: takes the rows where draws use them up; None where they do not.
+        shards: The shards.
+        generator: Chooses the shards; None is torch's global generator.
+        limiter: The rate limiter; None for none.
+        consumer: Takes the rows if draws consume them; None if they do not.
     """
 
     def __init__(
-        self, fleet: Fleet, generator: torch.Generator | None, turnstile: Turnstile | None, counted: Counted | None
+        self,
+        shards: ShardClient,
+        generator: torch.Generator | None,
+        limiter: RateLimitClient | None,
+        consumer: RowConsumer | None,
     ) -> None:
-        self.counted = counted
-        self._fleet = fleet
+        self.consumer = consumer
+        self._shards = shards
         self._generator = generator
-        self._turnstile = turnstile
+        self._limiter = limiter
 
     @property
-    def free(self) -> bool:
+    def unlimited(self) -> bool:
         """Whether any number of rows may be drawn at any time."""
-        return self._turnstile is None and self.counted is None
+        return self._limiter is None and self.consumer is None
 
-    def patience_s(self, timeout_s: float | None) -> float:
-        """Return how long a draw may wait for writers, in seconds; without end where none waits for them."""
+    def limit_s(self, timeout_s: float | None) -> float:
+        """Return how long a draw may wait for writers, in seconds; infinity if draws never wait."""
         if timeout_s is not None:
             return float(timeout_s)
-        if self._turnstile is not None:
-            return float(self._turnstile.limiter.timeout_s)
-        return math.inf if self.counted is None else RateLimiter().timeout_s
+        if self._limiter is not None:
+            return float(self._limiter.limiter.timeout_s)
+        return math.inf if self.consumer is None else RateLimiter().timeout_s
 
     def uniforms(self, size: int) -> Tensor:
-        """Draw the numbers that choose the shards, in the caller's thread: those of torch's generator come in order."""
+        """Draw the numbers that choose the shards; in the caller's thread, so that their order is deterministic."""
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device="cpu")
 
     def forget(self) -> None:
-        """Forget rows in hand: there are others now, or none."""
-        if self.counted is not None:
-            self.counted.forget()
+        """Discard rows that the consumer keeps, because the content of the shards has changed."""
+        if self.consumer is not None:
+            self.consumer.forget()
 
     def give_back(self, rows: int) -> None:
-        """Take note that rows that were let through reach nobody."""
-        if self._turnstile is not None:
-            self._turnstile.back(drawn=rows)
+        """Report to the rate limiter that rows were drawn but not used."""
+        if self._limiter is not None:
+            self._limiter.give_back(drawn=rows)
 
     def draw(
         self,
@@ -322,79 +346,92 @@ class Drawer:
         uniforms: Tensor,
         timeout_s: float | None,
         max_age: int | None = None,
-        held: Held | None = None,
-    ) -> Made:
-        """Return a batch of `size` rows and its info; `uniforms` choose their shards."""
-        left_s = timeout_s if self._turnstile is None else self._turnstile.draw(size, timeout_s)
+        offers: OfferCache | None = None,
+    ) -> BatchAndInfo:
+        """Return a batch of `size` rows and its info.
+
+        Args:
+            size: Number of rows.
+            uniforms: Numbers that choose their shards, float64 `[size]` in `[0, 1)`.
+            timeout_s: Longest wait for writers; None is the limiter's.
+            max_age: Draw only rows of recent versions; see `ShardedReplayBuffer.sample`.
+            offers: Offers from the last batch.
+        """
+        left_s = timeout_s if self._limiter is None else self._limiter.acquire("draw", size, timeout_s)
         try:
-            if self.counted is not None:
-                return self.counted.make(size, uniforms, RateLimiter().timeout_s if left_s is None else left_s)
-            return self._make(size, uniforms, max_age, held)
+            if self.consumer is not None:
+                return self.consumer.draw(size, uniforms, RateLimiter().timeout_s if left_s is None else left_s)
+            for _ in range(_MAX_ATTEMPTS):
+                found = self._attempt(size, uniforms, max_age, offers)
+                if found is not None:
+                    return found
+            msg = (
+                f"a batch could not be drawn: in {_MAX_ATTEMPTS} attempts shards died, or were emptied, between two "
+                "calls"
+            )
+            raise UsageError(msg)
         except Exception:
             self.give_back(size)
             raise
 
-    def _make(self, size: int, uniforms: Tensor, max_age: int | None, held: Held | None) -> Made:
-        for _ in range(_TRIES):
-            made = self._attempt(size, uniforms, max_age, held)
-            if made is not None:
-                return made
-        msg = f"a batch could not be drawn: in {_TRIES} attempts shards died, or were emptied, between two calls"
-        raise UsageError(msg)
-
-    def _attempt(self, size: int, uniforms: Tensor, max_age: int | None, held: Held | None) -> Made | None:
-        """Make a batch; None if a shard that was chosen is gone by now, or its rows are."""
-        offers = self._offers(size, held) if max_age is None else self._recent_offers(size, max_age)
+    def _attempt(
+        self, size: int, uniforms: Tensor, max_age: int | None, cache: OfferCache | None
+    ) -> BatchAndInfo | None:
+        """Draw a batch; None if a chosen shard is dead by now, or its rows are gone."""
+        offers = self._offers(size, cache) if max_age is None else self._recent_offers(size, max_age)
         if not offers:
-            return None  # all that seemed to be there are gone
-        shares = {i: Share(offer.rows, offer.mass, offer.least, offer.beta) for i, offer in offers.items()}
-        self._check(shares)
-        masses = [shares[i].mass if i in shares else 0.0 for i in range(len(self._fleet))]
-        spots = places(allot(masses, uniforms))
-        parts = self._take(offers, spots, size, held)
-        if any(parts.get(i) is None for i in spots):
             return None
-        factors = weight_factors(shares)
-        return join([Part(i, parts[i][0], parts[i][1], at, factors[i]) for i, at in spots.items()])
+        weights = {i: ShardWeight(offer.rows, offer.mass, offer.least, offer.beta) for i, offer in offers.items()}
+        _check_drawable(weights)
+        masses = [weights[i].mass if i in weights else 0.0 for i in range(len(self._shards))]
+        positions = positions_by_shard(allot(masses, uniforms))
+        parts = self._take(offers, positions, size, cache)
+        if any(parts.get(i) is None for i in positions):
+            return None
+        factors = weight_factors(weights)
+        return join_parts([Part(i, parts[i][0], parts[i][1], at, factors[i]) for i, at in positions.items()])
 
-    def _offers(self, size: int, held: Held | None) -> dict[int, Offer]:
-        """Return an offer of each shard that is there: those that came with the last rows, and new ones."""
-        present = self._fleet.present()
-        kept = {} if held is None else {i: offer for i, offer in held.use(size).items() if i in present}
-        return {**kept, **self._ask({i: (size,) for i in present if i not in kept})}
+    def _offers(self, size: int, cache: OfferCache | None) -> dict[int, Offer]:
+        """Return an offer of each present shard: cached ones, and new ones."""
+        present = self._shards.present()
+        cached = {} if cache is None else {i: offer for i, offer in cache.pop(size).items() if i in present}
+        return {**cached, **self._request_offers({i: (size,) for i in present if i not in cached})}
 
-    def _ask(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Offer]:
-        return self._fleet.offers(self._fleet.ask("offer", calls, "read"))
+    def _request_offers(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Offer]:
+        return self._shards.record_offers(self._shards.call("offer", calls, "read"))
 
     def _recent_offers(self, size: int, max_age: int) -> dict[int, Offer]:
-        """Return offers of rows that are young enough: those of a shard that did not know the newest version again."""
+        """Return offers of recent rows; shards that did not know the newest version of all shards are asked again."""
         offers: dict[int, Offer] = {}
         newest = None
-        asked = self._fleet.present()
-        while asked:
-            offers |= self._ask(dict.fromkeys(asked, (size, max_age, newest)))
+        called = self._shards.present()
+        while called:
+            offers |= self._request_offers(dict.fromkeys(called, (size, max_age, newest)))
             versions = {i: offer.newest for i, offer in offers.items() if offer.newest is not None}
             before, newest = newest, max(versions.values(), default=None)
-            asked = [i for i, version in versions.items() if newest not in {before, version}]
+            called = [i for i, version in versions.items() if newest not in {before, version}]
         return offers
 
-    def _take(self, offers: dict[int, Offer], spots: dict[int, Tensor], size: int, held: Held | None) -> dict[int, Any]:
-        counts = {i: int(at.shape[0]) for i, at in spots.items()}
-        if held is None:
+    def _take(
+        self, offers: dict[int, Offer], positions: dict[int, Tensor], size: int, cache: OfferCache | None
+    ) -> dict[int, Any]:
+        counts = {i: int(at.shape[0]) for i, at in positions.items()}
+        if cache is None:
             calls = {i: (offers[i].number, count) for i, count in counts.items()}
-            return self._fleet.ask("take", calls, "read")
-        more = {i: (offer.number, counts.get(i, 0), size) for i, offer in offers.items()}
-        found = self._fleet.ask("take_and_offer", more, "read")
-        held.keep(self._fleet.offers({i: offer for i, (_, offer) in found.items()}), size)
+            return self._shards.call("take", calls, "read")
+        calls_and_next = {i: (offer.number, counts.get(i, 0), size) for i, offer in offers.items()}
+        found = self._shards.call("take_and_offer", calls_and_next, "read")
+        cache.put(self._shards.record_offers({i: offer for i, (_, offer) in found.items()}), size)
         return {i: part for i, (part, _) in found.items()}
 
-    def _check(self, shares: dict[int, Share]) -> None:
-        if any(share.mass > 0 for share in shares.values()):
-            return
-        rows = sum(share.rows for share in shares.values())
-        where = f"the {len(shares)} shards that answer"
-        if rows:
-            msg = f"none of the {rows} rows of {where} can be drawn: give some row a priority above 0, or add rows"
-            raise PriorityError(msg)
-        msg = f"Cannot sample from an empty storage ({where} have no rows): add rows first"
-        raise EmptyBufferError(msg)
+
+def _check_drawable(weights: dict[int, ShardWeight]) -> None:
+    if any(weight.mass > 0 for weight in weights.values()):
+        return
+    rows = sum(weight.rows for weight in weights.values())
+    where = f"the {len(weights)} shards that answer"
+    if rows:
+        msg = f"none of the {rows} rows of {where} can be drawn: give some row a priority above 0, or add rows"
+        raise PriorityError(msg)
+    msg = f"Cannot sample from an empty storage ({where} have no rows): add rows first"
+    raise EmptyBufferError(msg)

@@ -1,4 +1,4 @@
-"""The shards as one client sees them: asked together, left out while they are gone, taken back when they return."""
+"""Calls to all shards of a buffer at once; dead shards are left out until they return."""
 
 from __future__ import annotations
 
@@ -8,223 +8,230 @@ import warnings
 from typing import TYPE_CHECKING, Any, final
 
 from ostinato.buffers.portion import Offer
-from ostinato.distributed.ray_client import answer, brief, lost, ray
+from ostinato.distributed.ray_client import is_lost, ray, result_of, short_message
 from ostinato.errors import LostBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Fleet"]
+__all__ = ["ShardClient"]
 
-_PATIENCE = -1.0
-_PROBE_S = 0.25
-"""How often a shard that is gone is asked whether it is back."""
+_DEFAULT_TIMEOUT = -1.0
+_PROBE_EVERY_S = 0.25
 
 
 @final
-class Fleet:
+class ShardClient:
     """Calls to all shards at once. Thread-safe.
 
-    A shard whose actor died, or that does not answer in time, is *missing*: a warning says so, once, and calls go on
-    without it. Every so often it is asked whether it is back, without waiting for the answer.
+    A shard whose actor is dead, or does not answer in time, is *missing*: one warning reports it, and calls leave it
+    out. It is asked periodically whether it is back, without waiting for the answer.
 
     Args:
-        actors: the shards.
-        patience_s: how long to wait for an answer, and for the first shard to come back where all are missing.
-        changed: called when a shard is missing, or back.
+        actors: The shards.
+        timeout_s: How long to wait for an answer, and for the first shard to return if all are missing.
+        on_change: Called when a shard becomes missing or returns.
     """
 
-    def __init__(self, actors: Sequence[Any], patience_s: float, changed: Callable[[], None]) -> None:
+    def __init__(self, actors: Sequence[Any], timeout_s: float, on_change: Callable[[], None]) -> None:
         self.actors = list(actors)
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self.missing: dict[int, str] = {}
-        self._known: dict[int, int] = {}  # rows when last heard of
+        """Shards that do not answer, and why."""
+        self._rows: dict[int, int] = {}  # when last known
         self._eras: dict[int, int] = {}
         self._probes: dict[int, tuple[float, Any]] = {}
         self._lock = threading.Lock()
-        self._changed = changed
+        self._on_change = on_change
 
     def __len__(self) -> int:
-        """Shards, missing ones included."""
+        """Number of shards, missing ones included."""
         return len(self.actors)
 
     def name(self, shard: int) -> str:
-        """Name a shard in messages."""
+        """Return the name of a shard in messages."""
         return f"shard {shard} of {len(self)}"
 
     def present(self) -> list[int]:
-        """Return the shards that answer, having looked for those that came back.
+        """Return the shards that answer, after checking whether missing ones are back.
 
         Raises:
-            LostBufferError: if none does, within the time that there is patience for.
+            LostBufferError: None answers within `timeout_s`.
         """
-        end = time.monotonic() + self.patience_s
+        end = time.monotonic() + self.timeout_s
         while True:
-            self._look_for_missing()
+            self._check_missing()
             found = [i for i in range(len(self)) if i not in self.missing]
             if found:
                 return found
             if time.monotonic() > end:
-                why = "; ".join(f"{self.name(i)}: {said}" for i, said in self.missing.items())
-                msg = f"none of the {len(self)} shards answered within {self.patience_s:g} s ({why})"
+                reasons = "; ".join(f"{self.name(i)}: {reason}" for i, reason in self.missing.items())
+                msg = f"none of the {len(self)} shards answered within {self.timeout_s:g} s ({reasons})"
                 raise LostBufferError(msg)
-            time.sleep(_PROBE_S)
+            time.sleep(_PROBE_EVERY_S)
 
-    def ask(
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def call(
         self,
         method: str,
-        calls: Mapping[int, tuple[Any, ...]],
+        arguments: Mapping[int, tuple[Any, ...]],
         group: str | None = None,
-        timeout_s: float | None = _PATIENCE,
+        timeout_s: float | None = _DEFAULT_TIMEOUT,
     ) -> dict[int, Any]:
-        """Call a method of several shards at once and return what those answered that are there.
+        """Call a method of several shards at once.
 
         Args:
-            method: of `ShardHost`.
-            calls: its arguments for each shard.
-            group: the kind of threads that run it; None is for short calls.
-            timeout_s: how long to wait for all of them; None has no end, by default it is `patience_s`.
+            method: A method of `ShardActor`.
+            arguments: Its arguments for each shard.
+            group: The concurrency group that runs it; None for short calls.
+            timeout_s: How long to wait for all results; None for no limit, by default the client's `timeout_s`.
+
+        Returns:
+            The results of the shards that answered.
 
         Raises:
-            OstinatoError: what a shard itself raised.
+            OstinatoError: A shard raised it.
         """
-        answers, failed = self.hear(method, calls, group, timeout_s)
-        if failed:
-            raise failed[0]
-        return answers
+        results, errors = self.call_collecting_errors(method, arguments, group, timeout_s)
+        if errors:
+            raise errors[0]
+        return results
 
-    def hear(
+    def call_collecting_errors(
         self,
         method: str,
-        calls: Mapping[int, tuple[Any, ...]],
+        arguments: Mapping[int, tuple[Any, ...]],
         group: str | None = None,
-        timeout_s: float | None = _PATIENCE,
+        timeout_s: float | None = _DEFAULT_TIMEOUT,
     ) -> tuple[dict[int, Any], list[Exception]]:
-        """Do what `ask` does, but return what shards raised beside what others answered."""
+        """Call a method of several shards at once; return results and exceptions. See `call`."""
         references = {}
-        for i, arguments in calls.items():
-            call = getattr(self.actors[i], method)
-            references[i] = (call if group is None else call.options(concurrency_group=group)).remote(*arguments)
-        limit = self.patience_s if timeout_s == _PATIENCE else timeout_s
+        for i, given in arguments.items():
+            remote = getattr(self.actors[i], method)
+            references[i] = (remote if group is None else remote.options(concurrency_group=group)).remote(*given)
+        limit = self.timeout_s if timeout_s == _DEFAULT_TIMEOUT else timeout_s
         end = None if limit is None else time.monotonic() + limit
-        answers: dict[int, Any] = {}
-        failed: list[Exception] = []
+        results: dict[int, Any] = {}
+        errors: list[Exception] = []
         for i, reference in references.items():
             try:
-                found = self.wait(i, reference, None if end is None else max(0.0, end - time.monotonic()))
-            except Exception as error:  # noqa: BLE001 (the others are heard first)
-                failed.append(error)
+                found = self.result(i, reference, None if end is None else max(0.0, end - time.monotonic()))
+            except Exception as error:  # noqa: BLE001 (the results of the other shards are collected first)
+                errors.append(error)
                 continue
             if found is not None:
-                answers[i] = found[0]
-        return answers, failed
+                results[i] = found[0]
+        return results, errors
 
-    def wait(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
-        """Return what a shard answered; None if it is missing."""
+    def call_all(self, method: str, *arguments: Any, timeout_s: float | None = _DEFAULT_TIMEOUT) -> dict[int, Any]:
+        """Call a method of all present shards with the same arguments; see `call`."""
+        return self.call(method, dict.fromkeys(self.present(), arguments), timeout_s=timeout_s)
+
+    def result(self, shard: int, reference: Any, timeout_s: float | None) -> tuple[Any] | None:
+        """Wait for the result of a call to a shard; None if the shard is missing."""
         try:
             return (ray().get(reference, timeout=timeout_s),)
         except ray().exceptions.RayTaskError:
-            return (answer(reference, self.name(shard)),)  # raises what the shard raised
+            return (result_of(reference, self.name(shard)),)  # raises the shard's own exception
         except Exception as error:
-            if not lost(error):
+            if not is_lost(error):
                 raise
-            self._lose(shard, error)
+            self._mark_missing(shard, error)
             return None
 
-    def offers(self, found: Mapping[int, Any]) -> dict[int, Offer]:
-        """Return what shards offered, having taken note of it."""
+    # -- rows and restarts of the shards ------------------------------------------------------------------------------
+
+    def record_offers(self, found: Mapping[int, Any]) -> dict[int, Offer]:
+        """Return the offers of shards, and record their numbers of rows and their eras."""
         offers = {i: Offer(*offer) for i, offer in found.items()}
         for i, offer in offers.items():
-            self.note(i, offer.rows, offer.era)
+            self._record(i, offer.rows, offer.era)
         return offers
 
-    def note(self, shard: int, rows: int, era: int) -> None:
-        """Remember how many rows a shard has, to say what is missing when it is.
+    def _record(self, shard: int, rows: int, era: int) -> None:
+        """Record the rows of a shard for warnings.
 
         Args:
-            shard: its number.
-            rows: how many it has.
-            era: which of the buffers that follow each other in its place this is.
+            shard: Its number.
+            rows: Its number of rows.
+            era: Identifies the buffer; it changes when the actor is restarted.
         """
         with self._lock:
-            before, known = self._eras.get(shard, era), self._rows(shard)
-            self._known[shard], self._eras[shard] = rows, era
+            before, known = self._eras.get(shard, era), self._show_rows(shard)
+            self._rows[shard], self._eras[shard] = rows, era
         if before != era:
-            self._changed()
-            warnings.warn(
-                f"{self.name(shard)} was restarted: it is there with {rows:,} rows ({known} when it was last seen), "
-                "those of its last checkpoint",
-                RuntimeWarning,
-                stacklevel=2,
+            self._on_change()
+            self._warn(
+                f"{self.name(shard)} was restarted: it has {rows:,} rows ({known} when it was last seen), those of its "
+                "last checkpoint"
             )
 
-    def _rows(self, *shards: int) -> str:
-        """Say how many rows shards have, as far as that is known here."""
-        if any(i not in self._known for i in shards):
+    def _show_rows(self, *shards: int) -> str:
+        if any(i not in self._rows for i in shards):
             return "an unknown number of rows"
-        return f"about {sum(self._known[i] for i in shards):,} rows"
+        return f"about {sum(self._rows[i] for i in shards):,} rows"
 
-    def _lose(self, shard: int, error: Exception) -> None:
+    def _mark_missing(self, shard: int, error: Exception) -> None:
         with self._lock:
             if shard in self.missing:
                 return
-            self.missing[shard] = brief(error)
+            self.missing[shard] = short_message(error)
             self._probes[shard] = (time.monotonic(), None)
             left = [i for i in range(len(self)) if i not in self.missing]
-            told = (
-                f"{self.name(shard)} does not answer ({self.missing[shard]}): sampling goes on from {len(left)} "
-                f"shard{'s' * (len(left) != 1)} with {self._rows(*left)}; {self._rows(shard)} are missing until it is "
-                "back, and then those written after its last checkpoint"
+            message = (
+                f"{self.name(shard)} does not answer ({self.missing[shard]}): sampling continues with {len(left)} "
+                f"shard{'s' * (len(left) != 1)} with {self._show_rows(*left)}; {self._show_rows(shard)} are missing "
+                "until it is back, and then those written after its last checkpoint"
             )
-        self._changed()
-        warnings.warn(told, RuntimeWarning, stacklevel=2)
+        self._on_change()
+        self._warn(message)
 
-    def _look_for_missing(self) -> None:
+    def _check_missing(self) -> None:
         for shard in list(self.missing):
             probe = self._probe(shard)
             if probe is None or not ray().wait([probe], timeout=0)[0]:
                 continue
             try:
-                about = answer(probe, self.name(shard))
+                found = result_of(probe, self.name(shard))
             except LostBufferError:
                 self._probe(shard, done=True)
-            except Exception as error:  # noqa: BLE001 (whatever keeps it from coming back)
+            except Exception as error:  # noqa: BLE001 (whatever keeps the shard from returning)
                 self._probe(shard, done=True)
-                self._tell(shard, brief(error))
+                self._warn_once(shard, short_message(error))
             else:
-                self._take_back(shard, int(about["rows"]), int(about["era"]))
+                self._mark_present(shard, int(found["rows"]), int(found["era"]))
 
     def _probe(self, shard: int, *, done: bool = False) -> Any:
-        """Return the question to a missing shard that is under way; None if there is none, or it is answered."""
+        """Return the pending call to a missing shard; None if there is none, or if it is `done`."""
         with self._lock:
-            asked, probe = self._probes.get(shard, (0.0, None))
+            began, probe = self._probes.get(shard, (0.0, None))
             if done:
                 probe = None
                 self._probes[shard] = (time.monotonic(), None)
-            elif probe is None and time.monotonic() - asked >= _PROBE_S:
-                probe = self.actors[shard].about.remote()
+            elif probe is None and time.monotonic() - began >= _PROBE_EVERY_S:
+                probe = self.actors[shard].describe.remote()
                 self._probes[shard] = (time.monotonic(), probe)
             return probe
 
-    def _tell(self, shard: int, why: str) -> None:
-        """Say, once, why a shard does not come back."""
+    def _warn_once(self, shard: int, reason: str) -> None:
+        """Warn about the reason why a shard does not return, if it is new."""
         with self._lock:
-            news = self.missing.get(shard) not in {None, why}
-            if news:
-                self.missing[shard] = why
-        if news:
-            warnings.warn(f"{self.name(shard)} cannot come back: {why}", RuntimeWarning, stacklevel=2)
+            new = self.missing.get(shard) not in {None, reason}
+            if new:
+                self.missing[shard] = reason
+        if new:
+            self._warn(f"{self.name(shard)} cannot return: {reason}")
 
-    def _take_back(self, shard: int, rows: int, era: int) -> None:
+    def _mark_present(self, shard: int, rows: int, era: int) -> None:
         with self._lock:
             if self.missing.pop(shard, None) is None:
-                return  # another thread was quicker
+                return  # another thread was faster
             self._probes.pop(shard, None)
-            known = self._rows(shard)
-            self._known[shard], self._eras[shard] = rows, era
-        self._changed()
-        warnings.warn(
-            f"{self.name(shard)} is back with {rows:,} rows ({known} when it was last seen)",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+            known = self._show_rows(shard)
+            self._rows[shard], self._eras[shard] = rows, era
+        self._on_change()
+        self._warn(f"{self.name(shard)} is back with {rows:,} rows ({known} when it was last seen)")
+
+    def _warn(self, message: str) -> None:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""The write path of a sharded buffer: ask the limiter, choose a shard, send rows there, or to the next one."""
+"""Writing to shards: rows to one shard each, and priorities to the shards that hold their rows."""
 
 from __future__ import annotations
 
@@ -12,40 +12,52 @@ from torch import Tensor
 
 from ostinato.buffers.priority_updates import PriorityUpdate, parse_update, priorities_of_batch, read_integers
 from ostinato.buffers.rate_limit import RateLimiter, replayable
-from ostinato.distributed.rate_limit_actor import GRACE_S, count_rows
-from ostinato.distributed.ray_client import AGAIN, ray
-from ostinato.distributed.routing import Rota, split_index
-from ostinato.distributed.serialization import Parcel
+from ostinato.core import kinds
+from ostinato.distributed.rate_limit_actor import GRACE_S
+from ostinato.distributed.ray_client import RETRY, ray
+from ostinato.distributed.routing import WriteOrder, split_index
+from ostinato.distributed.serialization import Serialized
 from ostinato.errors import KindError, SlotError
 from ostinato.samplers.priorities import raise_invalid, reduce_items
 
 if TYPE_CHECKING:
-    from ostinato.distributed.rate_limit_actor import Turnstile
-    from ostinato.distributed.shard_client import Fleet
+    from ostinato.distributed.rate_limit_actor import RateLimitClient
+    from ostinato.distributed.shard_client import ShardClient
 
-__all__ = ["About", "Sender", "one_shard", "route", "unpack_batch", "unpack_shares"]
+__all__ = [
+    "ShardInfo",
+    "ShardWriter",
+    "count_rows",
+    "one_shard",
+    "parse_batch_update",
+    "parse_shard_update",
+    "split_update",
+]
 
 
-class About(NamedTuple):
-    """What a handle knows of the shards, which are all alike."""
+class ShardInfo(NamedTuple):
+    """Properties of the shards, which are the same for all."""
 
     batch_size: int | None
     prioritized: bool
     priority_key: str | tuple[str, ...]
     reduction: str
     capacity: int
-    """Rows of a shard."""
+    """Rows of one shard."""
     counting: bool
-    """Whether draws use rows up."""
+    """Whether draws consume rows."""
     waits: bool
-    """Whether shards hold their writers up: a queue does."""
+    """Whether writes may wait for room in the shard, as with a queue."""
 
     def reduce(self, items: Tensor) -> Tensor:
         """Reduce several priorities of each item, `[n, *shape]`, to one, float64 `[n]`."""
         return reduce_items(items, self.reduction)
 
 
-class _Shards(NamedTuple):
+# -- priorities -------------------------------------------------------------------------------------------------------
+
+
+class _Indexing(NamedTuple):
     """How an index names rows of shards: one number for shard and slot."""
 
     ndim: int = 1
@@ -53,31 +65,31 @@ class _Shards(NamedTuple):
     device: torch.device = torch.device("cpu")
 
 
-def unpack_shares(about: About, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
-    """Parse the arguments of `update_priority`; None, with a warning, if the shards keep no priorities.
+def parse_shard_update(shards: ShardInfo, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
+    """Parse the arguments of `update_priority`; None, with a warning, if the shards have no priorities.
 
     Raises:
-        UsageError: if there are no priorities.
-        PriorityError: for priorities that are negative or not finite.
+        UsageError: There are no priorities.
+        PriorityError: Priorities are negative or not finite.
     """
-    if not _keeps(about):
+    if not _has_priorities(shards):
         return None
-    return _checked(parse_update(index, priority, generation, _Shards(), about.reduce))
+    return _checked(parse_update(index, priority, generation, _Indexing(), shards.reduce))
 
 
-def unpack_batch(about: About, data: Any) -> PriorityUpdate | None:
-    """Parse the argument of `update_tensordict_priority`; see `unpack_shares`."""
-    if not _keeps(about):
+def parse_batch_update(shards: ShardInfo, data: Any) -> PriorityUpdate | None:
+    """Parse the argument of `update_tensordict_priority`; see `parse_shard_update`."""
+    if not _has_priorities(shards):
         return None
-    found = priorities_of_batch(data, about.priority_key, about.reduce, 1)
-    return _checked(parse_update(*found, _Shards(), about.reduce))
+    found = priorities_of_batch(data, shards.priority_key, shards.reduce, 1)
+    return _checked(parse_update(*found, _Indexing(), shards.reduce))
 
 
-def _keeps(about: About) -> bool:
-    if not about.prioritized:
+def _has_priorities(shards: ShardInfo) -> bool:
+    if not shards.prioritized:
         msg = "update_priority() has no effect: the shards' sampler has no priorities; use PrioritizedSampler"
         warnings.warn(msg, UserWarning, stacklevel=4)
-    return about.prioritized
+    return shards.prioritized
 
 
 def _checked(update: PriorityUpdate) -> PriorityUpdate:
@@ -88,11 +100,11 @@ def _checked(update: PriorityUpdate) -> PriorityUpdate:
     return update
 
 
-def route(update: PriorityUpdate, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
+def split_update(update: PriorityUpdate, shards: int, capacity: int) -> dict[int, tuple[Tensor, Tensor, Tensor | None]]:
     """Return slots, priorities and generations for each shard; rows that were not kept (-1) are left out.
 
     Raises:
-        SlotError: if an index names no shard, or no slot of one.
+        SlotError: An index names no shard, or no slot of its shard.
     """
     index, priorities, generations = update
     owners, slots = split_index(index)
@@ -111,10 +123,10 @@ def route(update: PriorityUpdate, shards: int, capacity: int) -> dict[int, tuple
 
 
 def one_shard(index: Any, shards: int) -> tuple[int, Any]:
-    """Return the shard that an index is of, and the slots there: a number for a number.
+    """Return the shard of an index, and the slots there: a number for a number.
 
     Raises:
-        SlotError: if it names no shard, or several.
+        SlotError: The index names no shard, or several.
     """
     if not isinstance(index, (int, Tensor, np.ndarray, np.integer, list)):
         msg = f"rows of shards are read by what extend() or sample() gave, got {type(index).__name__}: {index!r}"
@@ -137,107 +149,128 @@ def _check_owners(owners: Tensor, index: Tensor, shards: int) -> None:
         raise SlotError(msg)
 
 
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def count_rows(data: Any) -> int:
+    """Return the number of rows of a batch for `extend`.
+
+    Raises:
+        KindError: The data has no leading dimension.
+    """
+    if isinstance(data, list):
+        return len(data)
+    if kinds.is_tensor_collection(data) and data.batch_size:
+        return int(data.batch_size[0])
+    opened = kinds.open_node(data, 1)
+    if opened is not None and opened[1]:
+        return count_rows(opened[1][0])
+    shape = getattr(data, "shape", ())
+    if not shape:
+        msg = f"a rate_limiter counts rows of tensors, arrays or trees of these, got {type(data).__name__}"
+        raise KindError(msg)
+    return int(shape[0])
+
+
 class _Write(NamedTuple):
-    """A call of a shard's buffer, and the one time that it has."""
+    """A write to a shard, and how long it may wait in all."""
 
     name: str
-    parcel: Parcel
+    data: Serialized
     kwargs: dict[str, Any]
-    patience_s: float
+    limit_s: float
     began: float
 
     @property
     def waited_s(self) -> float:
-        """How long it has waited, for whomever."""
+        """Seconds waited so far."""
         return time.monotonic() - self.began
 
 
 @final
-class Sender:
-    """Writes for one handle.
+class ShardWriter:
+    """Writes rows for one handle.
 
     Args:
-        fleet: the shards.
-        turnstile: the rate limiter; None lets everything through.
-        waits: whether writes wait in the shards, for room.
-        sticky: write to one shard, else to one after the other.
-        home: where to begin; None takes the place after the handle before.
+        shards: The shards.
+        limiter: The rate limiter; None for none.
+        waits: Whether writes may wait for room in the shards.
+        sticky: Write to one shard; else to one after the other.
+        home: The first shard; None takes the one after that of the previous handle.
     """
 
     def __init__(
-        self, fleet: Fleet, turnstile: Turnstile | None, *, waits: bool, sticky: bool, home: int | None
+        self, shards: ShardClient, limiter: RateLimitClient | None, *, waits: bool, sticky: bool, home: int | None
     ) -> None:
-        self.sticky = sticky
-        self.home = home
-        self._fleet = fleet
-        self._turnstile = turnstile
+        self._shards = shards
+        self._limiter = limiter
         self._waits = waits
-        self._rota: Rota | None = None
+        self._sticky = sticky
+        self._home = home
+        self._order: WriteOrder | None = None
 
-    def put(self, name: str, data: Any, timeout_s: float | None, **kwargs: Any) -> tuple[int, Any]:
-        """Call a method of a shard's buffer that writes `data`; return the shard, and what it answered.
+    def write(self, name: str, data: Any, timeout_s: float | None, **kwargs: Any) -> tuple[int, Any]:
+        """Call a method of a shard's buffer that writes `data`; return the shard and the result.
 
         Raises:
-            LostBufferError: if no shard is there.
-            WaitTimeoutError: if readers did not come in time; nothing is written.
+            LostBufferError: No shard answers.
+            WaitTimeoutError: Too few rows were read in time; nothing is written.
         """
         if name == "extend":
             data = replayable(data)
-        rules = RateLimiter() if self._turnstile is None else self._turnstile.limiter
-        patience_s = rules.timeout_s if timeout_s is None else timeout_s
-        write = _Write(name, Parcel(data), kwargs, patience_s, time.monotonic())
-        if self._turnstile is None:
+        rules = RateLimiter() if self._limiter is None else self._limiter.limiter
+        limit_s = rules.timeout_s if timeout_s is None else timeout_s
+        write = _Write(name, Serialized(data), kwargs, limit_s, time.monotonic())
+        if self._limiter is None:
             return self._send(write)
         rows = count_rows(data) if name == "extend" else 1
         if rows == 0:
-            return self._send(write)  # nothing to wait for: the shard checks the form
-        self._turnstile.write(rows, timeout_s)
+            return self._send(write)  # nothing to wait for: the shard checks the schema
+        self._limiter.acquire("write", rows, timeout_s)
         try:
             return self._send(write)
         except Exception:
-            self._turnstile.back(written=rows)
+            self._limiter.give_back(written=rows)
             raise
 
     def _send(self, write: _Write) -> tuple[int, Any]:
-        rota = self._rota
-        if rota is None:
-            rota = self._rota = Rota(len(self._fleet), self._seat(), sticky=self.sticky)
+        if self._order is None:
+            self._order = WriteOrder(len(self._shards), self._first_shard(), sticky=self._sticky)
         while True:
-            present = self._fleet.present()  # raises in the end, if there is none
-            for i in rota.order(self._fleet.missing):
+            present = self._shards.present()  # raises if no shard returns in time
+            for i in self._order.next(self._shards.missing):
                 if i not in present:
                     continue
-                found = self._try(i, write)
+                found = self._send_to(i, write)
                 if found is not None:
                     return i, found[0]
 
-    def _try(self, shard: int, write: _Write) -> tuple[Any] | None:
-        """Write to one shard, in as many turns as it takes; None if it is missing."""
-        call = self._fleet.actors[shard].write.options(concurrency_group="write")
-        timeout_s = write.patience_s if self._waits else None
+    def _send_to(self, shard: int, write: _Write) -> tuple[Any] | None:
+        """Write to one shard, in as many polls as needed; None if it is missing."""
+        method = self._shards.actors[shard].write.options(concurrency_group="write")
+        timeout_s = write.limit_s if self._waits else None
         while True:
-            asked = call.remote(write.waited_s, timeout_s, write.name, write.parcel, write.kwargs)
-            found = self._hear(shard, asked, write)
-            if found is None or found[0] is not AGAIN:
+            call = method.remote(write.waited_s, timeout_s, write.name, write.data, write.kwargs)
+            found = self._result(shard, call, write)
+            if found is None or found[0] is not RETRY:
                 return found
 
-    def _hear(self, shard: int, asked: Any, write: _Write) -> tuple[Any] | None:
-        """Return what a shard answered; None if it is missing.
+    def _result(self, shard: int, call: Any, write: _Write) -> tuple[Any] | None:
+        """Return the result of a write; None if the shard is missing.
 
-        One that answers to nothing when the time is up is stopped, or its machine is. One that does answer has much to
-        do: it is waited for, or the rows would be written twice.
+        A shard that answers no other call either when the time is up is stopped or cannot be reached. One that does
+        answer is busy: its result is waited for, or the rows would be written twice.
         """
-        seconds = min(self._fleet.patience_s, max(0.0, write.patience_s - write.waited_s))
-        while not ray().wait([asked], timeout=seconds)[0]:
-            sign = self._fleet.actors[shard].drawable.remote()
-            if not ray().wait([asked, sign], timeout=GRACE_S)[0]:
-                return self._fleet.wait(shard, asked, 0.0)
+        seconds = min(self._shards.timeout_s, max(0.0, write.limit_s - write.waited_s))
+        while not ray().wait([call], timeout=seconds)[0]:
+            probe = self._shards.actors[shard].drawable.remote()
+            if not ray().wait([call, probe], timeout=GRACE_S)[0]:
+                return self._shards.result(shard, call, 0.0)
             seconds = GRACE_S
-        return self._fleet.wait(shard, asked, None)
+        return self._shards.result(shard, call, None)
 
-    def _seat(self) -> int:
-        """Return where to write first: handles take their places one after the other."""
-        if self.home is not None:
-            return self.home
-        seats = self._fleet.ask("seat", {self._fleet.present()[0]: ()})
-        return next(iter(seats.values()), 0)
+    def _first_shard(self) -> int:
+        if self._home is not None:
+            return self._home
+        found = self._shards.call("next_home", {self._shards.present()[0]: ()})
+        return next(iter(found.values()), 0)

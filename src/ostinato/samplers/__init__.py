@@ -1,4 +1,4 @@
-"""Samplers: which rows come next. They see a `View` (counts and stamps), never data."""
+"""Samplers draw the rows of a batch, from a `View` of the buffer: counts, generations and episodes."""
 
 from ostinato.samplers.base import CountingSampler, PrioritySampler, Sampler
 from ostinato.samplers.consuming import LimitedSampler, QueueSampler

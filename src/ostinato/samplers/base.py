@@ -31,6 +31,8 @@ class Sampler(ABC):
     """Whether the sampler keeps priorities, and so is a `PrioritySampler`."""
     counting: bool = False
     """Whether draws use rows up, so that the sampler is a `CountingSampler`."""
+    ran_out: bool = False
+    """Whether the last draw ended an epoch; always False for endless samplers."""
     episodes: Episodes | None = None
     """Where episodes begin and end, for a sampler that needs them; its view then has `episodes`."""
     slices: bool = False
@@ -67,11 +69,6 @@ class Sampler(ABC):
     @property
     def epochal(self) -> bool:
         """Whether the sampler goes through the rows in epochs; iteration over the buffer then ends with the epoch."""
-        return False
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw ended an epoch; always False for samplers without epochs."""
         return False
 
     def spent(self, view: View) -> bool:  # noqa: ARG002

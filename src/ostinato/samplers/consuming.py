@@ -1,4 +1,4 @@
-"""Samplers that use rows up: a queue, where each row is drawn once in order, and rows that retire after n draws."""
+"""Samplers whose draws use rows up: a queue, and uniform draws of each row at most `n` times."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["LimitedSampler", "QueueSampler"]
 class QueueSampler(CountingSampler):
     """First in, first out: every row is drawn exactly once, in the order of writing.
 
-    A buffer with this sampler holds its writers up while the ring is full of rows that nobody has got yet, and its
-    readers until a whole batch is there; without a `rate_limiter` it has `RateLimiter()`. Rows of a batch that could
-    not be made (a transform raised) go back to the head of the queue. Saved states hold every row that has not been
-    delivered. Cost of a draw: O(batch_size).
+    In a buffer with this sampler, writers wait while the ring is full of rows that have not been delivered, and readers
+    wait for a whole batch; without a `rate_limiter` it has `RateLimiter()`. Rows of a batch that could not be made (a
+    transform raised) return to the head of the queue. A saved state contains every row that has not been delivered.
+    Cost of a draw: O(batch_size).
 
     Example:
         >>> import torch
@@ -44,13 +44,13 @@ class QueueSampler(CountingSampler):
     bounded = True
 
     def __init__(self) -> None:
-        self._returned: list[int] = []  # slots drawn in vain, oldest first
-        self._drawn: dict[int, list[int]] = {}  # first stamp of a draw under way -> its slots
-        self._waiting = 0  # the newest rows, which no draw has met
+        self._returned: list[int] = []  # slots of draws that were undone, oldest first
+        self._drawn: dict[int, list[int]] = {}  # first generation of a draw under way -> its slots
+        self._waiting = 0  # number of the newest rows, which have not been drawn
         self._known = False
 
     def __repr__(self) -> str:
-        """Class and rows that wait."""
+        """Show the number of rows that can be drawn."""
         return f"QueueSampler(waiting={self.rows_left})"
 
     @property
@@ -60,25 +60,25 @@ class QueueSampler(CountingSampler):
 
     @property
     def draws_left(self) -> int:
-        """The same: each can be drawn once."""
+        """Draws that these rows allow: one for each."""
         return self.rows_left
 
     def draws_of(self, capacity: int) -> int:
-        """Return the draws that a full buffer is good for."""
+        """Return the draws that a full buffer allows."""
         return capacity
 
     def room(self, view: View) -> int:
-        """Return the rows that fit in before the oldest one that nobody has got is replaced."""
-        held = [*self._returned[:1], *(slots[0] for slots in self._drawn.values())]  # the oldest of each
+        """Return the rows that can be written before the oldest row that was not delivered is replaced."""
+        held = [*self._returned[:1], *(slots[0] for slots in self._drawn.values())]  # the oldest row of each
         return view.capacity - max([self._waiting, *(_age(slot, view) + 1 for slot in held)])
 
     def begin(self, view: View) -> None:
-        """Let rows that the storage brought along wait as well."""
+        """Add the rows that a storage held before to the queue."""
         if not self._known:
             self._waiting, self._known = view.rows, True
 
     def record(self, placement: Placement) -> None:
-        """Let rows just written wait."""
+        """Add rows just written to the queue."""
         self._known = True
         self._waiting += placement.total
         if isinstance(placement, Run):
@@ -102,32 +102,32 @@ class QueueSampler(CountingSampler):
             slots = torch.cat((torch.tensor(again, dtype=torch.int64, device="cpu"), slots))
         held = slots.tolist()
         slots = slots.to(view.device)
-        stamps = view.ring.generations_of_rows(slots)
-        self._drawn[int(stamps[0])] = held
-        return Draw(slots, generations=stamps)
+        generations = view.ring.generations_of_rows(slots)
+        self._drawn[int(generations[0])] = held
+        return Draw(slots, generations=generations)
 
     def deliver(self, draw: Draw) -> None:
-        """Let the slots of a batch that reached its reader be written again."""
+        """Release the slots of a batch that has reached its reader."""
         self._drawn.pop(_key(draw), None)
 
     def undo(self, draw: Draw, view: View) -> None:
-        """Put the rows of a batch that reached nobody back to where they were."""
-        self._take_back([_key(draw)], view)
+        """Return the rows of a batch that reached no reader to the queue."""
+        self._requeue([_key(draw)], view)
 
     def resume(self, draws: Sequence[Draw], view: View) -> None:
-        """Put the rows of all draws back but those given."""
-        self._take_back(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
+        """Return the rows of all draws to the queue, except those given."""
+        self._requeue(list(self._drawn.keys() - {_key(draw) for draw in draws}), view)
 
-    def _take_back(self, keys: list[int], view: View) -> None:
+    def _requeue(self, keys: list[int], view: View) -> None:
         slots = [slot for key in keys for slot in self._drawn.pop(key, ())]
         self._returned = sorted(self._returned + slots, key=lambda slot: -_age(slot, view))
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._returned, self._drawn, self._waiting, self._known = [], {}, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows that have not been delivered."""
+        """Return the rows that have not been delivered."""
         return {
             "waiting": self._waiting,
             "returned": torch.tensor(self._returned, dtype=torch.int64, device="cpu"),
@@ -139,10 +139,10 @@ class QueueSampler(CountingSampler):
         }
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
-        """Refuse a damaged state.
+        """Check that a state is complete.
 
         Raises:
-            CheckpointError: if it names rows that are not there, or one twice.
+            CheckpointError: if it contains a row that is not present, or one row twice.
         """
         held = [*state["returned"].tolist(), *state["drawn"].tolist()]
         sizes, waiting = state["sizes"].tolist(), int(state["waiting"])
@@ -159,7 +159,7 @@ class QueueSampler(CountingSampler):
             raise CheckpointError(msg)
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return a state for rows that have moved; those that wait are the newest ones as before."""
+        """Return the state after rows were moved to other slots; rows not yet drawn are the newest ones as before."""
         return {**state, **{name: (state[name] - seam).remainder_(rows) for name in ("returned", "drawn")}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -174,15 +174,15 @@ class QueueSampler(CountingSampler):
 
 @final
 class LimitedSampler(CountingSampler):
-    """Uniform draws among the rows that have been drawn fewer than `max_times_sampled` times; then a row retires.
+    """Uniform draws among the rows that have been drawn fewer than `max_times_sampled` times.
 
     The rows of a batch are drawn one after the other, so a row that is used up within a batch is not drawn again in it.
-    A retired row is never drawn again; its slot is taken when the writer comes round to it, as any other. Where the
-    rows left are not good for a whole batch, `sample` waits for writers if the buffer has a `rate_limiter`, and raises
-    if not. Memory: 20 bytes for each slot. Cost of a draw: O(batch_size).
+    A row that is used up is never drawn again; it is replaced in ring order, as any other row. If the rows left do not
+    allow a whole batch, `sample` waits for writers if the buffer has a `rate_limiter`, and raises otherwise. Memory: 20
+    bytes for each slot. Cost of a draw: O(batch_size).
 
     Args:
-        max_times_sampled: draws that each row is good for, at least 1.
+        max_times_sampled: draws of each row, at least 1.
 
     Raises:
         OptionError: if it is below 1.
@@ -205,72 +205,72 @@ class LimitedSampler(CountingSampler):
             raise OptionError(msg)
         self.max_times_sampled: int = int(max_times_sampled)
         self._uses: NDArray[np.int32] = np.zeros(0, np.int32)
-        self._order: NDArray[np.int64] = np.zeros(0, np.int64)  # slots of rows that may be drawn, in front
-        self._place: NDArray[np.int64] = np.zeros(0, np.int64)  # where a slot stands in it, -1 for retired rows
-        self._alive = self._left = self._rows = 0
+        self._order: NDArray[np.int64] = np.zeros(0, np.int64)  # slots; those that may be drawn come first
+        self._position: NDArray[np.int64] = np.zeros(0, np.int64)  # of each slot in the order, -1 for rows used up
+        self._usable = self._left = self._rows = 0
 
     def __repr__(self) -> str:
-        """Option and rows left."""
+        """Show the option and the rows left."""
         return f"LimitedSampler(max_times_sampled={self.max_times_sampled}, left={self.rows_left})"
 
     @property
     def rows_left(self) -> int:
-        """Rows that have not retired."""
-        return self._alive
+        """Rows that are not used up."""
+        return self._usable
 
     @property
     def draws_left(self) -> int:
-        """Draws that the rows are still good for."""
+        """Draws that these rows allow."""
         return self._left
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the counts."""
-        return int(self._uses.nbytes + self._order.nbytes + self._place.nbytes)
+        """Bytes of counts and order."""
+        return int(self._uses.nbytes + self._order.nbytes + self._position.nbytes)
 
     def draws_of(self, capacity: int) -> int:
-        """Return the draws that a full buffer is good for."""
+        """Return the draws that a full buffer allows."""
         return capacity * self.max_times_sampled
 
     def begin(self, view: View) -> None:
-        """Let rows that nothing was said of be drawn."""
+        """Add rows that were not recorded."""
         if view.rows < self._rows:
             self.clear()
         if view.rows > self._rows:
-            self._renew(np.arange(self._rows, view.rows))
+            self._reset_uses(np.arange(self._rows, view.rows))
 
     def record(self, placement: Placement) -> None:
-        """Let rows just written be drawn, each as often as any."""
+        """Add rows just written."""
         slots = placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
-        self._renew(slots)
+        self._reset_uses(slots)
 
-    def _renew(self, slots: NDArray[np.int64]) -> None:
+    def _reset_uses(self, slots: NDArray[np.int64]) -> None:
         if not slots.size:
             return
         self._reserve(int(slots.max()) + 1)
-        alive = self._place[slots] >= 0
+        usable = self._position[slots] >= 0
         self._left += slots.size * self.max_times_sampled
-        self._left -= int((self.max_times_sampled - self._uses[slots[alive]]).sum())
+        self._left -= int((self.max_times_sampled - self._uses[slots[usable]]).sum())
         self._uses[slots] = 0
-        self._revive(slots[~alive])
+        self._insert(slots[~usable])
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """Draw rows one after the other, each uniform among those that have not retired by then.
+        """Draw rows one after the other, each uniformly among those that are not used up by then.
 
         Raises:
-            EmptyBufferError: if the rows are not good for so many draws; nothing is drawn.
+            EmptyBufferError: if the rows do not allow so many draws; nothing is drawn.
         """
         self.begin(view)
         if batch_size > self._left:
             msg = (
-                f"the {self._alive} row(s) left can be drawn {self._left} more time(s) in all, {batch_size} were asked "
-                f"for (max_times_sampled={self.max_times_sampled}): write more rows, or ask for fewer"
+                f"the {self._usable} row(s) left can be drawn {self._left} more time(s) in all, {batch_size} were "
+                f"asked for (max_times_sampled={self.max_times_sampled}): write more rows, or ask for fewer"
             )
             raise EmptyBufferError(msg)
         parts, missing = [], batch_size
         while missing:
-            # as if drawn one by one: a candidate that has retired by its turn is passed over
-            random = torch.randint(0, self._alive, (missing,), generator=generator, device=view.device)
+            # as if drawn one by one: a candidate that is used up by its turn is skipped
+            random = torch.randint(0, self._usable, (missing,), generator=generator, device=view.device)
             found = self._use(self._order[random.cpu().numpy()])
             parts.append(found)
             missing -= found.size
@@ -278,7 +278,7 @@ class LimitedSampler(CountingSampler):
         return Draw(slots, generations=view.ring.generations_of_rows(slots))
 
     def _use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count one use of each candidate that is still good for it by its turn, and return these, in order."""
+        """Count one use of each candidate that is not used up by its turn, and return these candidates in order."""
         by_slot = np.argsort(candidates, kind="stable")
         ranked = candidates[by_slot]
         first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
@@ -288,42 +288,42 @@ class LimitedSampler(CountingSampler):
         good[by_slot] = self._uses[ranked] + turn < self.max_times_sampled
         rows = ranked[first]
         self._uses[rows] = np.minimum(self._uses[rows] + lengths, self.max_times_sampled)
-        self._retire(rows[self._uses[rows] == self.max_times_sampled])
+        self._remove(rows[self._uses[rows] == self.max_times_sampled])
         found = candidates[good]
         self._left -= found.size
         return found
 
-    def _retire(self, slots: NDArray[np.int64]) -> None:
-        """Take rows out of the order; those at its end fill the gaps."""
+    def _remove(self, slots: NDArray[np.int64]) -> None:
+        """Remove rows from the order; rows at its end fill the gaps."""
         if not slots.size:
             return
-        end = self._alive - slots.size
-        places = self._place[slots]
-        self._place[slots] = -1
-        tail = self._order[end : self._alive]
-        movers, gaps = tail[self._place[tail] >= 0], places[places < end]
+        end = self._usable - slots.size
+        places = self._position[slots]
+        self._position[slots] = -1
+        tail = self._order[end : self._usable]
+        movers, gaps = tail[self._position[tail] >= 0], places[places < end]
         self._order[gaps] = movers
-        self._place[movers] = gaps
-        self._alive = end
+        self._position[movers] = gaps
+        self._usable = end
 
-    def _revive(self, slots: NDArray[np.int64]) -> None:
-        end = self._alive + slots.size
-        self._order[self._alive : end] = slots
-        self._place[slots] = np.arange(self._alive, end)
-        self._alive = end
+    def _insert(self, slots: NDArray[np.int64]) -> None:
+        end = self._usable + slots.size
+        self._order[self._usable : end] = slots
+        self._position[slots] = np.arange(self._usable, end)
+        self._usable = end
 
     def _reserve(self, rows: int) -> None:
-        """Have room for so many rows; it doubles, since a list storage may have no bound."""
+        """Allocate for at least `rows` rows; the size doubles, since a list storage may have no bound."""
         held = self._uses.size
         if rows > held:
             more = max(rows, 2 * held) - held
             self._uses = np.concatenate((self._uses, np.zeros(more, np.int32)))
-            self._place = np.concatenate((self._place, np.full(more, -1, np.int64)))
+            self._position = np.concatenate((self._position, np.full(more, -1, np.int64)))
             self._order = np.concatenate((self._order, np.zeros(more, np.int64)))
         self._rows = max(self._rows, rows)
 
     def undo(self, draw: Draw, view: View) -> None:
-        """Take uses back that reached nobody, of rows that have not been replaced since."""
+        """Undo the uses of a draw that reached no reader, for rows that have not been replaced since."""
         if draw.generations is None:
             return
         there = draw.slots < view.rows
@@ -332,23 +332,23 @@ class LimitedSampler(CountingSampler):
         np.subtract.at(self._uses, slots, 1)
         self._left += slots.size
         rows = np.unique(slots)
-        self._revive(rows[self._place[rows] < 0])
+        self._insert(rows[self._position[rows] < 0])
 
     def clear(self) -> None:
-        """Forget all rows."""
-        self._place.fill(-1)
-        self._alive = self._left = self._rows = 0
+        """Remove all rows."""
+        self._position.fill(-1)
+        self._usable = self._left = self._rows = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return uses, and the order of the rows that may be drawn."""
+        """Return the uses of rows, and the order of the rows that may be drawn."""
         return {
             "max_times_sampled": self.max_times_sampled,
             "uses": torch.from_numpy(self._uses[: self._rows].copy()),
-            "order": torch.from_numpy(self._order[: self._alive].copy()),
+            "order": torch.from_numpy(self._order[: self._usable].copy()),
         }
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
-        """Refuse a state of another option, damaged, or of another number of rows.
+        """Check that a state is complete, of the same option, and of `rows` rows.
 
         Raises:
             CheckpointError: naming what differs.
@@ -360,14 +360,14 @@ class LimitedSampler(CountingSampler):
             )
             raise CheckpointError(msg)
         uses, order = state["uses"], state["order"]
-        alive = (uses < self.max_times_sampled).nonzero().flatten()
+        usable = (uses < self.max_times_sampled).nonzero().flatten()
         good = uses.shape == (rows,) and not bool(((uses < 0) | (uses > self.max_times_sampled)).any())
-        if not (good and torch.equal(order.sort().values, alive)):
+        if not (good and torch.equal(order.sort().values, usable)):
             msg = f"the sampler's state is damaged: its uses and order are not those of {rows} rows"
             raise CheckpointError(msg)
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return a state for rows that have moved: their uses move with them."""
+        """Return the state after rows were moved to other slots: their uses move with them."""
         uses = state["uses"]
         moved = torch.cat((uses[seam:], uses[:seam]))
         return {**state, "uses": moved, "order": (state["order"] - seam).remainder_(rows)}
@@ -378,12 +378,12 @@ class LimitedSampler(CountingSampler):
         uses: Tensor = state["uses"]
         self._reserve(uses.shape[0])
         self._uses[: self._rows] = uses.numpy()
-        self._revive(state["order"].numpy())
+        self._insert(state["order"].numpy())
         self._left = int((self.max_times_sampled - self._uses[: self._rows].astype(np.int64)).sum())
 
 
 def _key(draw: Draw) -> int:
-    """Return what tells draws of a queue apart: the stamp of their first row, which no other row ever has."""
+    """Return what identifies a draw of a queue: the generation of its first row, which is unique."""
     return -1 if draw.generations is None else int(draw.generations[0])
 
 

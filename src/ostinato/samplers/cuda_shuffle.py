@@ -1,6 +1,6 @@
-"""Endless shuffled passes on another device: order and place live there, so that no draw waits for the host.
+"""Endless shuffled passes on CUDA and other devices: order and position are on the device, so no draw is a host sync.
 
-The law is that of `SamplerWithoutReplacement(endless=True)` on the CPU. Nothing here knows of buffers.
+The distribution is that of `SamplerWithoutReplacement(endless=True)` on the CPU.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ __all__ = ["DevicePasses"]
 
 _TOP = 2**63 - 1
 _MOST_ROWS = 2**31 - 1
-"""Up to here the product of 63 random bits and a number of rows can be had from products of 64 bits."""
+"""Up to this number of rows, its product with 63 random bits can be computed from 64-bit products."""
 
 
 @final
 class DevicePasses:
-    """An order of slots on a device, and how far the pass over it has come.
+    """An order of slots on a device, and the position of the pass in it.
 
-    As long as the host knows the place, a draw copies the next stretch of an order that was shuffled when the pass
-    began. A CUDA graph replays work that the host does not see: a draw that is captured reads its place, and the
-    number of rows, on the device, where each replay finds them moved on. From then on all draws do.
+    While the host knows the position, a draw copies the next part of an order that was shuffled when the pass began.
+    The host does not know what replays of a CUDA graph have drawn. So a captured draw reads position and number of rows
+    on the device, and updates them there. From then on all draws do.
 
     Args:
-        capacity: most rows.
-        device: where to work.
+        capacity: maximum number of rows.
+        device: device of the order.
 
     Raises:
-        OptionError: beyond 2**31 - 1 rows.
+        OptionError: if the capacity is above 2**31 - 1.
+        UsageError: while a CUDA graph is captured.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -46,21 +47,23 @@ class DevicePasses:
             raise UsageError(msg)
         self.capacity = capacity
         self.device = device
-        with torch.inference_mode(mode=False):  # moved on in place in any mode
-            self.order = torch.arange(capacity + 1, device=device)  # of slots without rows, identity; the last: scratch
+        with torch.inference_mode(mode=False):  # changed in place in any mode
+            self.order = torch.arange(
+                capacity + 1, device=device
+            )  # slots without rows are in order; the last item is scratch
             self._at = torch.zeros((), dtype=torch.int64, device=device)
             self._count = torch.zeros((), dtype=torch.int64, device=device)
         self.rows = 0
         self._place: int | None = 0
-        self._shuffled = False  # whether the order is, from the place on
+        self._shuffled = False  # whether the order is shuffled from the position on
 
     @property
     def place(self) -> int:
-        """How many rows of the pass were drawn; asks the device if the host does not know."""
+        """Rows of the pass that were drawn; a host sync if only the device has the number."""
         return int(self._at) if self._place is None else self._place
 
     def load(self, order: Tensor, place: int) -> None:
-        """Go on with a permutation of `[0, n)`, int64 `[n]`, of which `place` were drawn."""
+        """Continue with a permutation of `[0, n)`, int64 `[n]`, of which `place` rows were drawn."""
         self.rows = order.shape[0]
         self.order[: self.rows] = order.to(self.device)
         self._count.fill_(self.rows)
@@ -69,20 +72,20 @@ class DevicePasses:
         self._shuffled = False
 
     def record(self, rows: int) -> None:
-        """Take note that there are `rows` rows now; those that are new join the pass."""
+        """Record that there are `rows` rows now; new rows are added to the pass."""
         if rows < self.rows:
-            self.clear()  # moved here from a fuller buffer
+            self.clear()  # the sampler was moved here from a fuller buffer
         if rows == self.rows:
             return
         if _is_capturing(self.device):
-            msg = "rows were written that no draw has met yet: sample once before the capture"
+            msg = "rows were written since the last draw: sample once before the capture"
             raise UsageError(msg)
         self.rows = rows
         self._count.fill_(rows)
         self._shuffled = False
 
     def clear(self) -> None:
-        """Forget order and place, in place: a captured graph goes on reading the same memory."""
+        """Reset order and position in place: a captured graph reads the same memory."""
         torch.arange(self.capacity + 1, out=self.order, device=self.device)
         self._at.zero_()
         self._count.zero_()
@@ -91,17 +94,19 @@ class DevicePasses:
         self._shuffled = False
 
     def leave_host(self) -> None:
-        """Let every draw from now on find its place on the device."""
+        """Read the position on the device for all draws from now on."""
         self._place = None
 
     def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Draw `count` slots, int64 `[count]`. Fresh memory."""
+        """Draw `count` slots, int64 `[count]`; a copy."""
         if self._place is not None and _is_capturing(self.device):
             self.leave_host()
         place = self._place
-        return self._draw_unseen(count, generator) if place is None else self._draw_ahead(place, count, generator)
+        return (
+            self._draw_on_device(count, generator) if place is None else self._draw_from_host(place, count, generator)
+        )
 
-    def _draw_ahead(self, place: int, count: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_from_host(self, place: int, count: int, generator: torch.Generator | None) -> Tensor:
         parts = []
         while count:
             rest = self.order[place : self.rows]
@@ -117,9 +122,9 @@ class DevicePasses:
         self._at.fill_(place)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _draw_unseen(self, count: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_on_device(self, count: int, generator: torch.Generator | None) -> Tensor:
         randoms = torch.randint(0, _TOP, (count,), generator=generator, device=self.device)
-        rows = self._count.clamp(min=1)  # a graph that is replayed after `clear` must not divide by zero
+        rows = self._count.clamp(min=1)  # a graph replayed after `clear` must not divide by zero
         first = (torch.arange(count, device=self.device) + self._at).remainder_(rows)
         out = swap(self.order, first, first + scale(randoms, rows - first))
         self._at.copy_((self._at + count).remainder_(rows))
@@ -133,11 +138,11 @@ def scale(randoms: Tensor, spans: Tensor) -> Tensor:
 
 
 def swap(order: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Swap `order[first[s]]` with `order[second[s]]` for s = 0, 1, ..., and return what came to `first[s]` each time.
+    """Swap `order[first[s]]` with `order[second[s]]` for s = 0, 1, ...; return the item at `first[s]` after each swap.
 
-    The result is that of a loop; the work is a sort and about log2(n) rounds (pointer jumping; that such shuffles are
-    parallel at heart: Shun, Gu, Blelloch, Fineman and Gibbons 2015). No step depends on values that the host would
-    have to know. The last item of `order` is scratch.
+    The result is that of a loop; the work is a sort and about log2(n) rounds of pointer jumping (on the parallelism of
+    such shuffles see Shun, Gu, Blelloch, Fineman and Gibbons 2015). No step is a host sync. The last item of `order` is
+    scratch.
 
     Args:
         order: int64 `[m + 1]`; changed.
@@ -149,14 +154,14 @@ def swap(order: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """
     count, scratch = 2 * first.shape[0], order.shape[0] - 1
     same = first == second
-    # event 2s is what swap s puts to its first position, 2s + 1 what it puts to its second
+    # event 2s is the write of swap s to its first position, 2s + 1 the write to its second
     places = torch.stack((first, torch.where(same, scratch, second)), 1).view(-1)
     events = torch.arange(count, device=order.device)
     sorted_places, by = torch.sort(places, stable=True)
     again = sorted_places[1:] == sorted_places[:-1]
     none = torch.full((1,), -1, dtype=torch.int64, device=order.device)
     earlier = torch.empty_like(by).scatter_(0, by, torch.cat((none, torch.where(again, by[:-1], -1))))
-    # what an event puts down was at the other position before: the last event there, or the order as it was
+    # the item written was at the other position before: written by the last event there, or original
     taken_at = torch.where(same[:, None].expand(-1, 2).reshape(-1), events & ~1, events ^ 1)
     source = earlier.index_select(0, taken_at)
     held = order.index_select(0, places.index_select(0, taken_at))

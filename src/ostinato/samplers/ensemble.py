@@ -1,4 +1,4 @@
-"""Mixing several buffers: which of them a batch comes from, and how much of it."""
+"""The distribution by which an ensemble of buffers draws the parts of a batch from its members."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["SamplerEnsemble", "WhenEmpty"]
 
 WhenEmpty: TypeAlias = Literal["renormalize", "raise"]
-"""What becomes of a member that has no rows to draw."""
+"""How an ensemble handles a member without rows to draw."""
 _WHEN_EMPTY = get_args(WhenEmpty)
 _SAMPLEABLE = "sampleable"
 _NEARLY = 1e-6
-"""A share of a batch this close to a whole number is that number: `p` may have come as float32."""
+"""A share of a batch this close to an integer is rounded: `p` may have been float32."""
 
 
 @final
@@ -34,24 +34,24 @@ class SamplerEnsemble(Group[Sampler]):
 
     A batch consists of `num_buffer_sampled` parts of equal size `n`, each from one member. With `sample_from_all` every
     member gives one part. Else member `i` gives `floor(n * p_i)` or `ceil(n * p_i)` parts, in expectation exactly
-    `n * p_i`: where `n * p_i` is a whole number, every batch has exactly that many. Which members get the parts left
-    over is drawn by systematic sampling (Madow 1949) over members in a random order; the order of the parts is random.
+    `n * p_i`: where `n * p_i` is an integer, every batch has exactly that many. The members of the remaining parts
+    are drawn by systematic sampling (Madow 1949) over members in a random order; the order of the parts is random.
 
-    A member without a row that can be drawn (it is empty, or none of its episodes is long enough) is left out as long
-    as that lasts: the weights of the other members are divided by their sum, and a warning says so once. With
-    `sample_from_all` the other members have equal weights meanwhile. `when_empty="raise"` raises instead.
+    A member without a row that can be drawn (it is empty, or none of its episodes is long enough) is excluded until it
+    has one: the weights of the other members are divided by their sum, with one warning. With `sample_from_all` the
+    other members then have equal weights. `when_empty="raise"` raises instead.
 
     Args:
         *samplers: at least one.
         p: weights of the members, finite numbers of at least 0, which are divided by their sum; None for equal ones;
-            `"sampleable"` for the rows that each member holds at the time. A member of weight 0 is never drawn.
+            `"sampleable"` for the number of rows in each member. A member of weight 0 is never drawn.
         sample_from_all: one part from every member; excludes `p`.
         num_buffer_sampled: parts of a batch; None is the number of members.
-        when_empty: "renormalize" leaves members without rows out of a batch, "raise" raises EmptyBufferError for them.
-            With `p="sampleable"` they have the weight 0 in any case.
+        when_empty: "renormalize" excludes members without rows from a batch, "raise" raises EmptyBufferError for them.
+            With `p="sampleable"` they always have the weight 0.
 
     Raises:
-        KindError: if one is no sampler, or an option of the wrong kind.
+        KindError: if an argument is not a sampler, or an option of the wrong type.
         OptionError: if an option is out of range, or options exclude each other.
 
     Example:
@@ -83,11 +83,11 @@ class SamplerEnsemble(Group[Sampler]):
         self.p = p
 
     def __repr__(self) -> str:
-        """Samplers and law."""
-        law = "sample_from_all=True" if self.sample_from_all else f"p={self._show_p()}"
+        """Show the samplers and the distribution."""
+        shares = "sample_from_all=True" if self.sample_from_all else f"p={self._show_p()}"
         members = ", ".join(map(repr, self.members))
         empty = "" if self.when_empty == "renormalize" else f", when_empty={self.when_empty!r}"
-        return f"SamplerEnsemble({members}, {law}, num_buffer_sampled={self.num_buffer_sampled}{empty})"
+        return f"SamplerEnsemble({members}, {shares}, num_buffer_sampled={self.num_buffer_sampled}{empty})"
 
     @property
     def p(self) -> Tensor | str | None:
@@ -108,8 +108,8 @@ class SamplerEnsemble(Group[Sampler]):
         """Draw which members the parts of the next batch come from.
 
         Args:
-            rows: rows that each member holds now; 0 where none of them can be drawn.
-            generator: the only source of chance; None stands for torch's global one.
+            rows: rows in each member now; 0 if none of them can be drawn.
+            generator: the only source of random numbers; None stands for torch's global one.
 
         Returns:
             `num_buffer_sampled` numbers of members.
@@ -127,10 +127,10 @@ class SamplerEnsemble(Group[Sampler]):
         return _systematic(shares, self.num_buffer_sampled, generator)
 
     def _without(self, lacking: list[int], shares: list[float]) -> list[float]:
-        """Return the shares of a batch that leaves some members out, of sum 1.
+        """Return the shares of a batch without some members, of sum 1.
 
         Raises:
-            EmptyBufferError: if there are no others, or if that is what `when_empty` says.
+            EmptyBufferError: if there are no other members, or with `when_empty="raise"`.
         """
         left = [0.0 if i in lacking else share for i, share in enumerate(shares)]
         total = sum(left)
@@ -162,7 +162,7 @@ class SamplerEnsemble(Group[Sampler]):
         return [count / total for count in rows]
 
     def subset(self, chosen: list[int]) -> Self:
-        """Return an ensemble of some of the samplers; their shares keep their ratio, batches their number of parts."""
+        """Return an ensemble of some of the samplers, with the same ratio of shares and number of parts."""
         return type(self)(
             *(self.members[i] for i in chosen),
             p=self._p[chosen] if isinstance(self._p, torch.Tensor) else self._p,
@@ -172,12 +172,12 @@ class SamplerEnsemble(Group[Sampler]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the law; the members' states are the buffers' own."""
+        """Return the distribution; the states of the members belong to their buffers."""
         p = self._p.tolist() if isinstance(self._p, torch.Tensor) else self._p
         return {"p": p, "sample_from_all": self.sample_from_all, "num_buffer_sampled": self.num_buffer_sampled}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse the state of another law; `p` may differ, as it may be set at any time.
+        """Check that a state is of the same distribution; `p` may differ, since it may be set at any time.
 
         Raises:
             CheckpointError: naming what differs.
@@ -202,10 +202,10 @@ class SamplerEnsemble(Group[Sampler]):
             raise CheckpointError(msg) from None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, `p` included."""
+        """Restore what `state_dict` returned, including `p`."""
         self.check_state(state)
         p = state["p"]
-        # as it was saved: dividing by a sum of nearly 1 once more would change the last digits
+        # not divided by its sum again, which would change the last digits
         self._p = torch.tensor(p, dtype=torch.float64, device="cpu") if isinstance(p, list) else p
 
     def _check_parts(self, value: Any) -> int:
@@ -248,10 +248,10 @@ def _shares(value: Any, members: int) -> Tensor:
 
 
 def _systematic(shares: Sequence[float], parts: int, generator: torch.Generator | None) -> list[int]:
-    """Draw `parts` members: [0, parts) is cut into stretches of `parts * share`, and one point drawn in each unit.
+    """Draw `parts` members: [0, parts) is divided into intervals of `parts * share`, with one point drawn in each unit.
 
-    All points have the same fraction, so a stretch of length `l` holds `floor(l)` or `ceil(l)` of them. Members lie on
-    the line in a random order, so that no two of them exclude each other for good.
+    All points have the same fraction, so an interval of length `l` contains `floor(l)` or `ceil(l)` of them. Members
+    are in a random order, so that no two of them exclude each other in every batch.
     """
     device = "cpu" if generator is None else generator.device
     order: list[int] = torch.randperm(len(shares), generator=generator, device=device).tolist()

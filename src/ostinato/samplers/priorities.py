@@ -151,7 +151,7 @@ class RowPriorities(PrioritySampler):
 
     def _find_largest(self) -> float | Tensor:
         if self._ring is not None:
-            return self._ring.largest
+            return self._ring.max_priority
         if self.max_priority_within_buffer and (self._largest_outdated or not self._raw.is_cpu):
             present = self._contents()[0]
             largest = present.amax() if present.numel() else 0.0
@@ -179,7 +179,7 @@ class RowPriorities(PrioritySampler):
             if self._ring is None:
                 self._largest = max(self._largest, given)
             else:
-                self._ring.largest = max(self._ring.largest, given)
+                self._ring.max_priority = max(self._ring.max_priority, given)
         elif isinstance(after, float):  # on devices it is computed when it is needed
             if after >= self._largest:
                 self._largest, self._largest_outdated = after, False

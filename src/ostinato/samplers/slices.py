@@ -9,7 +9,7 @@ import torch
 
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import Episodes, as_path
-from ostinato.core.records import Draw, episodes_of
+from ostinato.core.records import Draw
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler
 from ostinato.samplers.prioritized import PrioritizedSampler
@@ -111,7 +111,7 @@ class _Slicer:
         `n < length` rows is one slice. `span` allows starts further left or right: the slice then reaches out of its
         episode on this side, and is shorter.
         """
-        table = episodes_of(view)
+        table = view.require_episodes()
         behind = table.behind(rows)
         have = table.ahead(rows) + behind + 1
         full = have.clamp(max=length)
@@ -350,7 +350,7 @@ class SliceSampler(_Slicer, Sampler):
         Raises:
             EmptyBufferError: if there is none.
         """
-        table = episodes_of(view)
+        table = view.require_episodes()
         starts = table.starts(self._need(length))
         if not starts.rows:
             raise self._too_short(length, table)
@@ -505,7 +505,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         Raises:
             EmptyBufferError: if there is none.
         """
-        table = episodes_of(view)
+        table = view.require_episodes()
         spans = table.episodes()
         firsts = spans.first[spans.rows >= self._need(length)].to(view.device)
         if not firsts.shape[0]:
@@ -636,7 +636,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
 
     def _starts_of(self, length: int | None, view: View) -> Starts | None:
         """Return the rows at which a slice of this length may begin; None stands for all of them."""
-        table = episodes_of(view)
+        table = view.require_episodes()
         need = 1 if length is None or self._right is True else max(1, length - int(self._right))  # rows of a slice
         return None if need == 1 and not table.masked else table.starts(need)
 
@@ -652,12 +652,12 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
         allowed = super()._allowed(slots, view)
         if allowed is None or self._options.strict_length:
             return allowed
-        return allowed | (episodes_of(view).behind(slots) == 0)
+        return allowed | (view.require_episodes().behind(slots) == 0)
 
     def begin(self, view: View) -> None:
         """Give the rows present the default priority, except those with a priority from a state."""
         if view.rows and not self._options.strict_length:
-            episodes_of(view).track_firsts()
+            view.require_episodes().track_firsts()
         super().begin(view)
 
     def mass(self, view: View) -> None:  # noqa: ARG002
@@ -683,7 +683,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
             UsageError: if the batch size is not a multiple of the option.
         """
         length = self._split(batch_size)[1]
-        table, starts = episodes_of(view), self._starts_of(length, view)
+        table, starts = view.require_episodes(), self._starts_of(length, view)
         if starts is not None:
             rows = starts.rows if self._options.strict_length else table.rows
             if not rows:
@@ -698,7 +698,7 @@ class PrioritizedSliceSampler(_Slicer, PrioritizedSampler):
             UsageError: if the batch size is not a multiple of the option.
         """
         length = self._check_slices(view, batch_size)
-        table = episodes_of(view)
+        table = view.require_episodes()
         if length != self._length:  # only now: a draw that raises leaves the sampler as it was
             self._length = length
             self.begin(view)

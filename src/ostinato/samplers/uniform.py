@@ -1,4 +1,4 @@
-"""Uniform sampling: independent draws, and passes without repetition."""
+"""Uniform sampling, with and without replacement."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["RandomSampler", "SamplerWithoutReplacement"]
 _TOP = 2**63 - 1
 _CPU = torch.device("cpu")
 _LARGE_BYTES = 4 << 20
-"""An order of this size asks for huge pages: steps of a shuffle go all over it."""
+"""From this size on the order is in huge pages, since a shuffle accesses it at random."""
 _ROOMY = 1 << 23
-"""Up to so many slots the order has room for all at once: growing it would copy it in the middle of a draw."""
+"""Up to this capacity the order is allocated for all slots: to grow it, a draw would copy it."""
 
 
 class RandomSampler(Sampler):
-    """Independent uniform draws: every row present has probability `1 / rows` each time.
+    """Uniform draws with replacement: each draw takes every row present with probability `1 / rows`.
 
-    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), whatever the number of rows. Where
-    only some rows may be drawn (whole windows, masked rows), each of these has the same probability.
+    Draws are those of `torch.randint(0, rows, (batch_size,))`. Cost: O(batch_size), independent of the number of rows.
+    If only some rows may be drawn (complete windows, masked rows), each of these has the same probability.
 
     Args:
         replacement: False makes a `SamplerWithoutReplacement` instead, as in TorchRL.
@@ -44,7 +44,7 @@ class RandomSampler(Sampler):
     """
 
     def __new__(cls, *args: Any, replacement: bool = True, **kwargs: Any) -> Self:  # noqa: ARG004
-        """Make the sampler that `replacement` asks for."""
+        """Make a `SamplerWithoutReplacement` for `replacement=False`."""
         made = RandomSampler if replacement and cls is RandomSampler else SamplerWithoutReplacement
         return object.__new__(made if cls is RandomSampler else cls)  # type: ignore[return-value]
 
@@ -52,45 +52,41 @@ class RandomSampler(Sampler):
         del replacement  # read by __new__
 
     def __repr__(self) -> str:
-        """Class alone: there is no state."""
+        """Show the class."""
         return "RandomSampler()"
 
     def mass(self, view: View) -> tuple[float, float, float] | None:
-        """Return the number of rows that may be drawn: each has the value 1."""
+        """Return the number of rows that may be drawn; each has the value 1."""
         return float(view.rows if view.starts is None else view.starts.rows), 1.0, 0.0
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` independent uniform slots, among those that may be drawn."""
         if view.starts is not None:
-            return Draw(
-                view.starts.draw(torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device))
-            )
-        if view.device == _CPU:
-            return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=_CPU))
+            randoms = torch.randint(0, _TOP, (batch_size,), generator=generator, device=view.device)
+            return Draw(view.starts.draw(randoms))
         return Draw(torch.randint(0, view.rows, (batch_size,), generator=generator, device=view.device))
 
 
 class SamplerWithoutReplacement(RandomSampler):
-    """Passes over the rows: within one pass (epoch) every row present is drawn exactly once.
+    """Uniform draws without replacement: within one pass (epoch) every row present is drawn exactly once.
 
-    The permutation is made as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size), and
-    no call stalls to shuffle everything. Slots that fill during a pass join those not yet drawn; a row that replaces
-    one drawn already waits for the next pass, and so does a row that may be drawn only after the pass has gone by
-    (strict windows, as their last rows are written). The last batch of a pass holds what is left, unless `drop_last`.
-    An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
+    The permutation is computed as it is used (Fisher and Yates 1938, Durstenfeld 1964): each draw costs O(batch_size),
+    and no call shuffles all rows. Rows written to new slots during a pass are drawn in this pass. A row that replaces
+    one drawn already is drawn in the next pass, and so is a row that may be drawn only after its turn (windows that
+    must be complete, when their last rows are written). The last batch of a pass has the rows that are left, unless
+    `drop_last`. An instance of `RandomSampler`, as `RandomSampler(replacement=False)` is.
 
-    With `endless` every batch has the size asked for: where a pass ends in the middle of one, the batch goes on with
-    the next pass, newly shuffled, and a batch larger than the rows stored takes several passes. On CUDA draws then
-    never wait for the host, and can be captured in a CUDA graph after the first; each replay goes on where the last
-    draw ended.
+    With `endless` every batch has the requested size: a batch continues with the next pass, newly shuffled, where a
+    pass ends, and a batch larger than the buffer takes several passes. On CUDA, draws then never wait for the host, and
+    can be captured in a CUDA graph after the first draw; each replay continues where the last draw ended.
 
     Args:
-        drop_last: leave out the last batch of a pass where it is smaller; those rows wait for the next pass.
-        shuffle: False goes through the slots in order.
-        endless: let passes follow each other without a seam; iteration over the buffer then has no end.
+        drop_last: omit the last batch of a pass if it is smaller; its rows are drawn in the next pass.
+        shuffle: False draws the slots in order.
+        endless: continue batches with the next pass; iteration over the buffer then has no end.
 
     Raises:
-        OptionError: if `endless` meets `drop_last`: there is no last batch.
+        OptionError: for `endless` with `drop_last`, since there is no last batch.
 
     Example:
         >>> import torch
@@ -118,60 +114,55 @@ class SamplerWithoutReplacement(RandomSampler):
         self.drop_last = drop_last
         self.shuffle = shuffle
         self.endless = endless
-        self._aside: DevicePasses | None = None
+        self._passes: DevicePasses | None = None
         self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._rows = 0
         self._at = 0
-        self._ran_out = False
-        self._due = 0  # rows left in the pass that may be drawn, at least; 0 where that has to be counted
+        self.ran_out = False
+        self._due = 0  # lower bound of the rows left in the pass that may be drawn; 0 if not counted
 
     def __repr__(self) -> str:
-        """Options and place in the pass."""
+        """Show options and position in the pass."""
         endless = ", endless=True" if self.endless else ""
-        aside = self._aside
-        drawn = f"{self._at} of {self._rows}" if aside is None else f"{aside.place} of {aside.rows}"
+        passes = self._passes
+        drawn = f"{self._at} of {self._rows}" if passes is None else f"{passes.place} of {passes.rows}"
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}{endless}, drawn={drawn})"
 
     @property
     def epochal(self) -> bool:
-        """Whether iteration ends with the pass; not if passes are endless."""
+        """Whether iteration ends with the pass."""
         return not self.endless
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw ended a pass."""
-        return self._ran_out
-
     def mass(self, view: View) -> None:  # noqa: ARG002
-        """Return None: what a pass has drawn already, it does not draw again."""
+        """Return None: draws of a pass depend on each other."""
         return
 
     def recheck(self) -> None:
-        """Count the rows of the pass that may be drawn anew."""
+        """Count again the rows left in the pass that may be drawn."""
         self._due = 0
 
     def restart(self) -> None:
-        """Begin a new pass with the next draw, from the order of slots: what was drawn before leaves no trace in it."""
+        """Begin a new pass with the next draw, from the order of slots: it does not depend on earlier passes."""
         self._rows = 0
         self._at = 0
-        self._ran_out = False
+        self.ran_out = False
         self._due = 0
-        if self._aside is not None:
-            self._aside.clear()
+        if self._passes is not None:
+            self._passes.clear()
 
     def clear(self) -> None:
-        """Forget order and place."""
+        """Discard order and position."""
         self.restart()
 
     def record(self, placement: Placement) -> None:
-        """Tell a device of rows just written, so that the replay of a CUDA graph meets them.
+        """Record rows just written, also on the device, so that replays of a CUDA graph draw them.
 
-        Each may have replaced a row of the pass that was still to be drawn by one that may not be drawn.
+        Each may have replaced a row left in the pass by a row that may not be drawn.
         """
         self._due -= placement.total
-        if self._aside is not None and isinstance(placement, Run):
+        if self._passes is not None and isinstance(placement, Run):
             end = min(placement.start + placement.rows, placement.capacity)
-            self._aside.record(max(self._aside.rows, end))
+            self._passes.record(max(self._passes.rows, end))
 
     def check_draw(self, view: View, batch_size: int) -> None:
         """Raise what `draw` would raise.
@@ -181,8 +172,8 @@ class SamplerWithoutReplacement(RandomSampler):
         """
         if view.starts is not None and (self.drop_last or self.endless):
             msg = (
-                "drop_last and endless are not available where only some rows may be drawn (strict windows, masked "
-                "rows): leave them out"
+                "drop_last and endless are not available if only some rows may be drawn (strict windows, masked rows): "
+                "leave them out"
             )
             raise OptionError(msg)
         if self.drop_last and view.rows < batch_size:
@@ -193,35 +184,35 @@ class SamplerWithoutReplacement(RandomSampler):
             raise OptionError(msg)
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
-        """Draw the next slots of the pass, beginning a new one where the last ended.
+        """Draw the next slots of the pass; begin a new pass if the last one has ended.
 
         Raises:
-            OptionError: with `drop_last`, if there are fewer rows than one batch: no pass could hold any; with
-                `drop_last` or `endless`, if only some rows may be drawn.
+            OptionError: with `drop_last`, if there are fewer rows than one batch; with `drop_last` or `endless`, if
+                only some rows may be drawn.
         """
-        SamplerWithoutReplacement.check_draw(self, view, batch_size)  # slices have one of their own
+        SamplerWithoutReplacement.check_draw(self, view, batch_size)  # not that of a subclass that draws slices
         if view.starts is not None:
             return Draw(self._draw_among(view, view.starts, batch_size, generator))
         self._due = 0
-        return Draw(self._draw_any(view, batch_size, generator))
+        return Draw(self._draw_pass(view, batch_size, generator))
 
     def _draw_among(self, view: View, starts: Starts, batch_size: int, generator: torch.Generator | None) -> Tensor:
-        """Draw the next slots of the pass that may be drawn; the others are passed over."""
+        """Draw the next slots of the pass that may be drawn, and skip the others."""
         parts: list[Tensor] = []
         missing = batch_size
         while missing:
-            slots = self._draw_any(view, missing, generator)
+            slots = self._draw_pass(view, missing, generator)
             slots = slots[starts.allowed(slots)]
             parts.append(slots)
             missing -= slots.shape[0]
-            if self._ran_out and missing < batch_size:
+            if self.ran_out and missing < batch_size:
                 break
         self._due -= batch_size - missing
-        self._ran_out = self._ran_out or self._count_due(starts) == 0
+        self.ran_out = self.ran_out or self._count_due(starts) == 0
         return torch.cat(parts)
 
     def _count_due(self, starts: Starts) -> int:
-        """Return a number of rows left in the pass that may be drawn, at least; 0 if there is none."""
+        """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
             rest = (
                 self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows, device="cpu")
@@ -230,15 +221,15 @@ class SamplerWithoutReplacement(RandomSampler):
         return self._due
 
     def spent(self, view: View) -> bool:
-        """Return whether the pass has begun, and no row is left in it: others have replaced those still to be drawn."""
-        begun = self._at > 0 and self._rows == view.rows and not self._ran_out
+        """Return whether a pass has begun and no row is left in it, since the rows left were replaced."""
+        begun = self._at > 0 and self._rows == view.rows and not self.ran_out
         return begun and view.starts is not None and self._count_due(view.starts) == 0
 
-    def _draw_any(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_pass(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
-        over = self._ran_out  # rows written after the end of a pass belong to the next one, not to the one that is over
-        self._take_in(view, generator)
+        over = self.ran_out  # rows written after the end of a pass belong to the next one
+        self._add_rows(view, generator)
         left = self._rows - self._at
         if over or left == 0 or (self.drop_last and left < batch_size):
             self._at, left, self._due = 0, self._rows, 0
@@ -246,53 +237,55 @@ class SamplerWithoutReplacement(RandomSampler):
                 self._shuffle_rest(generator)
         count = min(batch_size, left)
         slots = (
-            self._next(count, generator)
+            self._draw_next(count, generator)
             if self.shuffle
             else torch.arange(self._at, self._at + count, device=view.device)
         )
         self._at += count
         left -= count
-        self._ran_out = left == 0 or (self.drop_last and left < batch_size)
+        self.ran_out = left == 0 or (self.drop_last and left < batch_size)
         return slots
 
     def _draw_endless(self, view: View, count: int, generator: torch.Generator | None) -> Tensor:
-        """Draw `count` slots, across the ends of passes."""
+        """Draw `count` slots, from several passes if needed."""
         if self.shuffle and view.device != _CPU:
             passes = self._passes_on(view)
             passes.record(view.rows)
             return passes.draw(count, generator)
-        self._take_in(view, generator)
+        self._add_rows(view, generator)
         if self.shuffle:
-            slots = self._next(count, generator)
+            slots = self._draw_next(count, generator)
         else:
             slots = torch.arange(self._at, self._at + count, device=view.device).remainder_(view.rows)
-        self._at = (self._at + count) % view.rows  # a pass that is over is a new one: rows written now belong to it
+        self._at = (
+            self._at + count
+        ) % view.rows  # the end of a pass is the start of the next: rows written now belong to it
         return slots
 
     def _passes_on(self, view: View) -> DevicePasses:
-        passes = self._aside
+        passes = self._passes
         if passes is None or (passes.capacity, passes.device) != (view.capacity, view.device):
             passes = DevicePasses(view.capacity, view.device)
-            if self._rows and self._rows <= view.rows:  # of a checkpoint
+            if self._rows and self._rows <= view.rows:  # loaded from a checkpoint
                 passes.load(self._order[: self._rows], self._at)
-            self._aside = passes
+            self._passes = passes
         return passes
 
-    def _take_in(self, view: View, generator: torch.Generator | None) -> None:
-        """Let rows written since the last draw join the pass."""
+    def _add_rows(self, view: View, generator: torch.Generator | None) -> None:
+        """Add rows written since the last draw to the pass."""
         if view.rows == self._rows:
             return
         if view.rows < self._rows:
-            self.clear()  # moved here from a fuller buffer
+            self.clear()  # the sampler was moved here from a fuller buffer
         first = self._rows
         if self.shuffle:
             self._extend_order(first, view)
-        self._rows = view.rows  # only now: without memory for the order, the next draw tries again
+        self._rows = view.rows  # last: if there is no memory for the order, the next draw tries again
         if self.shuffle and view.device != _CPU:
             self._shuffle_rest(generator)
 
     def _extend_order(self, first: int, view: View) -> None:
-        """Append the slots from `first` on to the order; more memory where they do not fit."""
+        """Append the slots from `first` on to the order, and grow it if needed."""
         if self._order.shape[0] < view.rows or self._order.device != view.device:
             room = view.capacity if view.capacity <= _ROOMY else min(view.capacity, max(2 * view.rows, _ROOMY))
             with torch.inference_mode(mode=False):  # shuffled in place in any mode
@@ -305,11 +298,11 @@ class SamplerWithoutReplacement(RandomSampler):
         self._order[first : view.rows] = torch.arange(first, view.rows, device=view.device)
 
     def _shuffle_rest(self, generator: torch.Generator | None) -> None:
-        """On other devices order all that is left at once: there a permutation is cheap, step-by-step swaps are not."""
+        """Shuffle the rest of the order at once: on other devices a permutation is cheaper than single swaps."""
         rest = self._order[self._at : self._rows]
         rest.copy_(rest[torch.randperm(rest.shape[0], generator=generator, device=rest.device)])
 
-    def _next(self, count: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_next(self, count: int, generator: torch.Generator | None) -> Tensor:
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
         randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
@@ -321,10 +314,10 @@ class SamplerWithoutReplacement(RandomSampler):
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return order and place in the pass."""
-        aside = self._aside
+        """Return order and position in the pass."""
+        passes = self._passes
         order, rows, at = (
-            (self._order, self._rows, self._at) if aside is None else (aside.order, aside.rows, aside.place)
+            (self._order, self._rows, self._at) if passes is None else (passes.order, passes.rows, passes.place)
         )
         return {
             "drop_last": self.drop_last,
@@ -332,12 +325,12 @@ class SamplerWithoutReplacement(RandomSampler):
             "endless": self.endless,
             "rows": rows,
             "at": at,
-            "ran_out": self._ran_out,
+            "ran_out": self.ran_out,
             "order": order[:rows] if self.shuffle else None,
         }
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:  # noqa: ARG002
-        """Raise if a state is damaged, or that of other options.
+        """Check that a state is complete, and of the same options.
 
         Raises:
             CheckpointError: naming what differs.
@@ -358,9 +351,9 @@ class SamplerWithoutReplacement(RandomSampler):
             raise CheckpointError(msg)
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return a state for rows that have moved; a pass in the order of slots begins anew.
+        """Return the state after rows were moved to other slots; a pass in the order of slots starts again.
 
-        Rows that the pass has not met yet come last in it, as they would with the next draw.
+        Rows that are not yet in the pass come last, as they would with the next draw.
         """
         known, at, order = int(state["rows"]), int(state["at"]), state["order"]
         if order is None or at == 0:
@@ -372,19 +365,19 @@ class SamplerWithoutReplacement(RandomSampler):
         """Restore what `state_dict` returned.
 
         Raises:
-            CheckpointError: if the state is damaged, or that of other options.
+            CheckpointError: if the state is damaged, or of other options.
         """
         self.check_state(state, int(state["rows"]))
         rows, at, order = int(state["rows"]), int(state["at"]), state["order"]
         if order is not None:
             with torch.inference_mode(mode=False):
                 self._order = order.clone()
-        self._aside = None
-        self._rows, self._at, self._ran_out, self._due = rows, at, bool(state["ran_out"]), 0
+        self._passes = None
+        self._rows, self._at, self.ran_out, self._due = rows, at, bool(state["ran_out"]), 0
 
 
 def _is_order(order: Any, rows: int | None) -> bool:
-    """Whether a loaded order is a permutation of `rows` rows, or absent where none is due: native code trusts it."""
+    """Return whether a loaded order is a permutation of `rows` rows, or None if `rows` is None."""
     if rows is None or order is None:
         return rows is None and order is None
     if not (isinstance(order, torch.Tensor) and order.dtype is torch.int64 and tuple(order.shape) == (rows,)):
@@ -399,7 +392,7 @@ def _is_order(order: Any, rows: int | None) -> bool:
 
 
 def _shuffle_draw(order: Tensor, first: int, total: int, randoms: Tensor) -> Tensor:
-    """The native steps in Python: the same draws, a step at a time."""
+    """Do the steps of the native function in Python, with the same draws."""
     firsts = [step % total for step in range(first, first + randoms.shape[0])]
     steps = [(i, i + ((r * (total - i)) >> 63)) for i, r in zip(firsts, randoms.tolist(), strict=True)]
     places = sorted({place for step in steps for place in step})

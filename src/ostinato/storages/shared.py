@@ -181,12 +181,12 @@ class SharedStorage(Storage):
         self._inner = LazyTensorStorage(max_size, packed=packed)
         self._inner.lay_out_in(self._segment, state["schema"])
         self._ranked = state["ranked"]
-        self._ring = self._make_ring(fresh=False)
+        self._ring = self._make_ring(create=False)
         self._process = os.getpid()
 
-    def _make_ring(self, *, fresh: bool) -> SharedRing:
-        nbytes = SharedRing.bytes_for(self.capacity, ranked=self._ranked)
-        return SharedRing(self._segment.block("ring", nbytes), self.capacity, ranked=self._ranked, fresh=fresh)
+    def _make_ring(self, *, create: bool) -> SharedRing:
+        nbytes = SharedRing.bytes_for(self.capacity, prioritized=self._ranked)
+        return SharedRing(self._segment.block("ring", nbytes), self.capacity, prioritized=self._ranked, create=create)
 
     @property
     def ring(self) -> SharedRing:
@@ -266,7 +266,7 @@ class SharedStorage(Storage):
         admitted = self._inner.admit(data, lead)
         if admitted[1] == 0:
             return admitted  # no rows lay nothing out
-        self._ring = self._make_ring(fresh=True)
+        self._ring = self._make_ring(create=True)
         return admitted
 
     def set(self, placement: Placement, payload: Any) -> None:

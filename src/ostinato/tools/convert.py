@@ -10,7 +10,7 @@ from ostinato.durable.tensorfile import check_format, read_tree, write_tree
 from ostinato.errors import CheckpointError
 from ostinato.tools.verify import check_file
 from ostinato.trajectories.checkpoint import new_directory
-from ostinato.trajectories.index import Entry, consent, file_name, fold, form_of, place_of, read_listing
+from ostinato.trajectories.index import Entry, SavedFile, layout_of, read_index, write_index
 from ostinato.trajectories.trajectory import Trajectory, owned_tree
 
 if TYPE_CHECKING:
@@ -63,28 +63,28 @@ def convert(
     """
     check_format(trajectory_format, allow_pickle=allow_pickle)
     source, target = Path(source_path).absolute(), Path(save_path).absolute()
-    listing = read_listing(source)
+    listing = read_index(source)
     old = listing.head.trajectory_format
-    consent(listing, allow_pickle=allow_pickle)
+    listing.check_pickle(allow_pickle=allow_pickle)
     if old == trajectory_format:
         msg = f"the format of {source} is {old} already: nothing to convert"
         raise CheckpointError(msg)
     source_bytes = 0
     with new_directory(target) as temporary:
         entries = []
-        for done, fact in enumerate(listing.facts.values(), 1):
-            path = source / file_name(fact, old)
+        for done, fact in enumerate(listing.infos.values(), 1):
+            path = source / fact.file_name(old)
             nbytes, _ = check_file(listing, fact.trajectory_id, allow_pickle=allow_pickle)
             weights = {"model_weights_id": fact.model_weights_id}  # stays empty if RLinf had none
             values = read_tree(path, old, allow_pickle=allow_pickle) | weights
             tree = owned_tree(Trajectory.from_dict(values), str(path)) | weights
-            new = temporary / file_name(fact, trajectory_format)
+            new = temporary / fact.file_name(trajectory_format)
             header, checksum = write_tree(new, tree, trajectory_format, sync=True)
-            form = form_of(header, path)
-            entries.append(Entry(fact, form, place_of(temporary, trajectory_format, header, form, checksum)))
+            layout = layout_of(header, path)
+            entries.append(Entry(fact, layout, SavedFile.of(temporary, trajectory_format, header, layout, checksum)))
             source_bytes += nbytes
             if on_progress is not None:
-                on_progress(done, len(listing.facts))
-        fold(temporary, listing.head._replace(trajectory_format=trajectory_format), listing.facts, entries)
-    written = sum(entry.place.nbytes for entry in entries if entry.place is not None)
+                on_progress(done, len(listing.infos))
+        write_index(temporary, listing.head._replace(trajectory_format=trajectory_format), listing.infos, entries)
+    written = sum(entry.file.nbytes for entry in entries if entry.file is not None)
     return ConvertReport(str(target), trajectory_format, len(entries), source_bytes, written)

@@ -17,18 +17,7 @@ from ostinato.durable.manifest import MANIFEST_NAME
 from ostinato.durable.patched_arrays import column_of, mapped_pieces, read_runs
 from ostinato.durable.trees import show
 from ostinato.errors import CheckpointError, CheckpointNotFoundError, DamagedFileError
-from ostinato.trajectories.index import (
-    JOURNAL,
-    METADATA,
-    Entry,
-    Listing,
-    consent,
-    file_name,
-    has_listing,
-    id_of_name,
-    read_listing,
-    resolve,
-)
+from ostinato.trajectories.index import JOURNAL, METADATA, DirectoryIndex, Entry, has_index, id_of_name, read_index
 
 if TYPE_CHECKING:
     import os
@@ -482,19 +471,19 @@ def inspect_store(
         DamagedFileError: A file is damaged; the message names it.
     """
     root = Path(path)
-    listing = read_listing(root)
-    facts = listing.facts.values()
+    listing = read_index(root)
+    facts = listing.infos.values()
     entries: list[Entry] = []
     if read_headers:
-        consent(listing, allow_pickle=allow_pickle)
-        for _, found in resolve(listing, listing.facts, allow_pickle=allow_pickle):
+        listing.check_pickle(allow_pickle=allow_pickle)
+        for _, found in listing.check_files(listing.infos, allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found
             entries.append(found)
     return StoreReport(
         path=str(root),
         trajectory_format=listing.head.trajectory_format,
-        trajectories=len(listing.facts),
+        trajectories=len(listing.infos),
         total_samples=sum(fact.num_samples for fact in facts),
         trajectory_counter=listing.head.counter,
         seed=listing.head.seed,
@@ -503,14 +492,14 @@ def inspect_store(
         models=len({fact.model_weights_id for fact in facts}),
         shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
         unlisted=unlisted(listing),
-        nbytes=sum(e.place.nbytes for e in entries if e.place is not None) if read_headers else None,
+        nbytes=sum(e.file.nbytes for e in entries if e.file is not None) if read_headers else None,
         keys=_keys(entries),
     )
 
 
-def unlisted(listing: Listing) -> tuple[str, ...]:
+def unlisted(listing: DirectoryIndex) -> tuple[str, ...]:
     """Return the names of trajectory files that are not in the index."""
-    listed = {file_name(fact, listing.head.trajectory_format) for fact in listing.facts.values()}
+    listed = {fact.file_name(listing.head.trajectory_format) for fact in listing.infos.values()}
     names = (path.name for path in listing.directory.iterdir())
     return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
 
@@ -518,10 +507,10 @@ def unlisted(listing: Listing) -> tuple[str, ...]:
 def _keys(entries: list[Entry]) -> tuple[KeyReport, ...]:
     found: dict[Any, list[int]] = {}
     for entry in entries:
-        for path, (dtype, shape) in entry.form.signature.items():
+        for path, (dtype, shape) in entry.layout.signature.items():
             counts = found.setdefault((path, dtype, shape), [0, 0])
             counts[0] += 1
-        for field in entry.form.fields:
+        for field in entry.layout.fields:
             found[field.path, field.dtype, field.row_shape][1] += field.row_bytes * field.shape[0] * field.shape[1]
     return tuple(KeyReport(show(path), dtype, shape, *counts) for (path, dtype, shape), counts in found.items())
 
@@ -561,4 +550,4 @@ def kind_of(path: str | os.PathLike[str]) -> Literal["trajectories", "buffer"]:
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Return whether a directory has trajectories, as opposed to the checkpoint of a buffer."""
     root = Path(path)
-    return (root / METADATA).exists() or has_listing(root)
+    return (root / METADATA).exists() or has_index(root)

@@ -31,22 +31,21 @@ from ostinato.errors import (
     OstinatoError,
 )
 from ostinato.tools.verify import check_header
-from ostinato.trajectories.checkpoint import check_new, new_directory
+from ostinato.trajectories.checkpoint import check_new_path, new_directory
 from ostinato.trajectories.index import (
     INDEX,
     JOURNAL,
     METADATA,
     STORE,
+    DirectoryIndex,
     Entry,
-    Facts,
     Head,
-    Listing,
-    file_name,
-    fold,
+    TrajectoryInfo,
     id_of_name,
-    read_listing,
+    read_index,
+    write_index,
 )
-from ostinato.trajectories.store import sweep
+from ostinato.trajectories.store import remove_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +161,7 @@ def split(
     name = {"work": "split", "source": str(source), "count": count}
 
     def find() -> Sequence[Path]:
-        read_listing(source)  # raises before the directory is locked
+        read_index(source)  # raises before the directory is locked
         return (source,)
 
     request = _Request(name, find, lambda _: _split_plan(name, source, count), on_progress)
@@ -190,7 +189,7 @@ class _Request:
     def _move(self, target: Path) -> MoveReport:
         if _has_plan(target, self.name):
             return _finish(target, resumed=True)
-        check_new(target)
+        check_new_path(target)
         partial = target.with_name(f"{target.name}.partial")
         resumed = _has_plan(partial, self.name)
         if not resumed and not _is_free(partial):
@@ -223,7 +222,7 @@ class _Request:
                     "resume it; nothing was touched"
                 )
                 raise CheckpointError(msg)
-        check_new(target)
+        check_new_path(target)
         sources = self.find()
         plan = self.make(sources)
         with new_directory(target) as temporary:
@@ -303,7 +302,7 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
     there = [source for source in plan.sources if source.is_dir()]
     with _locked(there):
         for source in there:
-            sweep(source)
+            remove_leftovers(source)
             _remove_from_index(source, moved[source], remove=merged)
     for source in there if merged else ():
         with contextlib.suppress(OSError):  # the directory has other files and is kept
@@ -316,10 +315,10 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
 def _remove_from_index(source: Path, moved: set[str], *, remove: bool) -> None:
     """Remove moved files from the index of a source, except a new file with the name of a moved one."""
     if _has_index(source):
-        listing = read_listing(source)
-        names = {number: file_name(fact, listing.head.trajectory_format) for number, fact in listing.facts.items()}
-        facts = {n: listing.facts[n] for n, name in names.items() if name not in moved or (source / name).exists()}
-        fold(source, listing.head, facts, [entry for entry in listing.known.values() if entry.id in facts])
+        listing = read_index(source)
+        names = {number: fact.file_name(listing.head.trajectory_format) for number, fact in listing.infos.items()}
+        facts = {n: listing.infos[n] for n, name in names.items() if name not in moved or (source / name).exists()}
+        write_index(source, listing.head, facts, [entry for entry in listing.entries.values() if entry.id in facts])
         if facts:
             return
     for name in (STORE, INDEX, METADATA) if remove else ():
@@ -333,13 +332,13 @@ def _has_index(source: Path) -> bool:
 
 def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
     """Return the directories that have trajectories after a merge."""
-    return tuple(str(rank) for rank in ranks if _has_index(rank) and read_listing(rank).facts)
+    return tuple(str(rank) for rank in ranks if _has_index(rank) and read_index(rank).infos)
 
 
 def _report(
     target: Path, sources: Sequence[Path], how: Literal["linked", "copied", "moved"], *, resumed: bool = False
 ) -> MoveReport:
-    facts = read_listing(target).facts.values()
+    facts = read_index(target).infos.values()
     total = sum(fact.num_samples for fact in facts)
     return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), how, resumed)
 
@@ -363,7 +362,7 @@ class _Step(NamedTuple):
     """One file: its path, its entry in the new index, and the layout of its fields (None for a pickle)."""
 
     source: Path
-    facts: Facts
+    facts: TrajectoryInfo
     known: Entry | None
 
 
@@ -377,17 +376,17 @@ class _Plan(NamedTuple):
 
     def target_of(self, step: _Step, directory: Path) -> Path:
         """Return the path of a file in the new directory."""
-        return directory / file_name(step.facts, self.head.trajectory_format)
+        return directory / step.facts.file_name(self.head.trajectory_format)
 
     def write_index(self, directory: Path) -> None:
         """Write index, metadata and journal of the new directory."""
         facts = {step.facts.trajectory_id: step.facts for step in self.steps}
-        fold(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
+        write_index(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
 
     def begin(self, partial: Path) -> None:
         """Write the index of the new directory, and last the plan, which makes it valid."""
         partial.mkdir(exist_ok=True)
-        sweep(partial)
+        remove_leftovers(partial)
         fsync_dir(partial.parent)
         self.write_index(partial)
         steps = [[self.sources.index(s.source.parent), s.source.name, s.facts.trajectory_id] for s in self.steps]
@@ -417,7 +416,7 @@ def _read_plan(directory: Path) -> _Plan:
         DamagedFileError: The plan is damaged.
     """
     path = directory / _PLAN
-    node, listing = _parse(path), read_listing(directory)
+    node, listing = _parse(path), read_index(directory)
     try:
         sources = tuple(Path(source) for source in node["sources"])
         steps = []
@@ -425,7 +424,7 @@ def _read_plan(directory: Path) -> _Plan:
             if id_of_name(file) is None or set(file) & set("/\\"):
                 msg = f"file {file[:80]!r}"
                 raise ValueError(msg)
-            steps.append(_Step(sources[place] / file, listing.facts[number], listing.known.get(number)))
+            steps.append(_Step(sources[place] / file, listing.infos[number], listing.entries.get(number)))
         return _Plan(node["name"], sources, listing.head, steps)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         msg = f"{path} is damaged: not a valid plan ({error!r})"
@@ -454,7 +453,7 @@ def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
         CheckpointError: The formats differ, or a directory has no trajectories.
         DamagedFileError: A file or an index is missing or damaged.
     """
-    listings = [read_listing(rank) for rank in ranks]
+    listings = [read_index(rank) for rank in ranks]
     formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
     if len(set(formats.values())) > 1:
         shown = ", ".join(f"{rank}: {format_name}" for rank, format_name in formats.items())
@@ -463,7 +462,7 @@ def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
             "(ostinato convert)"
         )
         raise CheckpointError(msg)
-    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.facts)
+    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.infos)
     steps = [_step(listings[place], number, new) for new, (number, place) in enumerate(order)]
     return _Plan(name, tuple(ranks), Head(listings[0].head.trajectory_format, len(steps), listings[0].head.seed), steps)
 
@@ -475,19 +474,19 @@ def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
         CheckpointError: There are fewer trajectories.
         DamagedFileError: A file or an index is missing or damaged.
     """
-    listing = read_listing(source)
-    if count > len(listing.facts):
-        msg = f"split_count must be in [1, {len(listing.facts)}] (trajectories in {source}), got {count}"
+    listing = read_index(source)
+    if count > len(listing.infos):
+        msg = f"split_count must be in [1, {len(listing.infos)}] (trajectories in {source}), got {count}"
         raise CheckpointError(msg)
-    ids = list(listing.facts)[:count]
+    ids = list(listing.infos)[:count]
     head = Head(listing.head.trajectory_format, max(ids) + 1, listing.head.seed)
     return _Plan(name, (source,), head, [_step(listing, number, number) for number in ids])
 
 
-def _step(listing: Listing, number: int, new: int) -> _Step:
+def _step(listing: DirectoryIndex, number: int, new: int) -> _Step:
     """Check the size of a file before anything is changed; if its size is unknown, check its header."""
-    facts, known, format_name = listing.facts[number], listing.known.get(number), listing.head.trajectory_format
-    path = listing.directory / file_name(facts, format_name)
+    facts, known, format_name = listing.infos[number], listing.entries.get(number), listing.head.trajectory_format
+    path = listing.directory / facts.file_name(format_name)
     try:
         if known is not None:
             _check_size(path, known)
@@ -499,7 +498,7 @@ def _step(listing: Listing, number: int, new: int) -> _Step:
         msg = f"{error}: nothing was touched"
         raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
     moved = facts._replace(trajectory_id=new)
-    return _Step(path, moved, None if known is None else replace(known, facts=moved))
+    return _Step(path, moved, None if known is None else replace(known, info=moved))
 
 
 def _check_size(path: Path, known: Entry | None) -> None:
@@ -513,8 +512,8 @@ def _check_size(path: Path, known: Entry | None) -> None:
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
-    if known is not None and known.place is not None and known.place.nbytes != size:
-        _damaged(path, f"{size} bytes, but the index has {known.place.nbytes} (run ostinato verify for details)")
+    if known is not None and known.file is not None and known.file.nbytes != size:
+        _damaged(path, f"{size} bytes, but the index has {known.file.nbytes} (run ostinato verify for details)")
 
 
 def _check_end_of_pickle(path: Path) -> None:

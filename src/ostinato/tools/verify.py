@@ -14,16 +14,7 @@ from ostinato.durable.tensorfile import file_checksum
 from ostinato.errors import DamagedFileError, OstinatoError
 from ostinato.tools.compact import open_checkpoint
 from ostinato.tools.inspect import kind_of, unlisted
-from ostinato.trajectories.index import (
-    JOURNAL,
-    METADATA,
-    STORE,
-    Entry,
-    Listing,
-    file_name,
-    look,
-    read_listing,
-)
+from ostinato.trajectories.index import JOURNAL, METADATA, STORE, DirectoryIndex, Entry, read_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,25 +77,25 @@ def verify(
     root = Path(path)
     if kind_of(root) == "buffer":
         return _verify_checkpoint(root, on_progress)
-    listing = read_listing(root, strict=False)
+    listing = read_index(root, strict=False)
     damage = [Damage(STORE, None, listing.damage)] if listing.damage else []
     damage += _metadata_damage(listing)
     nbytes = checksums = 0
-    for done, (number, fact) in enumerate(listing.facts.items(), 1):
-        name = file_name(fact, listing.head.trajectory_format)
+    for done, (number, fact) in enumerate(listing.infos.items(), 1):
+        name = fact.file_name(listing.head.trajectory_format)
         try:
             read, compared = check_file(listing, number, allow_pickle=allow_pickle)
             nbytes, checksums = nbytes + read, checksums + compared
         except (OstinatoError, OSError) as error:
             damage.append(Damage(name, number, str(error)))
         if on_progress is not None:
-            on_progress(done, len(listing.facts))
+            on_progress(done, len(listing.infos))
     return VerifyReport(
-        str(root), "trajectories", len(listing.facts), nbytes, checksums, unlisted(listing), tuple(damage)
+        str(root), "trajectories", len(listing.infos), nbytes, checksums, unlisted(listing), tuple(damage)
     )
 
 
-def _metadata_damage(listing: Listing) -> list[Damage]:
+def _metadata_damage(listing: DirectoryIndex) -> list[Damage]:
     """Compare the counts in the metadata with the index. While there is a journal, the metadata may be older."""
     path = listing.directory / METADATA
     if not path.exists() or (listing.directory / JOURNAL).exists():
@@ -112,15 +103,15 @@ def _metadata_damage(listing: Listing) -> list[Damage]:
     with os.fdopen(open_file(path), "rb") as stream:
         meta = parse_json(stream.read(), path)
     expected = {
-        "size": len(listing.facts),
-        "total_samples": sum(fact.num_samples for fact in listing.facts.values()),
+        "size": len(listing.infos),
+        "total_samples": sum(fact.num_samples for fact in listing.infos.values()),
     }
     wrong = [
         f"{key} is {str(meta.get(key))[:40]}, but the index has {n}"
         for key, n in expected.items()
         if meta.get(key) != n
     ]
-    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.facts, default=-1):
+    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.infos, default=-1):
         wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, but must be above every id")
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
 
@@ -143,7 +134,7 @@ def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | Non
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))
 
 
-def check_header(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
+def check_header(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> Entry:
     """Read the header of a file and compare it with the index; a `pkl` file is unpickled.
 
     Returns:
@@ -153,9 +144,9 @@ def check_header(listing: Listing, number: int, *, allow_pickle: bool) -> Entry:
         DamagedFileError: The file is missing, damaged, or does not match the index.
         SchemaError: The file is not a trajectory.
     """
-    entry, header = look(listing, number, allow_pickle=allow_pickle)
+    entry, header = listing.inspect(number, allow_pickle=allow_pickle)
     for name in ("model_weights_id", "max_episode_length"):
-        _compare(entry.path(), header, name, getattr(entry.facts, name))
+        _compare(entry.path(), header, name, getattr(entry.info, name))
     return entry
 
 
@@ -167,7 +158,7 @@ def _compare(path: Path, header: Header, name: str, expected: object) -> None:
         raise DamagedFileError(msg)
 
 
-def check_file(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
+def check_file(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
     """Read a file and verify everything that can be verified.
 
     Args:
@@ -182,10 +173,10 @@ def check_file(listing: Listing, number: int, *, allow_pickle: bool) -> tuple[in
         DamagedFileError: The file is missing, damaged, or does not match the index.
         SchemaError: The file is not a trajectory.
     """
-    format_name, fact, known = listing.head.trajectory_format, listing.facts[number], listing.known.get(number)
-    path = listing.directory / file_name(fact, format_name)
+    format_name, fact, known = listing.head.trajectory_format, listing.infos[number], listing.entries.get(number)
+    path = listing.directory / fact.file_name(format_name)
     checksum = file_checksum(path, format_name, deep=True)
-    kept = "" if known is None or known.place is None else known.place.checksum
+    kept = "" if known is None or known.file is None else known.file.checksum
     if kept and checksum != kept:
         msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
         raise DamagedFileError(msg)

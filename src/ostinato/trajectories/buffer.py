@@ -1,4 +1,4 @@
-"""`TrajectoryReplayBuffer`: the public face of the trajectory store. Where trajectories are: `store.py`."""
+"""`TrajectoryReplayBuffer`: batched rollouts on disk, and uniform sampling of their transitions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ostinato.durable.tensorfile import check_format, check_tree
 from ostinato.durable.trees import flatten
 from ostinato.errors import CheckpointError, DamagedFileError, EmptyBufferError, KindError, OptionError, SlotError
 from ostinato.trajectories import checkpoint
-from ostinato.trajectories.checkpoint import State, generator_in, numbers
+from ostinato.trajectories.checkpoint import BufferState, Snapshot
 from ostinato.trajectories.gather import gather
-from ostinato.trajectories.index import MAX_ID, Entry, Facts, Held, has_listing, read_listing
-from ostinato.trajectories.layout import Field, make_form
-from ostinato.trajectories.members import Members, common_fields
-from ostinato.trajectories.saver import Promise
-from ostinato.trajectories.store import Shelf, ShelfOptions
+from ostinato.trajectories.index import MAX_ID, Entry, TrajectoryData, TrajectoryInfo, has_index, is_seed, read_index
+from ostinato.trajectories.layout import Field, make_layout
+from ostinato.trajectories.saver import SaveFuture
+from ostinato.trajectories.store import Store, StoreOptions
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
+from ostinato.trajectories.trajectory_list import TrajectoryList
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ostinato.trajectories.layout import Signature
-    from ostinato.trajectories.members import Picked
+    from ostinato.trajectories.trajectory_list import DrawnTransitions
 
 __all__ = ["TrajectoryReplayBuffer"]
 
-_MOST_CHUNKS = 2**31 - 1
+_MAX_CHUNKS = 2**31 - 1
 
 
 @final
 class TrajectoryReplayBuffer:
     """Stores batched rollouts on disk and samples single transitions from them.
 
-    Memory holds an index, a bounded cache and a bounded queue, never the data. Sampling reads the rows that were drawn
-    and nothing else, by their places in the files. May be used from several threads.
+    Memory holds an index, a bounded cache and a bounded queue, not the data. Sampling reads only the rows that were
+    drawn, at their positions in the files. Thread-safe.
 
     Example:
         >>> import torch
         >>> from ostinato import Trajectory, TrajectoryReplayBuffer
         >>> rollout = Trajectory(rewards=torch.rand(5, 2, 1), curr_obs={"states": torch.rand(5, 2, 8)})
         >>> with TrajectoryReplayBuffer(auto_save=True, auto_save_path="rollouts") as buffer:
-        ...     ids = buffer.add_trajectories([rollout]).result()  # saved, whatever happens from here on
+        ...     ids = buffer.add_trajectories([rollout]).result()  # saved, even if the process is killed now
         ...     batch = buffer.sample(num_chunks=4)
         >>> ids, batch["curr_obs"]["states"].shape
         ([0], torch.Size([4, 8]))
@@ -60,7 +60,7 @@ class TrajectoryReplayBuffer:
     def __init__(
         self,
         seed: int = 1234,
-        enable_cache: bool = True,  # noqa: FBT001, FBT002 - the positions are those of the class that it replaces
+        enable_cache: bool = True,  # noqa: FBT001, FBT002 - positional as in RLinf
         cache_size: int = 5,
         sample_window_size: int = 0,
         auto_save: bool = False,  # noqa: FBT001, FBT002
@@ -72,26 +72,26 @@ class TrajectoryReplayBuffer:
         save_queue_size: int = 8,
         max_open_files: int = 256,
     ) -> None:
-        """Make an empty buffer; nothing is written before the first trajectory.
+        """Make an empty buffer. Nothing is written before the first trajectory is added.
 
         Args:
             seed: Seed of the buffer's own generator.
             enable_cache: Keep recent trajectories in memory.
-            cache_size: How many, 1 or more.
-            sample_window_size: Sample from the most recent trajectories only; 0 means all.
-            auto_save: Save each trajectory durably in the background. Otherwise those that leave the cache are spilled
-                to a temporary directory, which goes with the buffer: `save_checkpoint` keeps them.
-            auto_save_path: Where to save; with `auto_save=False` where the temporary directory is made. None, or the
-                empty text that RLinf has for it: a new directory `logs/replay_buffer/...` of the working directory,
-                which a warning names once; for spilling the system's temporary directory.
+            cache_size: Number of trajectories in the cache, 1 or more.
+            sample_window_size: Sample from this many of the most recent trajectories; 0 means all.
+            auto_save: Save each trajectory durably in the background. Otherwise those that leave the cache are written
+                to a temporary directory, which is removed with the buffer; `save_checkpoint` keeps them.
+            auto_save_path: Directory to save to; with `auto_save=False` where the temporary directory is made. None or
+                "": a new directory `logs/replay_buffer/...` in the working directory, which a warning names; with
+                `auto_save=False` the system's temporary directory.
             trajectory_format: `pt`, `pkl` or `safetensors` (the fastest to sample from).
-            allow_pickle: Consent to read and write `pkl`: reading such a file runs whatever code it brings.
-            cache_bytes: Most bytes of the cache.
-            save_queue_size: Trajectories that may wait for the saver; adding waits when so many do.
-            max_open_files: Files held open for sampling; never more than half of those that the process may open.
+            allow_pickle: Allow reading and writing `pkl`. Reading such a file executes the code in it.
+            cache_bytes: Most bytes in the cache; None for no bound.
+            save_queue_size: Trajectories that may wait to be saved; `add_trajectories` blocks when more do.
+            max_open_files: Files kept open for sampling; at most half of those that the process may open.
 
         Raises:
-            OptionError: An argument is out of its range, `pkl` without consent, or `auto_save_path` holds
+            OptionError: An argument is out of range, `pkl` is given without `allow_pickle`, or `auto_save_path` holds
                 trajectories of another format.
         """
         check_format(trajectory_format, allow_pickle=allow_pickle)
@@ -102,107 +102,107 @@ class TrajectoryReplayBuffer:
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0 or not enable_cache):
             msg = f"cache_bytes must be None, or 0 or more with enable_cache=True, got {cache_bytes!r}"
             raise OptionError(msg)
-        if type(seed) is not int or not -(2**63) <= seed < 2**63:
+        if not is_seed(seed):
             msg = f"seed must be an integer of 64 bits, got {seed!r}"
             raise OptionError(msg)
         directory = _directory(auto_save_path, trajectory_format, auto_save=auto_save)
         self._window = sample_window_size
-        self._state = State(seed, trajectory_format)
+        self._state = BufferState(seed, trajectory_format)
         size = cache_size if enable_cache else 0
-        options = ShelfOptions(directory, auto_save, size, cache_bytes, save_queue_size, max_open_files, allow_pickle)
-        self._shelf = Shelf(options, self._state)
-        self._members = Members(sample_window_size)
-        self._finalizer = weakref.finalize(self, self._shelf.end)
+        options = StoreOptions(directory, auto_save, size, cache_bytes, save_queue_size, max_open_files, allow_pickle)
+        self._store = Store(options, self._state)
+        self._trajectories = TrajectoryList(sample_window_size)
+        self._finalizer = weakref.finalize(self, self._store.end)
 
     def __len__(self) -> int:
-        """Return the number of trajectories."""
-        return len(self._members)
+        """Number of trajectories."""
+        return len(self._trajectories)
 
     def __repr__(self) -> str:
-        """Name what it holds."""
+        """Number of trajectories and transitions, and the format."""
         counts = f"{len(self)} trajectories, {self.total_samples} transitions"
         return f"TrajectoryReplayBuffer({counts}, {self._state.format_name})"
 
     def __enter__(self) -> Self:
-        """Return the buffer; `close` is called at the end of the block."""
+        """Return the buffer; the end of the block calls `close`."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the buffer."""
         self.close()
 
     @property
     def size(self) -> int:
         """Number of trajectories."""
-        return len(self._members)
+        return len(self._trajectories)
 
     @property
     def total_samples(self) -> int:
-        """Number of transitions: the sum of T * B."""
-        return self._members.total_samples
+        """Number of transitions, the sum of T * B."""
+        return self._trajectories.total_samples
 
     @property
     def seed(self) -> int:
-        """Seed of the generator, that of the checkpoint after `load_checkpoint`."""
+        """Seed of the generator; after `load_checkpoint` the seed of the checkpoint."""
         return self._state.seed
 
     @property
     def trajectory_format(self) -> str:
-        """Format of the files, that of the checkpoint after `load_checkpoint`."""
+        """Format of the files; after `load_checkpoint` the format of the checkpoint."""
         return self._state.format_name
 
     @property
     def auto_save_path(self) -> Path | None:
         """Where trajectories are saved; None without `auto_save`."""
-        return self._shelf.options.directory if self._shelf.options.auto_save else None
+        return self._store.options.save_directory
 
     @property
     def trajectory_ids(self) -> list[int]:
         """Ids of the trajectories, ascending."""
-        with self._shelf.lock:
-            return [entry.id for entry in self._members.entries]
+        with self._store.lock:
+            return [entry.id for entry in self._trajectories.entries]
 
     def add_trajectories(self, trajectories: Sequence[Trajectory]) -> Future[list[int]] | None:
-        """Add rollouts. They are copied: callers may reuse their tensors.
+        """Add rollouts. Their tensors are copied, so the caller may reuse them.
+
+        After an error no rollout is added.
 
         Args:
-            trajectories: A list of `Trajectory`; plain dicts and dataclasses with such fields are taken, too.
+            trajectories: A list of `Trajectory`, or of plain dicts or dataclasses with the same fields.
 
         Returns:
-            With `auto_save` a future of the new ids, done when all are saved: then they survive `kill -9`. Else None.
+            With `auto_save` a future of the new ids, done when all are saved and survive a crash. Otherwise None.
 
         Raises:
-            SchemaError: A rollout has neither `prev_logprobs` nor `rewards`, or fields of other lengths. None is added.
-            KindError: A value can be neither saved nor sampled. None is added.
-            OptionError: A weights id may not stand in a file name, or `extra` has a field of `Trajectory`. None is
-                added.
+            SchemaError: A rollout has neither `prev_logprobs` nor `rewards`, or fields of different lengths.
+            KindError: A value has a type that cannot be saved.
+            OptionError: A weights id is not valid in a file name, or `extra` has a field of `Trajectory`.
             UsageError: The process is a fork of the one that made the buffer.
-            CheckpointError: An earlier trajectory could not be saved (it is tried again). None is added.
+            CheckpointError: An earlier trajectory could not be saved; it is tried again.
         """
         if isinstance(trajectories, (dict, Trajectory)) or not hasattr(trajectories, "__iter__"):
             msg = f"add_trajectories takes a list of Trajectory, got {type(trajectories).__name__}: wrap it in a list"
             raise KindError(msg)
-        self._shelf.prepare()
-        made = [
-            _owned(value, self._state.format_name, f"trajectory {number}") for number, value in enumerate(trajectories)
+        self._store.prepare()
+        entries = [
+            _new_entry(value, self._state.format_name, f"trajectory {number}")
+            for number, value in enumerate(trajectories)
         ]
-        with self._shelf.lock:
-            if self._state.counter + len(made) > MAX_ID + 1:
-                msg = f"the ids are used up: the next one is {self._state.counter}, the highest {MAX_ID}"
+        with self._store.lock:
+            first = self._state.counter
+            if first + len(entries) > MAX_ID + 1:
+                msg = f"the ids are used up: the next one is {first}, the highest {MAX_ID}"
                 raise CheckpointError(msg)
-            entries = [self._entry(*parts) for parts in made]
-            promise = Promise([entry.id for entry in entries])
-            self._shelf.admit(entries, promise)  # queued at once: an interrupt while it waits for room loses nothing
-            self._members.append(entries)
-        self._shelf.wait_for_room()
-        return promise.future if self._shelf.options.auto_save else None
-
-    def _entry(self, facts: Facts, held: Held, form: Any) -> Entry:
-        facts = facts._replace(trajectory_id=self._state.counter)
-        self._state.counter += 1
-        return Entry(facts, form, held=held)
+            for number, entry in enumerate(entries, first):
+                entry.info = entry.info._replace(trajectory_id=number)
+            self._state.counter += len(entries)
+            future = SaveFuture([entry.id for entry in entries])
+            self._store.admit(entries, future)  # queued before waiting for room: an interrupt there loses nothing
+            self._trajectories.append(entries)
+        self._store.wait_for_room()
+        return future.future if self._store.options.auto_save else None
 
     def sample(
         self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
@@ -210,129 +210,128 @@ class TrajectoryReplayBuffer:
         """Draw transitions uniformly from the window.
 
         Args:
-            num_chunks: How many, 1 or more; exactly so many come back.
-            replace: Draw each independently (so more than there are is no error); False draws each at most once.
-            missing: What to do where some trajectories of the window lack a field: `raise` names it, `drop` leaves it
-                out.
+            num_chunks: Number of transitions, 1 or more.
+            replace: Draw each independently, so that `num_chunks` may exceed the window; False draws each at most once.
+            missing: What to do if some trajectories of the window lack a field: `raise`, or `drop` the field.
 
         Returns:
-            A dict with the keys and the nesting of the rollout, new tensors `[num_chunks, ...]` on the CPU.
+            A dict with the keys and nesting of the rollouts; new tensors `[num_chunks, ...]` on the CPU.
 
         Raises:
-            EmptyBufferError: There is no trajectory.
-            OptionError: `num_chunks` is no positive number, or larger than the window with `replace=False`.
+            EmptyBufferError: The buffer is empty.
+            OptionError: `num_chunks` is not positive, or larger than the window with `replace=False`.
             KeyMissingError: Some trajectories lack a field (see `missing`).
-            SchemaError: A field differs in dtype or shape of a row between trajectories of the window.
-            DamagedFileError: A file is gone or too short; the message names it.
-            CheckpointError: A trajectory could not be saved in the background (it is tried again).
+            SchemaError: A field differs in dtype or row shape between trajectories of the window.
+            DamagedFileError: A file is missing or too short; the message names it.
+            CheckpointError: A trajectory could not be saved in the background; it is tried again.
         """
         require_eager("sampling")
         count = _count_of("num_chunks", num_chunks)
         if missing not in {"raise", "drop"}:
             msg = f"missing must be 'raise' or 'drop', got {missing!r}"
             raise OptionError(msg)
-        self._shelf.check()
+        self._store.check()
         while True:
-            members, fields, picked = self._draw(count, replace=replace, drop=missing == "drop")
+            trajectories, fields, drawn = self._draw(count, replace=replace, drop=missing == "drop")
             try:
-                return gather(picked, fields, self._shelf.sources)
+                return gather(drawn, fields, self._store.sources)
             except DamagedFileError:
-                if self._members is members:
+                if self._trajectories is trajectories:
                     raise
-                # Another thread has cleared or loaded meanwhile, and the spilled files are gone: draw among the new.
+                # Another thread has cleared or loaded meanwhile, which removed spilled files: draw again.
 
-    def _draw(self, count: int, *, replace: bool, drop: bool) -> tuple[Members, Signature, Picked]:
-        with self._shelf.lock:
-            members = self._members
-            if not len(members):
+    def _draw(self, count: int, *, replace: bool, drop: bool) -> tuple[TrajectoryList, Signature, DrawnTransitions]:
+        with self._store.lock:
+            trajectories = self._trajectories
+            if not len(trajectories):
                 msg = "the buffer is empty: add trajectories or load a checkpoint before sampling"
                 raise EmptyBufferError(msg)
-            below = members.window_samples
+            below = trajectories.window_samples
             if not replace and count > below:
                 msg = f"num_chunks must be in [1, {below}] (the window) with replace=False, got {count}"
                 raise OptionError(msg)
-            fields = common_fields(members.layouts, drop=drop)
-            return members, fields, members.pick(numbers(self._state.generator, count, below, replace=replace))
+            fields = trajectories.common_fields(drop=drop)
+            return trajectories, fields, trajectories.draw(self._state.generator, count, replace=replace)
 
     def sample_chunks(
         self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"
     ) -> dict[str, Any]:
-        """Do what `sample` does, under the name that RLinf has for it."""
+        """Call `sample`; the name is RLinf's."""
         return self.sample(num_chunks, replace=replace, missing=missing)
 
     def load_trajectory(self, trajectory_id: int) -> Trajectory:
-        """Return a whole trajectory as it was added, in new tensors, lists and dicts.
+        """Return a copy of a whole trajectory.
 
         Raises:
-            SlotError: There is none of this id.
-            DamagedFileError: Its file is gone or damaged.
+            SlotError: No trajectory has this id.
+            DamagedFileError: Its file is missing or damaged.
         """
-        with self._shelf.lock:
-            entry = self._members.find(trajectory_id)
+        with self._store.lock:
+            entry = self._trajectories.find(trajectory_id)
         if entry is None:
-            msg = f"no trajectory {trajectory_id!r}: the ids are {self.trajectory_ids[:20]}"
+            msg = f"no trajectory has the id {trajectory_id!r}: the ids are {self.trajectory_ids[:20]}"
             raise SlotError(msg)
-        return Trajectory.from_dict(copy.deepcopy(self._shelf.read_checked(entry).tree))
+        return Trajectory.from_dict(copy.deepcopy(self._store.read_checked(entry).tree))
 
     def is_ready(self, min_size: int) -> bool:
-        """Tell whether there are at least `min_size` trajectories."""
+        """Return whether the buffer holds at least `min_size` trajectories."""
         return len(self) >= min_size
 
     async def is_ready_async(self, min_size: int) -> bool:
-        """Do what `is_ready` does, for callers that await it."""
+        """Call `is_ready`, for callers that await it."""
         return self.is_ready(min_size)
 
     def get_stats(self) -> dict[str, Any]:
-        """Return counts: trajectories, transitions, cache, waiting saves, open files."""
-        with self._shelf.lock:
+        """Return counts of trajectories, transitions, cached trajectories, pending saves and open files."""
+        with self._store.lock:
             return {
-                "num_trajectories": len(self._members),
-                "total_samples": self._members.total_samples,
-                "window_samples": self._members.window_samples,
+                "num_trajectories": len(self._trajectories),
+                "total_samples": self._trajectories.total_samples,
+                "window_samples": self._trajectories.window_samples,
                 "trajectory_counter": self._state.counter,
                 "sample_window_size": self._window,
                 "trajectory_format": self._state.format_name,
-                **self._shelf.stats(),
+                **self._store.stats(),
             }
 
     def flush(self) -> None:
-        """Wait until every trajectory handed to the saver is on disk.
+        """Wait until every trajectory queued so far is saved.
 
         Raises:
-            CheckpointError: One could not be saved; it stays in memory and is tried again.
+            CheckpointError: A trajectory could not be saved; it stays in memory and is tried again.
         """
-        self._shelf.flush()
+        self._store.flush()
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Save all trajectories, counters and the generator into a new directory, which appears whole.
+        """Save all trajectories, the id counter and the generator to a new directory, completely or not at all.
 
-        Files are linked where the file system can, else copied. With the buffer's own `auto_save_path` nothing is
-        copied: the journal is folded into the index there.
+        Files are linked, or copied if the file system cannot link. If `path` is the buffer's own `auto_save_path`,
+        nothing is copied and only the index there is written.
 
         Args:
             path: A directory that does not exist yet, or is empty.
 
         Raises:
-            CheckpointError: The path is taken, or a trajectory could not be saved before.
+            CheckpointError: The path exists and is not empty, or an earlier trajectory could not be saved.
             StorageMemoryError: The disk is full; nothing is left at `path`.
         """
         target = Path(path).absolute()
-        self._shelf.check()
+        self._store.check()
         if self.auto_save_path is not None and target == self.auto_save_path:
-            self._fold_own(target)
+            self._save_in_place(target)
             return
-        with self._shelf.lock:
-            kept = [checkpoint.Kept(entry, entry.held, entry.place) for entry in self._members.entries]
+        with self._store.lock:
+            snapshots = [Snapshot(entry, entry.data, entry.file) for entry in self._trajectories.entries]
             head = self._state.head()
-        checkpoint.save(target, head, kept)
+        checkpoint.save(target, head, snapshots)
 
-    def _fold_own(self, target: Path) -> None:
-        self._shelf.prepare()
-        self._shelf.flush()
-        if not self._shelf.fold_if_same(lambda: self._members.entries):
+    def _save_in_place(self, target: Path) -> None:
+        self._store.prepare()
+        self._store.flush()
+        if not self._store.rewrite_index_if_same(lambda: self._trajectories.entries):
             msg = (
-                f"{target} is where this buffer saves to, and it does not list the same trajectories (others were "
-                "loaded from elsewhere, or lay there before): save the checkpoint to another path"
+                f"{target} is the auto_save_path of this buffer, but does not list the same trajectories (some were "
+                "loaded from elsewhere, or were there before): save the checkpoint to another path"
             )
             raise CheckpointError(msg)
 
@@ -345,83 +344,84 @@ class TrajectoryReplayBuffer:
         *,
         on_damage: Literal["raise", "skip"] = "raise",
     ) -> None:
-        """Replace the content with that of a directory that `save_checkpoint`, auto-saving or RLinf wrote.
+        """Replace the content with that of a directory written by `save_checkpoint`, `auto_save` or RLinf.
 
-        Sampling goes on where it was saved, draw for draw; with directories of RLinf it begins with their seed. Files
-        are looked at, not read; their rows are read as they are drawn.
+        The generator continues where it was saved, so sampling repeats bit for bit; for directories of RLinf it begins
+        with their seed. Sizes or headers of the files are checked; rows are read when they are drawn.
+        After an error the buffer is unchanged.
 
         Args:
             load_path: The directory.
-            is_distributed: Take only this rank's contiguous share; shares differ by at most one trajectory, and each
-                rank of several draws with a generator of its own.
+            is_distributed: Load only this rank's contiguous share. Shares differ by at most one trajectory, and each
+                rank gets its own generator.
             local_rank: This rank, in `[0, world_size)`.
             world_size: Number of ranks.
-            on_damage: `raise` at the first missing or damaged file, or `skip` such files with a warning.
+            on_damage: `raise` for the first missing or damaged file, or `skip` such files with a warning.
 
         Raises:
-            CheckpointNotFoundError: No trajectories are there.
-            CheckpointError: They are pickles and `allow_pickle` was not given.
-            DamagedFileError: naming the file and the id. The buffer is as it was.
+            CheckpointNotFoundError: The directory holds no trajectories.
+            CheckpointError: The files are pickles and `allow_pickle` is False.
+            DamagedFileError: A file is missing or damaged; the message names it and the id.
         """
         if on_damage not in {"raise", "skip"}:
             msg = f"on_damage must be 'raise' or 'skip', got {on_damage!r}"
             raise OptionError(msg)
         rank, ranks = _rank(is_distributed, local_rank, world_size)
-        self._shelf.flush()
+        self._store.flush()
         path = Path(load_path).absolute()
-        consent = self._shelf.options.allow_pickle
-        loaded = checkpoint.load(path, allow_pickle=consent, rank=rank, ranks=ranks, on_damage=on_damage)
+        allow_pickle = self._store.options.allow_pickle
+        loaded = checkpoint.load(path, allow_pickle=allow_pickle, rank=rank, ranks=ranks, on_damage=on_damage)
         own = self.auto_save_path
         if own is not None:
             _check_same_format(own, loaded.head.trajectory_format)
-        generator = generator_in(loaded.head, rank, ranks, path)
-        with self._shelf.lock:
-            before, self._members, state = self._members.entries, Members(self._window), self._state
-            self._members.append(loaded.entries)
-            state.generator, state.seed, state.format_name = generator, loaded.head.seed, loaded.head.trajectory_format
-            state.counter = max(state.counter, loaded.head.counter, self._shelf.lowest_free_id())
-            self._shelf.empty_cache()
-        self._shelf.forget(before, unlist=False)
+        with self._store.lock:
+            before, self._trajectories = self._trajectories.entries, TrajectoryList(self._window)
+            self._trajectories.append(loaded.entries)
+            self._state.restore(loaded.head, loaded.generator, self._store.lowest_free_id())
+            self._store.empty_cache()
+        self._store.forget(before, unlist=False)
 
     def clear(self) -> None:
-        """Forget all trajectories. Files stay where they are; no id is given twice.
+        """Remove all trajectories from the buffer. Saved files stay; ids are not reused.
 
-        With `auto_save` they are taken off the list of the directory. What waits to be saved is not saved any more:
-        its future is cancelled.
+        With `auto_save` the trajectories are removed from the index of the directory. Trajectories that wait to be
+        saved are discarded and their futures cancelled.
 
         Raises:
             CheckpointError: Another buffer saves to the directory now.
             UsageError: The process is a fork of the one that made the buffer, or this is a callback of a future.
         """
-        self._shelf.check_caller("clear")
-        with self._shelf.lock:
-            entries = self._members.entries
-            self._members = Members(self._window)
-            self._shelf.empty_cache()
-        self._shelf.forget(entries, unlist=True)
+        self._store.check_caller("clear")
+        with self._store.lock:
+            entries = self._trajectories.entries
+            self._trajectories = TrajectoryList(self._window)
+            self._store.empty_cache()
+        self._store.forget(entries, unlist=True)
 
     def clear_cache(self) -> None:
-        """Let the memory of the cache go and end the saver's thread; the next add starts it again.
+        """Empty the cache and end the background thread; the next `add_trajectories` starts it again.
 
-        Trajectories that are in memory alone are spilled before.
+        Trajectories that are only in memory are written to disk first.
 
         Raises:
             CheckpointError: A trajectory could not be saved; it stays in memory.
         """
-        self._shelf.clear_cache()
+        self._store.clear_cache()
 
     def close(self) -> None:
-        """Save what waits, fold the journal into the index and end the saver's thread.
+        """Save what is queued, write the index and end the background thread.
 
-        Then the directory loads in RLinf, too. The buffer can still be sampled, and an add opens the directory again.
+        Afterwards RLinf can load the directory, too. The buffer can still be sampled, and `add_trajectories` opens the
+        directory again.
 
         Raises:
-            CheckpointError: A trajectory could not be saved; it stays in memory, and `flush` tries once more.
+            CheckpointError: A trajectory could not be saved; it stays in memory, and `flush` tries again.
         """
-        self._shelf.close()
+        self._store.close()
 
 
-def _owned(value: object, format_name: str, where: str) -> tuple[Facts, Held, Any]:
+def _new_entry(value: object, format_name: str, where: str) -> Entry:
+    """Copy a rollout and check that it can be saved. The id is set later."""
     tree = owned_tree(as_trajectory(value), where)
     check_tree(tree, format_name, where)
     fields = [
@@ -429,16 +429,16 @@ def _owned(value: object, format_name: str, where: str) -> tuple[Facts, Held, An
         for path, leaf in flatten(tree, where=where).items()
         if hasattr(leaf, "untyped_storage")
     ]
-    form = make_form(fields, where)
-    facts = Facts(0, form.num_samples, tree["max_episode_length"], form.shape, tree["model_weights_id"])
-    return facts, Held(tree, form), form
+    layout = make_layout(fields, where)
+    info = TrajectoryInfo(0, layout.num_samples, tree["max_episode_length"], layout.shape, tree["model_weights_id"])
+    return Entry(info, layout, data=TrajectoryData(tree, layout))
 
 
 def _count_of(name: str, value: SupportsIndex) -> int:
-    """Return a count, numpy's integers among them, as an int."""
+    """Return a count as an int; NumPy integers are accepted."""
     count = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else 0
-    if not 1 <= count <= _MOST_CHUNKS:
-        msg = f"{name} must be a number of 1 or more (at most {_MOST_CHUNKS}), got {value!r:.80}"
+    if not 1 <= count <= _MAX_CHUNKS:
+        msg = f"{name} must be a number of 1 or more (at most {_MAX_CHUNKS}), got {value!r:.80}"
         raise OptionError(msg)
     return count
 
@@ -483,12 +483,5 @@ def _directory(path: str | os.PathLike[str] | None, format_name: str, *, auto_sa
 
 
 def _check_same_format(directory: Path, format_name: str) -> None:
-    if not has_listing(directory):
-        return
-    found = read_listing(directory, strict=False).head.trajectory_format
-    if found != format_name:
-        msg = (
-            f"auto_save_path {directory} holds trajectories as {found}, not {format_name}: choose another path, give "
-            f"trajectory_format={found!r}, or convert it (ostinato convert)"
-        )
-        raise CheckpointError(msg)
+    if has_index(directory):
+        read_index(directory, strict=False).check_format(format_name)

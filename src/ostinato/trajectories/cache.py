@@ -1,4 +1,4 @@
-"""Which trajectories stay in memory: the most recent ones, bounded in number and in bytes."""
+"""The trajectories that stay in memory: the most recent ones, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ __all__ = ["Cache"]
 
 @final
 class Cache:
-    """Remembers entries that stay in memory, the oldest goes first. The owner holds a lock around every call."""
+    """A least-recently-used cache of entries. Not thread-safe: the store's lock guards every call.
+
+    Args:
+        limit: Most trajectories.
+        limit_bytes: Most bytes of them; None for no bound.
+    """
 
     def __init__(self, limit: int, limit_bytes: int | None) -> None:
-        """Keep at most `limit` trajectories, and at most `limit_bytes` bytes of them if given."""
         self._limit = limit
         self._limit_bytes = limit_bytes
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self.nbytes = 0
-        """Bytes of the trajectories kept."""
+        """Bytes of the cached trajectories."""
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Number of cached trajectories."""
         return len(self._entries)
 
     def put(self, entry: Entry) -> list[Entry]:
-        """Keep an entry that is in memory, as the most recent one; return those that leave, perhaps itself."""
+        """Add an entry that is in memory as the most recent one; return the evicted entries, which may include it."""
         self._entries[entry.id] = entry
         self.nbytes += _nbytes(entry)
         entry.cached = True
-        gone = []
+        evicted = []
         while len(self._entries) > self._limit or (self._limit_bytes is not None and self.nbytes > self._limit_bytes):
-            gone.append(self._leave())
-        return gone
+            evicted.append(self._evict())
+        return evicted
 
     def touch(self, entry: Entry) -> None:
-        """Make an entry that is kept the most recent one."""
+        """Make a cached entry the most recent one."""
         if entry.id in self._entries:
             self._entries.move_to_end(entry.id)
 
     def clear(self) -> list[Entry]:
-        """Let go of all and return them."""
-        return [self._leave() for _ in range(len(self._entries))]
+        """Remove all entries and return them."""
+        return [self._evict() for _ in range(len(self._entries))]
 
-    def _leave(self) -> Entry:
+    def _evict(self) -> Entry:
         _, entry = self._entries.popitem(last=False)
         self.nbytes -= _nbytes(entry)
         entry.cached = False
@@ -54,4 +58,4 @@ class Cache:
 
 
 def _nbytes(entry: Entry) -> int:
-    return 0 if entry.held is None else entry.held.nbytes
+    return 0 if entry.data is None else entry.data.nbytes

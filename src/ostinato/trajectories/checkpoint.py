@@ -1,4 +1,4 @@
-"""Checkpoints of trajectories: a directory that appears whole, and reading one back, in full or a rank's share."""
+"""Checkpoints of trajectories: writing one as a whole, and loading one in full or a rank's share of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
-import numpy as np
 import torch
 
 from ostinato.durable.files import fsync_dir, link_or_copy, make_directories, new_token
 from ostinato.durable.locks import DirectoryLock
 from ostinato.durable.tensorfile import write_tree
 from ostinato.errors import CheckpointError, DamagedFileError
-from ostinato.trajectories.index import Entry, Head, consent, fold, place_of, read_listing, resolve
+from ostinato.trajectories.index import Entry, Head, SavedFile, read_index, write_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,25 +22,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.trajectories.index import Held, Place
+    from ostinato.trajectories.index import TrajectoryData
 
-__all__ = [
-    "Kept",
-    "Loaded",
-    "State",
-    "check_new",
-    "generator_in",
-    "load",
-    "new_directory",
-    "numbers",
-    "save",
-    "share",
-]
+__all__ = ["BufferState", "LoadedCheckpoint", "Snapshot", "check_new_path", "load", "new_directory", "save"]
+
+_SUFFIX = ".ostinato-tmp"
 
 
 @final
-class State:
-    """Shared by a buffer and its shelf; changed under the buffer's lock."""
+class BufferState:
+    """Seed, generator, id counter and format of a buffer; shared with its store and changed under the store's lock."""
 
     __slots__ = ("counter", "format_name", "generator", "seed")
 
@@ -53,17 +43,172 @@ class State:
         self.generator = torch.Generator().manual_seed(seed)
 
     def head(self) -> Head:
-        """Return what stands in front of an index now."""
+        """Return the head of an index, with a copy of the generator's state."""
         return Head(self.format_name, self.counter, self.seed, self.generator.get_state())
 
+    def restore(self, head: Head, generator: torch.Generator, lowest_free_id: int) -> None:
+        """Continue from a checkpoint; ids that were given before are not reused."""
+        self.generator, self.seed, self.format_name = generator, head.seed, head.trajectory_format
+        self.counter = max(self.counter, head.counter, lowest_free_id)
 
-def generator_in(head: Head, rank: int, ranks: int, where: object) -> torch.Generator:
-    """Return a generator that goes on where the saved one stopped, or begins with the seed where none was saved.
 
-    With several ranks each gets a stream of its own that follows from the saved state and its rank.
+class Snapshot(NamedTuple):
+    """An entry at the time of a checkpoint; it may be saved, or leave memory, while the checkpoint is written."""
+
+    entry: Entry
+    data: TrajectoryData | None
+    file: SavedFile | None
+
+
+def check_new_path(path: Path) -> None:
+    """Raise if a path exists and is not an empty directory.
 
     Raises:
-        DamagedFileError: The state is not one of a generator.
+        CheckpointError: The message names the path.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        msg = f"{path} exists and is no directory: choose a new path"
+        raise CheckpointError(msg)
+    if path.is_dir() and any(path.iterdir()):
+        msg = f"{path} exists and is not empty: choose a new path, or remove it first"
+        raise CheckpointError(msg)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside `path` that is renamed to `path` at the end, or removed after an error.
+
+    Temporary directories that killed processes left are removed.
+
+    Raises:
+        CheckpointError: The path exists and is not an empty directory.
+    """
+    check_new_path(path)
+    make_directories(path.parent)
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{new_token()}{_SUFFIX}")
+    temporary.mkdir()
+    lock = DirectoryLock(temporary)
+    try:
+        lock.acquire()
+        yield temporary
+        fsync_dir(temporary)
+        if os.name == "nt":  # a directory with an open file cannot be renamed on Windows
+            lock.release()
+            if path.is_dir():
+                path.rmdir()
+        temporary.rename(path)
+        lock.release(path)  # not before: an unlocked temporary directory counts as abandoned
+    except BaseException:
+        lock.release()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary directories of this path that no process has locked."""
+    for left in path.parent.iterdir():
+        name = left.name
+        token = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
+        if name != f".{path.name}.{token}{_SUFFIX}" or len(token) != len(new_token()) or "." in token:
+            continue  # of another path whose name begins with this one
+        lock = DirectoryLock(left)
+        with contextlib.suppress(CheckpointError, OSError):
+            lock.acquire()
+            shutil.rmtree(left, ignore_errors=True)
+            lock.release()
+
+
+def save(path: Path, head: Head, snapshots: Sequence[Snapshot]) -> None:
+    """Write trajectories into a new directory; files are linked, or copied if the file system cannot link.
+
+    Args:
+        path: The directory.
+        head: Format, counter, seed and generator.
+        snapshots: The trajectories.
+
+    Raises:
+        CheckpointError: The path exists and is not an empty directory.
+        DamagedFileError: A file is missing.
+        StorageMemoryError: The disk is full; nothing is left at `path`.
+    """
+    with new_directory(path) as temporary:
+        saved = [_save_entry(temporary, head.trajectory_format, *snapshot) for snapshot in snapshots]
+        write_index(temporary, head, {entry.id: entry.info for entry in saved}, saved)
+
+
+def _save_entry(
+    directory: Path, format_name: str, entry: Entry, data: TrajectoryData | None, file: SavedFile | None
+) -> Entry:
+    target = directory / entry.info.file_name(format_name)
+    if file is not None:
+        link_or_copy(entry.path(), target)
+        return Entry(entry.info, entry.layout, file)
+    if data is None:
+        msg = f"trajectory {entry.id} is neither in memory nor on disk"
+        raise CheckpointError(msg)
+    header, checksum = write_tree(target, data.tree, format_name, sync=True)
+    return Entry(entry.info, entry.layout, SavedFile.of(directory, format_name, header, entry.layout, checksum))
+
+
+class LoadedCheckpoint(NamedTuple):
+    """Head of the directory, trajectories of this rank, and a generator that continues where the saved one stopped."""
+
+    head: Head
+    entries: list[Entry]
+    generator: torch.Generator
+
+
+def load(
+    path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Literal["raise", "skip"]
+) -> LoadedCheckpoint:
+    """Read the index of a directory and check its files, without reading their rows.
+
+    Args:
+        path: The directory.
+        allow_pickle: Whether files may be unpickled.
+        rank: Which contiguous share of the trajectories to take, in `[0, ranks)`; sizes differ by at most one.
+        ranks: Number of shares.
+        on_damage: Raise for missing or damaged files, or skip them with a warning.
+
+    Raises:
+        CheckpointNotFoundError: The directory holds no trajectories.
+        CheckpointError: The files are pickles and `allow_pickle` is False.
+        DamagedFileError: A file is missing or damaged; the message names it and the id.
+    """
+    index = read_index(path, strict=on_damage == "raise")
+    index.check_pickle(allow_pickle=allow_pickle)
+    if index.damage:
+        msg = (
+            f"{path}: the file of field positions is damaged and was ignored: checksums are unknown, and the generator "
+            f"begins with the seed: {index.damage}"
+        )
+        warnings.warn(msg, RuntimeWarning, stacklevel=3)
+    ids = list(index.infos)
+    share = ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]
+    entries, damage = [], []
+    for number, found in index.check_files(share, allow_pickle=allow_pickle):
+        if isinstance(found, Entry):
+            entries.append(found)
+        elif on_damage == "raise":
+            raise found
+        else:
+            damage.append((number, found))
+    if damage:
+        first = "; ".join(str(error) for _, error in damage[:5])
+        msg = f"{path}: {len(damage)} damaged trajectories were left out (ids {[n for n, _ in damage[:20]]}): {first}"
+        warnings.warn(msg, RuntimeWarning, stacklevel=3)
+    return LoadedCheckpoint(index.head, entries, _generator_of(index.head, rank, ranks, path))
+
+
+def _generator_of(head: Head, rank: int, ranks: int, where: object) -> torch.Generator:
+    """Return a generator with the saved state, or with the seed if no state was saved.
+
+    With several ranks each gets its own stream, derived from the saved state and the rank.
+
+    Raises:
+        DamagedFileError: The saved state is invalid.
     """
     generator = torch.Generator().manual_seed(head.seed)
     if head.generator is not None:
@@ -76,166 +221,3 @@ def generator_in(head: Head, rank: int, ranks: int, where: object) -> torch.Gene
         seeds: Tensor = torch.randint(0, 2**62, (rank + 1,), generator=generator, device="cpu")
         generator = torch.Generator().manual_seed(int(seeds[rank]))
     return generator
-
-
-def numbers(generator: torch.Generator, count: int, below: int, *, replace: bool) -> np.ndarray:
-    """Draw `count` of the numbers `[0, below)`, int64 `[count]`.
-
-    With `replace` each draw is uniform and independent; otherwise every ordered choice of different numbers is equally
-    likely (`count <= below`).
-    """
-    if replace:
-        return torch.randint(0, below, (count,), generator=generator, device="cpu").numpy()
-    if 2 * count > below:
-        return torch.randperm(below, generator=generator, device="cpu")[:count].numpy()
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < count:  # at least half of the numbers are still free: one or two turns
-        more = torch.randint(0, below, (2 * (count - len(found)) + 16,), generator=generator, device="cpu").numpy()
-        found = np.concatenate((found, more))
-        _, first = np.unique(found, return_index=True)
-        found = found[np.sort(first)]
-    return found[:count]
-
-
-_SUFFIX = ".ostinato-tmp"
-
-
-class Kept(NamedTuple):
-    """An entry at the moment of a checkpoint: it may be saved or leave memory meanwhile."""
-
-    entry: Entry
-    held: Held | None
-    place: Place | None
-
-
-class Loaded(NamedTuple):
-    """What was read: the directory's head, and the trajectories that this rank gets."""
-
-    head: Head
-    entries: list[Entry]
-
-
-def check_new(path: Path) -> None:
-    """Refuse a target that is there already and not empty.
-
-    Raises:
-        CheckpointError: naming it.
-    """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        msg = f"{path} exists and is no directory: choose a new path"
-        raise CheckpointError(msg)
-    if path.is_dir() and any(path.iterdir()):
-        msg = f"{path} exists and is not empty: choose a new path, or remove it first"
-        raise CheckpointError(msg)
-
-
-@contextlib.contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside `path` that becomes `path` when the block ends well, and goes otherwise.
-
-    What a killed process left of earlier attempts is removed.
-
-    Raises:
-        CheckpointError: The path is taken.
-    """
-    check_new(path)
-    make_directories(path.parent)
-    _sweep(path)
-    temporary = path.with_name(f".{path.name}.{new_token()}{_SUFFIX}")
-    temporary.mkdir()
-    lock = DirectoryLock(temporary)
-    try:
-        lock.acquire()
-        yield temporary
-        fsync_dir(temporary)
-        if os.name == "nt":  # there a directory with an open file cannot be renamed
-            lock.release()
-            if path.is_dir():
-                path.rmdir()
-        temporary.rename(path)
-        lock.release(path)  # not before: who sweeps must not take a finished directory for a left one
-    except BaseException:
-        lock.release()
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    fsync_dir(path.parent)
-
-
-def _sweep(path: Path) -> None:
-    """Remove temporary directories of this path whose makers are gone: their locks are free."""
-    for left in path.parent.iterdir():
-        name = left.name
-        token = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
-        if name != f".{path.name}.{token}{_SUFFIX}" or len(token) != len(new_token()) or "." in token:
-            continue  # not of this path, but of one whose name begins like it
-        lock = DirectoryLock(left)
-        with contextlib.suppress(CheckpointError, OSError):
-            lock.acquire()
-            shutil.rmtree(left, ignore_errors=True)
-            lock.release()
-
-
-def save(path: Path, head: Head, kept: Sequence[Kept]) -> None:
-    """Write all trajectories into a new directory, by link or copy where they lie in files.
-
-    Args:
-        path: The directory.
-        head: Counter, seed and generator as they are now.
-        kept: The trajectories.
-
-    Raises:
-        CheckpointError: The path is taken.
-        DamagedFileError: A file is missing.
-        StorageMemoryError: The disk is full; nothing is left.
-    """
-    with new_directory(path) as temporary:
-        saved = []
-        for item in kept:
-            entry, target = item.entry, temporary / item.entry.file_name(head.trajectory_format)
-            if item.place is not None:
-                link_or_copy(item.entry.path(), target)
-                place = item.place
-            elif item.held is not None:
-                header, checksum = write_tree(target, item.held.tree, head.trajectory_format, sync=True)
-                place = place_of(temporary, head.trajectory_format, header, entry.form, checksum)
-            else:
-                msg = f"trajectory {entry.id} is neither in memory nor on disk"
-                raise CheckpointError(msg)
-            saved.append(Entry(entry.facts, entry.form, place))
-        fold(temporary, head, {entry.id: entry.facts for entry in saved}, saved)
-
-
-def share(ids: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return a rank's contiguous part of a list; the sizes of all parts differ by at most one."""
-    return ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]
-
-
-def load(path: Path, *, allow_pickle: bool, rank: int, ranks: int, on_damage: Literal["raise", "skip"]) -> Loaded:
-    """Read what a directory holds; files are looked at, their rows are not read.
-
-    Raises:
-        CheckpointNotFoundError: No trajectories are there.
-        CheckpointError: They are pickles without consent.
-        DamagedFileError: naming a file that is missing or damaged, and its id.
-    """
-    listing = read_listing(path, strict=on_damage == "raise")
-    consent(listing, allow_pickle=allow_pickle)
-    if listing.damage:
-        msg = (
-            f"{path}: our own list is damaged and was left out: checksums are unknown, and the generator begins "
-            f"with the seed: {listing.damage}"
-        )
-        warnings.warn(msg, RuntimeWarning, stacklevel=4)
-    entries, damage = [], []
-    for number, found in resolve(listing, share(list(listing.facts), rank, ranks), allow_pickle=allow_pickle):
-        if isinstance(found, Entry):
-            entries.append(found)
-        elif on_damage == "raise":
-            raise found
-        else:
-            damage.append((number, found))
-    if damage:
-        first = "; ".join(str(error) for _, error in damage[:5])
-        msg = f"{path}: {len(damage)} damaged trajectories were left out (ids {[n for n, _ in damage[:20]]}): {first}"
-        warnings.warn(msg, RuntimeWarning, stacklevel=4)
-    return Loaded(listing.head, entries)

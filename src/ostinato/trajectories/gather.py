@@ -1,4 +1,4 @@
-"""One batch: the rows that were drawn, from memory where a trajectory is there, else by positioned reads."""
+"""Reads the rows of a batch: from memory if the trajectory is cached, else by positioned reads of its file."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 
     from ostinato.durable.positioned_reads import OpenFile, OpenFiles
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.index import Entry, Held, Place
-    from ostinato.trajectories.layout import Form, Layout, Signature
-    from ostinato.trajectories.members import Picked
+    from ostinato.trajectories.index import Entry, SavedFile, TrajectoryData
+    from ostinato.trajectories.layout import Layout, RowSchema, Signature
+    from ostinato.trajectories.trajectory_list import DrawnTransitions
 
-__all__ = ["Blocks", "Sources", "gather"]
+__all__ = ["BatchMemory", "RowSources", "gather"]
 
-_MOST_FILES = 128
-_LARGEST_BLOCK = 31 * 2**20  # glibc learns from blocks of up to 32 MiB
+_MAX_OPEN = 128
+"""Files that one batched read has open at a time."""
+_LARGEST_BLOCK = 31 * 2**20
+"""glibc adapts its threshold to blocks of up to 32 MiB."""
 
 
 @final
-class Blocks:
-    """Keeps the system from taking the memory of every freed batch back.
+class BatchMemory:
+    """Makes glibc reuse the memory of freed batches instead of returning it to the system.
 
-    Large blocks of new memory cost a page fault for each 4 KiB (2.5 ms for 256 pairs of pictures). glibc keeps memory
-    for later once a larger block was freed, so one is taken and freed here, untouched. Elsewhere it changes nothing.
+    Large blocks of new memory cost a page fault for each 4 KiB (2.5 ms for 256 pairs of images). glibc keeps freed
+    memory once a larger block was freed, so one is allocated and freed here, untouched. Other allocators ignore it.
     """
 
     __slots__ = ("_largest",)
@@ -52,71 +54,71 @@ class Blocks:
             torch.empty(min(2 * nbytes, _LARGEST_BLOCK), dtype=torch.uint8, device="cpu")
 
 
-class Sources(NamedTuple):
-    """Where rows come from besides memory.
+class RowSources(NamedTuple):
+    """Where rows come from if they are not in memory.
 
     Attributes:
-        files: Files held open.
-        whole: Reads an entry whose file has no offsets.
-        blocks: Prepares memory for batches.
+        files: Files kept open.
+        read_whole: Reads an entry whose file can only be read as a whole.
+        memory: Memory of batches.
     """
 
     files: OpenFiles
-    whole: Callable[[Entry], Held]
-    blocks: Blocks
+    read_whole: Callable[[Entry], TrajectoryData]
+    memory: BatchMemory
 
     def open(self, entry: Entry) -> OpenFile:
-        """Return the open file of an entry that has a place."""
-        directory = entry.place.directory if entry.place is not None else None
+        """Return the open file of a saved entry."""
+        directory = entry.file.directory if entry.file is not None else None
         return self.files.get((directory, entry.id), entry.path)
 
 
 class _Target(NamedTuple):
-    """The batch that is being filled: tensors, and those with elements once more as bytes `[N, bytes of a row]`."""
+    """The batch that is filled: its tensors, and views of the non-empty ones as bytes `[N, bytes of a row]`."""
 
     tensors: dict[TreePath, Tensor]
     rows: dict[TreePath, np.ndarray]
 
 
 class _Group(NamedTuple):
-    """Drawn transitions whose trajectories share a layout and lie in files in order."""
+    """Trajectories with one schema whose fields are contiguous in their files; `numbers`: positions in the draw."""
 
     entries: list[Entry]
-    places: list[Place]
+    files: list[SavedFile]
     numbers: list[int]
 
 
-def gather(picked: Picked, fields: Signature, sources: Sources) -> dict[str, Any]:
-    """Return the rows as nested dicts of new tensors `[N, *row]`, in the order in which they were drawn.
+def gather(drawn: DrawnTransitions, fields: Signature, sources: RowSources) -> dict[str, Any]:
+    """Return the rows as nested dicts of new CPU tensors `[N, *row]`, in the order in which they were drawn.
 
     Raises:
-        DamagedFileError: naming a file that is missing or too short.
+        DamagedFileError: A file is missing or too short; the message names it.
     """
-    target = _target(len(picked.which), fields, sources.blocks)
-    order = np.argsort(picked.which, kind="stable")
-    starts = np.searchsorted(picked.which[order], np.arange(len(picked.entries) + 1))
-    groups: dict[Layout, _Group] = {}
-    for number, entry in enumerate(picked.entries):
-        held, place = entry.held, entry.place  # in this order: a saver sets the place before it lets the memory go
-        if held is None and place is not None and place.strides is None and -1 not in place.offsets:
-            group = groups.setdefault(entry.form.layout, _Group([], [], []))
+    target = _target(len(drawn.which), fields, sources.memory)
+    order = np.argsort(drawn.which, kind="stable")
+    starts = np.searchsorted(drawn.which[order], np.arange(len(drawn.entries) + 1))
+    groups: dict[RowSchema, _Group] = {}
+    for number, entry in enumerate(drawn.entries):
+        data, file = entry.data, entry.file  # in this order: the saver sets the file before it frees the data
+        if data is None and file is not None and file.strides is None and -1 not in file.offsets:
+            group = groups.setdefault(entry.layout.schema, _Group([], [], []))
             group.entries.append(entry)
-            group.places.append(place)
+            group.files.append(file)
             group.numbers.append(number)
             continue
         chosen = order[starts[number] : starts[number + 1]]
-        rows = entry.form.rows(picked.transitions[chosen])
-        if held is None and place is not None and place.strides is not None:
-            _from_strided(target, entry, place, chosen, rows, sources)
+        rows = entry.layout.rows(drawn.transitions[chosen])
+        if data is None and file is not None and file.strides is not None:
+            _read_strided(target, entry, file, chosen, rows, sources)
         else:
-            _from_memory(target, entry.form, held or sources.whole(entry), chosen, rows)
-    for layout, group in groups.items():
-        _from_files(target, layout, group, picked, sources)
+            _copy_from_memory(target, entry.layout, data or sources.read_whole(entry), chosen, rows)
+    for schema, group in groups.items():
+        _read_contiguous(target, schema, group, drawn, sources)
     return nest(target.tensors)
 
 
-def _target(count: int, fields: Signature, blocks: Blocks) -> _Target:
-    blocks.expect(count * sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in fields.values()))
+def _target(count: int, fields: Signature, memory: BatchMemory) -> _Target:
+    memory.expect(count * sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in fields.values()))
     tensors = {
         path: torch.empty((count, *row_shape), dtype=DTYPES[dtype], device="cpu")
         for path, (dtype, row_shape) in fields.items()
@@ -129,32 +131,34 @@ def _target(count: int, fields: Signature, blocks: Blocks) -> _Target:
     return _Target(tensors, rows)
 
 
-def _from_memory(target: _Target, form: Form, held: Held, chosen: np.ndarray, rows: np.ndarray) -> None:
-    for number, field in enumerate(form.fields):
+def _copy_from_memory(
+    target: _Target, layout: Layout, data: TrajectoryData, chosen: np.ndarray, rows: np.ndarray
+) -> None:
+    for number, field in enumerate(layout.fields):
         out = target.rows.get(field.path)
         if out is not None:
-            out[chosen] = held.rows[number][rows[:, number]]
+            out[chosen] = data.rows[number][rows[:, number]]
 
 
-def _from_strided(
-    target: _Target, entry: Entry, place: Place, chosen: np.ndarray, rows: np.ndarray, sources: Sources
+def _read_strided(
+    target: _Target, entry: Entry, file: SavedFile, chosen: np.ndarray, rows: np.ndarray, sources: RowSources
 ) -> None:
-    """Read rows whose elements do not lie in order, one by one."""
+    """Read rows of fields that are not contiguous, one by one."""
     path = entry.path()
-    file = sources.open(entry)
-    for number, field in enumerate(entry.form.fields):
+    opened = sources.open(entry)
+    for number, field in enumerate(entry.layout.fields):
         tensor = target.tensors.get(field.path)
         if tensor is None or not tensor.numel():
             continue
-        strides = (place.strides or ())[number] or _strides_in_order(field.shape, field.torch_dtype.itemsize)
+        strides = (file.strides or ())[number] or _contiguous_strides(field.shape, field.torch_dtype.itemsize)
         for position, row in zip(chosen.tolist(), rows[:, number].tolist(), strict=True):
-            step, env = divmod(row, entry.form.envs)
-            offset = place.offsets[number] + step * strides[0] + env * strides[1]
+            step, env = divmod(row, entry.layout.envs)
+            offset = file.offsets[number] + step * strides[0] + env * strides[1]
             placed = Placed(field.path, field.dtype, field.row_shape, offset, strides[2:])
-            tensor[position].copy_(read_strided(file.fd, placed, path))
+            tensor[position].copy_(read_strided(opened.fd, placed, path))
 
 
-def _strides_in_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     strides = [itemsize]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
@@ -162,41 +166,43 @@ def _strides_in_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _rows(entries: list[Entry], which: np.ndarray, transitions: np.ndarray) -> np.ndarray:
-    """Return where transitions lie in each field of their trajectories, int64 `[N, F]`."""
-    first = entries[0].form
-    if all(entry.form is first for entry in entries):
+    """Return the row of each transition in each field of its trajectory, int64 `[N, F]`."""
+    first = entries[0].layout
+    if all(entry.layout is first for entry in entries):
         return first.rows(transitions)
-    envs = np.array([entry.form.envs for entry in entries])
-    pairings = np.stack([entry.form.pairings for entry in entries])
-    return rows_of(transitions, envs[which], pairings[which])
+    envs = np.array([entry.layout.envs for entry in entries])
+    row_offsets = np.stack([entry.layout.row_offsets for entry in entries])
+    return rows_of(transitions, envs[which], row_offsets[which])
 
 
-def _from_files(target: _Target, layout: Layout, group: _Group, picked: Picked, sources: Sources) -> None:
+def _read_contiguous(
+    target: _Target, schema: RowSchema, group: _Group, drawn: DrawnTransitions, sources: RowSources
+) -> None:
     """Read rows by their offsets, ordered by file and offset, a bounded number of files at a time."""
-    mine = np.full(len(picked.entries), -1)
+    mine = np.full(len(drawn.entries), -1)
     mine[group.numbers] = np.arange(len(group.numbers))
-    chosen = np.flatnonzero(mine[picked.which] >= 0)
-    file_of = mine[picked.which[chosen]]
-    paths = list(layout.signature)
+    chosen = np.flatnonzero(mine[drawn.which] >= 0)
+    file_of = mine[drawn.which[chosen]]
+    paths = list(schema.signature)
     used = [number for number, path in enumerate(paths) if path in target.rows]
-    widths = layout.row_bytes[used]
-    bases = np.array([place.offsets for place in group.places], dtype=np.int64)[:, used]
+    widths = schema.row_bytes[used]
+    bases = np.array([file.offsets for file in group.files], dtype=np.int64)[:, used]
     starts = np.array([target.rows[paths[number]].ctypes.data for number in used], dtype=np.int64)
-    rows = _rows(group.entries, file_of, picked.transitions[chosen])
+    rows = _rows(group.entries, file_of, drawn.transitions[chosen])
     offsets = (bases[file_of] + rows[:, used] * widths).reshape(-1)
     targets = (starts + chosen[:, None] * widths).reshape(-1)
     files = np.repeat(file_of, len(used))
     order = np.lexsort((offsets, files))
     files, offsets, targets, sizes = files[order], offsets[order], targets[order], np.tile(widths, len(chosen))[order]
-    step = max(min(sources.files.limit, _MOST_FILES), 1)
+    step = max(min(sources.files.limit, _MAX_OPEN), 1)
     for first in range(0, len(group.entries), step):
         entries = group.entries[first : first + step]
-        opened = [sources.open(entry) for entry in entries]  # held until the reads are done
+        opened = [sources.open(entry) for entry in entries]  # kept open until the reads are done
         low, high = np.searchsorted(files, (first, first + step))
         fds = np.array([file.fd for file in opened], dtype=np.int64)[files[low:high] - first]
         reached = read_pieces(fds, offsets[low:high], sizes[low:high], targets[low:high])
         if reached < high - low:
             path = group.entries[files[low + reached]].path()
-            msg = f"{path} ends before byte {offsets[low + reached] + sizes[low + reached]}: it was cut"
+            msg = f"{path} ends before byte {offsets[low + reached] + sizes[low + reached]}: it was truncated"
             raise DamagedFileError(msg)
-        opened.clear()  # before the next ones are opened: the process may have room for as many alone
+        opened.clear()  # before the next ones are opened: the process may not be able to open more

@@ -1,4 +1,4 @@
-"""The form of a trajectory: steps, environments and fields, and which row of each field belongs to which transition."""
+"""The layout of a trajectory: steps, environments, fields, and the row of each field that belongs to a transition."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from ostinato.durable.trees import TreePath
 
-__all__ = ["Field", "Form", "Layout", "Signature", "make_form", "rows_of"]
+__all__ = ["Field", "Layout", "RowSchema", "Signature", "make_layout", "rows_of"]
 
 Signature: TypeAlias = "dict[TreePath, tuple[str, tuple[int, ...]]]"
-"""What a batch holds: by path, dtype and shape of a row."""
+"""The fields of a batch: dtype and shape of a row by path."""
 
 _FLAGS = ("terminations", "truncations", "dones", "intervene_flags")
 _VALUES = ("prev_values",)
@@ -37,8 +37,9 @@ _KNOWN = (
     "curr_obs",
     "next_obs",
 )
-_SHAPERS = ("prev_logprobs", "rewards")
-_MOST_SAMPLES = 2**40
+_SIZING_FIELDS = ("prev_logprobs", "rewards")
+"""Fields that give the number of steps and environments; the first one present counts."""
+_MAX_SAMPLES = 2**40
 
 
 class Field(NamedTuple):
@@ -65,127 +66,126 @@ class Field(NamedTuple):
 
 
 @final
-class Layout:
-    """What a row of each field is, whatever the number of steps and environments. Immutable and shared."""
+class RowSchema:
+    """Dtype and row shape of each field, for any number of steps and environments. Immutable; equal ones are shared."""
 
     __slots__ = ("row_bytes", "signature")
 
     def __init__(self, fields: tuple[tuple[TreePath, str, tuple[int, ...]], ...]) -> None:
         self.signature = {path: (dtype, row_shape) for path, dtype, row_shape in fields}
-        """What a batch of such rows holds: by path, dtype and shape of a row."""
+        """Dtype and shape of a row by path."""
         self.row_bytes = np.array(
             [math.prod(row_shape) * DTYPES[dtype].itemsize for _, dtype, row_shape in fields], dtype=np.int64
         )
-        """Bytes of a row of each field, `[F]`."""
+        """Bytes of a row of each field, int64 `[F]`."""
 
 
-_layout = lru_cache(maxsize=4096)(Layout)
+_row_schema = lru_cache(maxsize=4096)(RowSchema)
 
 
-class Pairing(NamedTuple):
-    """Which row of a field belongs to step `t`: `t + t // length + lead`."""
+class RowOffset(NamedTuple):
+    """Which row of a field belongs to step `t`: `t + t // epoch_steps + lead`."""
 
-    length: int
+    epoch_steps: int
     lead: int
 
 
 @final
-class Form:
-    """Steps `T`, environments `B` and fields of a trajectory. Immutable; trajectories of one form share one object.
+class Layout:
+    """Steps `T`, environments `B` and fields of a trajectory. Immutable; trajectories of equal layout share one object.
 
-    A transition has the number `t * B + b`.
+    Transition `(t, b)` has the number `t * B + b`.
     """
 
-    __slots__ = ("envs", "field_bytes", "fields", "layout", "pairings", "shape", "steps")
+    __slots__ = ("envs", "field_bytes", "fields", "row_offsets", "schema", "shape", "steps")
 
-    def __init__(self, fields: tuple[Field, ...], shape: tuple[int, ...], pairings: list[Pairing]) -> None:
+    def __init__(self, fields: tuple[Field, ...], shape: tuple[int, ...], row_offsets: list[RowOffset]) -> None:
         self.fields = fields
-        self.layout = _layout(tuple((field.path, field.dtype, field.row_shape) for field in fields))
-        """What its rows are."""
+        self.schema = _row_schema(tuple((field.path, field.dtype, field.row_shape) for field in fields))
+        """Dtypes and row shapes of the fields."""
         self.shape = shape
         """Shape of `prev_logprobs`, else of `rewards`."""
         self.steps, self.envs = shape[:2]
         self.field_bytes = tuple(field.row_bytes * field.shape[0] * field.shape[1] for field in fields)
         """Bytes of all rows of each field."""
-        self.pairings = np.array(pairings, dtype=np.int64)
-        """Which row of each field belongs to which step, `[F, 2]`: see `Pairing`."""
+        self.row_offsets = np.array(row_offsets, dtype=np.int64)
+        """The `RowOffset` of each field, int64 `[F, 2]`."""
 
     @property
     def signature(self) -> Signature:
-        """What a batch of its rows holds: by path, dtype and shape of a row."""
-        return self.layout.signature
+        """Dtype and shape of a row by path."""
+        return self.schema.signature
 
     @property
     def num_samples(self) -> int:
-        """Transitions: T * B."""
+        """Number of transitions, T * B."""
         return self.steps * self.envs
 
     def rows(self, transitions: np.ndarray) -> np.ndarray:
-        """Return where transitions lie in each field, as rows of its first two dimensions flattened, int64 `[N, F]`."""
-        return rows_of(transitions, np.array(self.envs), self.pairings)
+        """Return the row of each transition in each field, its first two dimensions flattened, int64 `[N, F]`."""
+        return rows_of(transitions, np.array(self.envs), self.row_offsets)
 
 
-def rows_of(transitions: np.ndarray, envs: np.ndarray, pairings: np.ndarray) -> np.ndarray:
-    """Return where transitions lie in each field, as rows of its first two dimensions flattened, int64 `[N, F]`.
+def rows_of(transitions: np.ndarray, envs: np.ndarray, row_offsets: np.ndarray) -> np.ndarray:
+    """Return the row of each transition in each field, its first two dimensions flattened, int64 `[N, F]`.
 
     Args:
-        transitions: Their numbers within their trajectories, `[N]`.
-        envs: Environments of the trajectory of each, `[N]`, or of all, `[]`.
-        pairings: `Form.pairings` of the trajectory of each, `[N, F, 2]`, or of all, `[F, 2]`.
+        transitions: Numbers of the transitions within their trajectories, `[N]`.
+        envs: Number of environments of each trajectory, `[N]`, or of all, `[]`.
+        row_offsets: `Layout.row_offsets` of each trajectory, `[N, F, 2]`, or of all, `[F, 2]`.
     """
-    steps, places = np.divmod(transitions, envs)
+    steps, columns = np.divmod(transitions, envs)
     steps = steps[:, None]
-    rows: np.ndarray = (steps + steps // pairings[..., 0] + pairings[..., 1]) * envs[..., None] + places[:, None]
+    rows: np.ndarray = (steps + steps // row_offsets[..., 0] + row_offsets[..., 1]) * envs[..., None] + columns[:, None]
     return rows
 
 
-def make_form(fields: Iterable[Field], where: object) -> Form:
-    """Work out the form of the tensors of a trajectory; extra fields that are not `[T, B, ...]` are left out.
+def make_layout(fields: Iterable[Field], where: object) -> Layout:
+    """Return the layout of the tensors of a trajectory. Extra fields that are not `[T, B, ...]` are left out.
+
+    Args:
+        fields: All tensors of the trajectory.
+        where: What error messages begin with.
 
     Raises:
-        SchemaError: Neither `prev_logprobs` nor `rewards` is there, or a field has another number of rows than it may.
+        SchemaError: Neither `prev_logprobs` nor `rewards` is present, or a field has the wrong number of rows.
     """
     try:
-        return _make_form(tuple(fields))
+        return _make_layout(tuple(fields))
     except SchemaError as error:
         msg = f"{where}: {error}"
         raise SchemaError(msg) from None
 
 
 @lru_cache(maxsize=4096)
-def _make_form(fields: tuple[Field, ...]) -> Form:
+def _make_layout(fields: tuple[Field, ...]) -> Layout:
     shapes = {field.path[0]: field.shape for field in fields if len(field.path) == 1}
-    shape = next((shapes[name] for name in _SHAPERS if name in shapes), None)
+    shape = next((shapes[name] for name in _SIZING_FIELDS if name in shapes), None)
     if shape is None:
-        msg = "a trajectory needs prev_logprobs or rewards, which say how many steps and environments it has"
+        msg = "a trajectory needs prev_logprobs or rewards, which give its number of steps and environments"
         raise SchemaError(msg)
     if len(shape) < 2 or 0 in shape[:2]:
         msg = f"prev_logprobs or rewards must be [T, B, ...] with T and B of 1 or more, got {list(shape)}"
         raise SchemaError(msg)
     steps, envs = shape[:2]
-    if steps * envs > _MOST_SAMPLES:
-        msg = f"a trajectory has at most {_MOST_SAMPLES} transitions, got {steps} steps of {envs} environments"
+    if steps * envs > _MAX_SAMPLES:
+        msg = f"a trajectory has at most {_MAX_SAMPLES} transitions, got {steps} steps of {envs} environments"
         raise SchemaError(msg)
-    kept, pairings = [], []
-    for field in fields:
-        pairing = _pairing(field, steps, envs)
-        if pairing is None:
-            continue
-        kept.append(field)
-        pairings.append(pairing)
-    return Form(tuple(kept), shape, pairings)
+    found = [(field, _row_offset(field, steps, envs)) for field in fields]
+    kept = [(field, offset) for field, offset in found if offset is not None]
+    return Layout(tuple(field for field, _ in kept), shape, [offset for _, offset in kept])
 
 
-def _pairing(field: Field, steps: int, envs: int) -> Pairing | None:
-    """Return which row belongs to which step; None for an extra field that has none."""
+def _row_offset(field: Field, steps: int, envs: int) -> RowOffset | None:
+    """Return which row of a field belongs to which step; None for an extra field that is not `[T, B, ...]`."""
     name, shape = field.path[0], field.shape
     fits = len(shape) >= 2 and shape[1] == envs
     if fits and shape[0] == steps:
-        return Pairing(steps, 0)
+        return RowOffset(steps, 0)
     epochs = shape[0] - steps if fits else 0
     if epochs > 0 and steps % epochs == 0 and name in (*_FLAGS, *_VALUES):
-        # Flags have a row before each epoch, values one after it.
-        return Pairing(steps // epochs, 1 if name in _FLAGS else 0)
+        # Flags have an extra row before each epoch, values one after it.
+        return RowOffset(steps // epochs, 1 if name in _FLAGS else 0)
     if name not in _KNOWN:
         return None
     allowed = f"[{steps}, {envs}, ...]"

@@ -1,4 +1,4 @@
-"""One background thread that saves what is handed to it, in order, with a bounded queue and no lost failure."""
+"""The background thread that saves trajectories in order, with a bounded queue; failures are reported and retried."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ostinato.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.trajectories.index import Entry, Place
+    from ostinato.trajectories.index import Entry, SavedFile
 
-__all__ = ["Promise", "Saver"]
+__all__ = ["SaveFuture", "Saver"]
 
-Save: TypeAlias = "Callable[[Sequence[Entry]], Sequence[Place | Exception]]"
+SaveFunction: TypeAlias = "Callable[[Sequence[Entry]], Sequence[SavedFile | Exception]]"
 
 
 @final
-class Promise:
-    """A future of several trajectories: done when all are saved, failed with the first that is not."""
+class SaveFuture:
+    """One future for several trajectories: done when all are saved, failed with the first error."""
 
     def __init__(self, ids: list[int]) -> None:
-        """Promise to save `ids`, which is the result of the future."""
+        """Make a future whose result is `ids`."""
         self.future: Future[list[int]] = Future()
         self._ids = ids
         self._left = len(ids)
         if not ids:
             self.future.set_result([])
 
-    def note(self, error: Exception | None) -> None:
-        """Take in that one was saved, or was not."""
+    def record(self, error: Exception | None) -> None:
+        """Record that one trajectory was saved (None) or could not be saved."""
         self._left -= 1
-        with suppress(InvalidStateError):  # it has failed, or its user has cancelled it
+        with suppress(InvalidStateError):  # the future has failed already, or its user has cancelled it
             if error is not None:
                 self.future.set_exception(error)
             elif self._left == 0:
@@ -44,23 +44,26 @@ class Promise:
 
 class _Job(NamedTuple):
     entry: Entry
-    promise: Promise | None
+    future: SaveFuture | None
 
 
 @final
 class Saver:
-    """Saves entries in a thread of its own, which starts with the first entry and ends with `stop`.
+    """Saves entries in its own thread, which starts with the first entry and ends with `stop`.
 
-    An entry that could not be saved stays here, and in memory: the failure is raised by `check` once, and `again`,
-    `flush` and `stop` try it once more.
+    An entry that could not be saved stays in the saver, and in memory: `check` raises the error once, and `retry`,
+    `flush` and `stop` try to save it again.
+
+    Args:
+        save: Saves entries; returns the file of each, or the error.
+        limit: Most entries that wait or are being saved before `wait_for_room` blocks.
     """
 
-    def __init__(self, save: Save, limit: int) -> None:
-        """Save through `save`, with at most `limit` entries waiting."""
+    def __init__(self, save: SaveFunction, limit: int) -> None:
         self._save = save
         self._limit = limit
         self.lock = threading.RLock()
-        """Held for moments; taken after the shelf's."""
+        """Held briefly; acquired after the store's lock."""
         self._changed = threading.Condition(self.lock)
         self._waiting: deque[_Job] = deque()
         self._busy: list[_Job] = []
@@ -68,25 +71,25 @@ class Saver:
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._stops = 0
-        """Calls of `stop` that wait for the thread to end; it must not go on before the last of them has seen that."""
+        """Calls of `stop` in progress; the thread does not wait for more work until the last one has returned."""
 
     @property
     def pending(self) -> int:
-        """Entries that are not saved yet, failed ones among them."""
+        """Entries that are not saved yet, failed ones included."""
         with self._changed:
             return len(self._waiting) + len(self._busy) + len(self._failed)
 
-    def put(self, entries: Sequence[Entry], promise: Promise | None = None) -> None:
-        """Queue entries, all of them or none; never waits."""
+    def submit(self, entries: Sequence[Entry], future: SaveFuture | None = None) -> None:
+        """Queue all entries without blocking."""
         if not entries:
             return
         with self._changed:
-            self._waiting.extend(_Job(entry, promise) for entry in entries)
+            self._waiting.extend(_Job(entry, future) for entry in entries)
             self._changed.notify_all()
             self._start()
 
-    def again(self) -> None:
-        """Queue once more what could not be saved."""
+    def retry(self) -> None:
+        """Queue again the entries that could not be saved."""
         with self._changed:
             if self._failed:
                 self._waiting.extendleft(reversed(self._failed))
@@ -96,7 +99,7 @@ class Saver:
                 self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """Wait while more are queued than may be; the saver's own thread, which makes the room, does not."""
+        """Block while the queue is over its limit. Returns at once in the saver's own thread, which empties it."""
         with self._changed:
             if self._is_own_thread():
                 return
@@ -105,10 +108,10 @@ class Saver:
                 self._changed.wait(1)
 
     def check(self) -> None:
-        """Raise a failure that was not reported yet.
+        """Raise an error that was not reported yet.
 
         Raises:
-            CheckpointError: naming the trajectories that could not be saved, and why.
+            CheckpointError: Trajectories could not be saved; the message names them and the error.
         """
         with self._changed:
             error, self._error = self._error, None
@@ -122,15 +125,15 @@ class Saver:
         raise CheckpointError(msg) from error
 
     def flush(self) -> None:
-        """Wait until all that is queued or has failed now is saved or has failed again. `check` tells which.
+        """Wait until all entries queued or failed now are saved or have failed again; `check` tells which.
 
-        What others queue meanwhile is not waited for.
+        Entries that other threads queue meanwhile are not waited for.
 
         Raises:
             UsageError: This is the saver's own thread, which would wait for itself.
         """
         self.check_thread("flush")
-        self.again()
+        self.retry()
         with self._changed:
             if self._waiting:
                 self._start()
@@ -138,28 +141,28 @@ class Saver:
             self._changed.wait_for(lambda: not any(id(job.entry) in mine for job in (*self._waiting, *self._busy)))
 
     def cancel(self, entries: Sequence[Entry]) -> None:
-        """Forget those of `entries` that wait or have failed; what is being saved right now is waited for."""
-        gone = {id(entry) for entry in entries}
+        """Remove those of `entries` that wait or have failed; wait for those that are being saved."""
+        cancelled_ids = {id(entry) for entry in entries}
         with self._changed:
-            cancelled = self._take_out(gone)
-            self._changed.wait_for(lambda: not any(id(job.entry) in gone for job in self._busy))
-            cancelled += self._take_out(gone)  # what has failed meanwhile
+            cancelled = self._remove(cancelled_ids)
+            self._changed.wait_for(lambda: not any(id(job.entry) in cancelled_ids for job in self._busy))
+            cancelled += self._remove(cancelled_ids)  # those that failed meanwhile
         for job in cancelled:
-            if job.promise is not None:
-                job.promise.future.cancel()
+            if job.future is not None:
+                job.future.future.cancel()
 
-    def _take_out(self, gone: set[int]) -> list[_Job]:
-        out = [job for job in (*self._waiting, *self._failed) if id(job.entry) in gone]
-        self._waiting = deque(job for job in self._waiting if id(job.entry) not in gone)
-        self._failed = [job for job in self._failed if id(job.entry) not in gone]
+    def _remove(self, entry_ids: set[int]) -> list[_Job]:
+        removed = [job for job in (*self._waiting, *self._failed) if id(job.entry) in entry_ids]
+        self._waiting = deque(job for job in self._waiting if id(job.entry) not in entry_ids)
+        self._failed = [job for job in self._failed if id(job.entry) not in entry_ids]
         if not self._failed:
             self._error = None
         self._changed.notify_all()
-        return out
+        return removed
 
     def stop(self) -> None:
-        """Save what is queued, and once more what has failed, then end the thread."""
-        self.again()
+        """Save what is queued, try failed entries again, then end the thread."""
+        self.retry()
         with self._changed:
             if self._waiting:
                 self._start()
@@ -177,13 +180,13 @@ class Saver:
         return threading.current_thread() is self._thread
 
     def check_thread(self, name: str) -> None:
-        """Refuse to wait for the saver's thread in itself.
+        """Raise in the saver's own thread.
 
         Args:
-            name: What was called.
+            name: The method that was called.
 
         Raises:
-            UsageError: This is the saver's thread: a callback of a future runs in it.
+            UsageError: This is the saver's thread: callbacks of futures run in it.
         """
         if self._is_own_thread():
             msg = f"{name} was called by a callback of a future, in the thread that saves: it would wait for itself"
@@ -196,10 +199,10 @@ class Saver:
 
     def _run(self) -> None:
         while jobs := self._next():
-            results: Sequence[Place | Exception]
+            results: Sequence[SavedFile | Exception]
             try:
                 results = self._save([job.entry for job in jobs])
-            except Exception as error:  # noqa: BLE001 - reported by the next call
+            except Exception as error:  # noqa: BLE001 - raised by `check`
                 results = [error] * len(jobs)
             with self._changed:
                 for job, result in zip(jobs, results, strict=True):
@@ -207,15 +210,15 @@ class Saver:
                         self._failed.append(job)
                         self._error = self._error or result
             for job, result in zip(jobs, results, strict=True):
-                if job.promise is not None:
-                    with suppress(SystemExit):  # of a callback: this thread is waited for
-                        job.promise.note(result if isinstance(result, Exception) else None)
+                if job.future is not None:
+                    with suppress(SystemExit):  # a callback must not end this thread: others wait for it
+                        job.future.record(result if isinstance(result, Exception) else None)
             with self._changed:
                 self._busy = []
                 self._changed.notify_all()
 
     def _next(self) -> list[_Job]:
-        """Wait for work and take all of it; empty when the thread shall end."""
+        """Wait for work and return all of it; an empty list ends the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stops)
             jobs = list(self._waiting)

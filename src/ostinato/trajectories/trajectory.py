@@ -1,4 +1,4 @@
-"""`Trajectory`: one batched rollout as users hand it over, and as files hold it. Which rows pair up: `layout.py`."""
+"""`Trajectory`: one batched rollout, as users pass it and as files hold it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ _MAX_WEIGHTS_ID = 200
 class Trajectory:
     """A batched rollout: `T` steps of `B` environments, `T * B` transitions, one episode or several.
 
-    Fields that the rollout does not have are None, or empty dicts of the instance's own (`forward_inputs`, `curr_obs`,
-    `next_obs`, `extra`). Tensors are `[T, B, ...]`, on any device, and may be longer only so:
+    Fields that the rollout does not have are None, or empty dicts (`forward_inputs`, `curr_obs`, `next_obs`, `extra`).
+    Tensors are `[T, B, ...]`, on any device, with two exceptions:
 
     - flags (`terminations`, `truncations`, `dones`, `intervene_flags`) may have `T + E` rows for a rollout of `E`
       epochs of `T / E` steps: one row before the first step of each epoch, which belongs to no transition;
     - `prev_values` may have `T + E` rows: one bootstrap row after the last step of each epoch (`T + 1` for one epoch).
 
-    Numpy arrays are taken as tensors. Other values (lists of text, say) are saved, and stay out of batches.
+    NumPy arrays are converted to tensors. Other values, such as lists of text, are saved but are not part of batches.
     """
 
     max_episode_length: int | None = 0
     """Most steps of an episode."""
     model_weights_id: str | None = ""
-    """Which weights acted: `{uuid}_{count of updates}`, or any text for a file name; `""` or None: a new uuid and 0."""
+    """Weights of the policy: `{uuid}_{updates}`, or any text valid in a file name; `""` or None: a new uuid and 0."""
     actions: Tensor | None = None
     """`[T, B, *A]`."""
     intervene_flags: Tensor | None = None
-    """`[T, B, ...]`, bool: where a human took over."""
+    """`[T, B, ...]`, bool: steps in which a human took over."""
     rewards: Tensor | None = None
-    """`[T, B, ...]`; this or `prev_logprobs` must be there."""
+    """`[T, B, ...]`; this or `prev_logprobs` is required."""
     terminations: Tensor | None = None
     """`[T, B, ...]` or `[T + E, B, ...]`, bool."""
     truncations: Tensor | None = None
@@ -64,32 +64,32 @@ class Trajectory:
     versions: Tensor | None = None
     """`[T, B, ...]`: version of the weights for each step."""
     forward_inputs: dict[str, Any] = field(default_factory=dict)
-    """What the policy needs to act once more, `[T, B, ...]` each."""
+    """Inputs that the policy needs to compute its actions again, `[T, B, ...]` each."""
     curr_obs: dict[str, Any] = field(default_factory=dict)
     """Observations before the action, `[T, B, ...]` each."""
     next_obs: dict[str, Any] = field(default_factory=dict)
     """Observations after the action, `[T, B, ...]` each."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Fields of your own, by name; tensors `[T, B, ...]` among them are in batches, the others only saved."""
+    """Additional fields by name; tensors `[T, B, ...]` are part of batches, other values are only saved."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trajectory:
-        """Make one of a plain dict, as trajectory files hold it; unknown names become `extra`. No copy.
+        """Make a trajectory of a plain dict, as files hold it; unknown names go to `extra`. No copy.
 
-        Fields that are absent or None have their defaults.
+        Fields that are missing or None get their defaults.
         """
         known = {name: value for name, value in values.items() if name in FIELDS and value is not None}
         return cls(**known, extra={name: value for name, value in values.items() if name not in FIELDS})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a plain dict without absent fields and empty dicts, extra fields among the others. No copy.
+        """Return a plain dict without None and empty dicts; extra fields are merged into it. No copy.
 
         Raises:
-            OptionError: An extra field has the name of another.
+            OptionError: An extra field has the name of a field of `Trajectory`.
         """
         clash = sorted(set(self.extra) & FIELDS)
         if clash:
-            msg = f"extra holds {', '.join(clash)}: these are fields of Trajectory itself"
+            msg = f"extra holds {', '.join(clash)}: these are fields of Trajectory, pass them by their own names"
             raise OptionError(msg)
         values = {name: getattr(self, name) for name in _ORDER}
         empty = {name for name in _DICTS if isinstance(values[name], dict) and not values[name]}
@@ -101,10 +101,10 @@ FIELDS = frozenset(_ORDER)
 
 
 def as_trajectory(value: object) -> Trajectory:
-    """Return a Trajectory for one, for a plain dict, or for any other dataclass with such fields.
+    """Convert a plain dict, or any dataclass with such fields, to a `Trajectory`.
 
     Raises:
-        KindError: It is none of these.
+        KindError: The value is neither of these nor a `Trajectory`.
     """
     if isinstance(value, Trajectory):
         return value
@@ -120,8 +120,8 @@ def owned_tree(trajectory: Trajectory, where: str) -> dict[str, Any]:
     """Return the fields as nested dicts of new contiguous CPU tensors and copies of plain values.
 
     Raises:
-        KindError: A value can be neither saved nor sampled, or a field is of a wrong kind.
-        OptionError: The weights id may not stand in a file name.
+        KindError: A value has a type that cannot be saved, or a field has a wrong type.
+        OptionError: The weights id is not valid in a file name.
     """
     require_eager("adding trajectories")
     values = trajectory.to_dict()
@@ -174,11 +174,11 @@ def _owned(value: Any, where: str) -> Any:
 
 
 def _from_numpy(value: np.ndarray, where: str) -> Tensor:
-    """Return a new tensor of an array of any byte order and any strides."""
+    """Return a new tensor with the values of an array of any byte order and strides."""
     try:
         return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C", copy=True))
     except (TypeError, ValueError) as error:
-        msg = f"{where}: numpy's {value.dtype} cannot be a tensor: convert it to one of torch's dtypes"
+        msg = f"{where}: torch has no dtype for NumPy's {value.dtype}: convert the array first"
         raise KindError(msg) from error
 
 
@@ -190,7 +190,7 @@ def _plain_copy(value: Any, where: str) -> Any:
 
 
 def _copied(value: Any, where: str) -> Any:
-    """Copy as Python's own types: numpy's scalars and enums are subclasses, which files without pickle refuse."""
+    """Copy as plain Python types: NumPy scalars and enums are subclasses, which files without pickle cannot hold."""
     if isinstance(value, (list, tuple)):
         return [_copied(part, where) for part in value]
     if isinstance(value, dict):
@@ -204,22 +204,22 @@ def _copied(value: Any, where: str) -> Any:
 
 
 def new_weights_id() -> str:
-    """Return the id of weights that nobody named: a random uuid and the count 0."""
+    """Return an id for unnamed weights: a random uuid and the count 0."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:]}_0"
 
 
 def check_weights_id(value: object) -> str:
-    """Return the id of weights, one opaque text that stands in file names and may not lead elsewhere.
+    """Check and return the id of weights, which becomes part of file names.
 
     Raises:
-        OptionError: It is no text, too long, or has characters that divide paths.
+        OptionError: It is no text, too long, or has path separators.
     """
     good = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= _MAX_WEIGHTS_ID
     if not good or set(str(value)) & set("/\\"):
         msg = (
-            f"model_weights_id must be text of 1 to {_MAX_WEIGHTS_ID} bytes that may stand in a file name "
+            f"model_weights_id must be text of 1 to {_MAX_WEIGHTS_ID} bytes that is valid in a file name "
             f"(printable, no '/' and '\\'), got {str(value)[:200]!r}"
         )
         raise OptionError(msg)
-    return str.__str__(value)  # as text itself, whatever subclass it is
+    return str.__str__(value)  # plain text, even if it is a subclass

@@ -1,4 +1,4 @@
-"""Transforms: what happens to a finished batch when it is sampled, and to rows before they are stored."""
+"""Transforms of sampled batches, and of rows before they are stored."""
 
 from ostinato.transforms.transforms import Cast, Compose, Exclude, Rename, RewardScale, Select, ToDevice
 

@@ -1,7 +1,8 @@
-"""Chains of transforms: forward in order at sampling, inverse in reverse order at writing."""
+"""Transforms, and `Compose`, which applies several: forward when rows are sampled, inverse when rows are written."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -24,17 +25,8 @@ def _path(key: Key) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def _map(batch: Any, change: Callable[[tuple[str, ...], Any], tuple[tuple[str, ...], Any] | None]) -> Any:
-    """Rebuild a nested batch leaf by leaf; `change` gives each leaf's new place and value, or None to leave it out."""
-    if isinstance(batch, dict):
-        return _nest(_leaves(batch), change, {})
-    if hasattr(batch, "empty") and hasattr(batch, "batch_size"):
-        return _nest(_leaves(batch), change, batch.empty())
-    msg = f"this transform takes a dict or a TensorDict, got {type(batch).__name__}: use a callable of your own"
-    raise KindError(msg)
-
-
 def _leaves(batch: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return paths and values of the leaves of a nested batch."""
     out = []
     for key, value in batch.items():
         nested = isinstance(value, dict) or (is_tensor_collection(value) and not is_non_tensor(value))
@@ -42,36 +34,24 @@ def _leaves(batch: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...
     return out
 
 
-def _nest(leaves: list[tuple[tuple[Any, ...], Any]], change: Callable[..., Any], out: Any) -> Any:
-    taken = set()
+def _nested(batch: Any, leaves: list[tuple[tuple[Any, ...], Any]]) -> Any:
+    """Return a new batch of the type of `batch` with these leaves."""
+    if not isinstance(batch, dict):
+        out = batch.empty()
+        for path, value in leaves:
+            out.set(path, value)
+        return out
+    rebuilt: dict[Any, Any] = {}
     for path, value in leaves:
-        changed = change(path, value)
-        if changed is None:
-            continue
-        place, new = changed
-        if place in taken:
-            msg = f"two fields of the batch would become {place}: choose another name, or exclude one of them"
-            raise OptionError(msg)
-        taken.add(place)
-        if isinstance(out, dict):
-            level = out
-            for key in place[:-1]:
-                level = level.setdefault(key, {})
-            level[place[-1]] = new
-        else:
-            out.set(place, new)
-    return out
+        level = rebuilt
+        for key in path[:-1]:
+            level = level.setdefault(key, {})
+        level[path[-1]] = value
+    return rebuilt
 
 
-def _require(seen: set[tuple[str, ...]], wanted: set[tuple[str, ...]], known: list[Any]) -> None:
-    missing = wanted - seen
-    if missing:
-        msg = f"the batch has no field {sorted(missing)}: its fields are {known}"
-        raise KeyMissingError(msg)
-
-
-class _Named:
-    """Shared by transforms that name fields: finds them, nested ones below a name too, and reports missing ones."""
+class _FieldTransform(ABC):
+    """Base of transforms of named fields, and of fields nested below a name."""
 
     def __init__(self, *keys: Key) -> None:
         if not keys:
@@ -80,62 +60,67 @@ class _Named:
         self.keys = tuple(_path(key) for key in keys)
 
     def __call__(self, batch: Any) -> Any:
-        """Apply to a batch that was read."""
+        """Transform a sampled batch."""
         return self.forward(batch)
 
     def forward(self, batch: Any) -> Any:
-        """Apply to a batch that was read."""
-        return self._walk(batch, self._change)
-
-    def _walk(self, batch: Any, change: Callable[[tuple[str, ...] | None, tuple[str, ...], Any], Any]) -> Any:
-        """Rebuild a batch; `change` gets for each leaf the key that names it (or None), its path and its value."""
-        seen: set[tuple[str, ...]] = set()
-        known: list[Any] = []
-
-        def visit(path: tuple[str, ...], value: Any) -> Any:
-            known.append(path)
-            hit = next((key for key in self.keys if path[: len(key)] == key), None)
-            if hit is not None:
-                seen.add(hit)
-            return change(hit, path, value)
-
-        out = _map(batch, visit)
-        _require(seen, set(self.keys), known)
-        return out
+        """Transform a sampled batch."""
+        return self._apply(batch, self._change)
 
     def inv(self, batch: Any) -> Any:
-        """Rows are stored as they are."""
+        """Return rows unchanged: there is no inverse."""
         return batch
 
-    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        """Return the new path and value of a leaf, None to omit it; `key` is the one that names it, None for none."""
+
+    def _apply(self, batch: Any, change: Callable[..., tuple[Any, Any] | None]) -> Any:
+        """Return a new batch in which each leaf is replaced by what `change` returns; see `_change`."""
+        if not (isinstance(batch, dict) or (hasattr(batch, "empty") and hasattr(batch, "batch_size"))):
+            msg = f"this transform takes a dict or a TensorDict, got {type(batch).__name__}: use a callable of your own"
+            raise KindError(msg)
+        leaves = _leaves(batch)
+        keys = [next((key for key in self.keys if path[: len(key)] == key), None) for path, _ in leaves]
+        missing = set(self.keys) - set(keys)
+        if missing:
+            msg = f"the batch has no field {sorted(missing)}: its fields are {[path for path, _ in leaves]}"
+            raise KeyMissingError(msg)
+        changed = [change(key, *leaf) for key, leaf in zip(keys, leaves, strict=True)]
+        kept = [leaf for leaf in changed if leaf is not None]
+        paths = [path for path, _ in kept]
+        if len(set(paths)) < len(paths):
+            double = next(path for i, path in enumerate(paths) if path in paths[:i])
+            msg = f"two fields of the batch would become {double}: choose another name, or exclude one of them"
+            raise OptionError(msg)
+        return _nested(batch, kept)
 
 
 @final
-class Select(_Named):
+class Select(_FieldTransform):
     """Keep only the named fields of a batch.
 
     Args:
-        *keys: names; a tuple names a nested field; a name of a group keeps the group.
+        *keys: names; a tuple names a nested field; the name of a group selects the whole group.
 
     Raises:
-        KeyMissingError: when a batch lacks one.
+        KeyMissingError: if a batch has no such field.
     """
 
-    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return None if hit is None else (path, value)
+    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        return None if key is None else (path, value)
 
 
 @final
-class Exclude(_Named):
-    """Leave the named fields out of a batch; see `Select` for names."""
+class Exclude(_FieldTransform):
+    """Remove the named fields from a batch; see `Select` for names."""
 
-    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return (path, value) if hit is None else None
+    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        return (path, value) if key is None else None
 
 
 @final
-class Rename(_Named):
+class Rename(_FieldTransform):
     """Give fields of a batch new names.
 
     Args:
@@ -146,15 +131,15 @@ class Rename(_Named):
         super().__init__(*names)
         self._names = {_path(old): _path(new) for old, new in names.items()}
 
-    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return (path, value) if hit is None else ((*self._names[hit], *path[len(hit) :]), value)
+    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        return (path, value) if key is None else ((*self._names[key], *path[len(key) :]), value)
 
 
 @final
-class RewardScale(_Named):
-    """Scale rewards at sampling: `scale * reward + loc`. Rewards are stored as they came.
+class RewardScale(_FieldTransform):
+    """Scale rewards at sampling: `scale * reward + loc`. Rewards are stored unscaled.
 
-    There is no inverse: rows read through it and written back are stored scaled.
+    There is no inverse: rows that are read and written back are stored scaled.
 
     Args:
         scale: factor.
@@ -166,44 +151,43 @@ class RewardScale(_Named):
         super().__init__(key)
         self.scale, self.loc = scale, loc
 
-    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return (path, value) if hit is None else (path, value * self.scale + self.loc)
+    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        return (path, value) if key is None else (path, value * self.scale + self.loc)
 
 
 @final
-class Cast(_Named):
-    """Change the dtype of fields at sampling, and, if asked, at writing: floats in the batch, bytes in the storage.
+class Cast(_FieldTransform):
+    """Cast fields at sampling, and optionally at writing: floats in the batch, bytes in the storage.
 
-    Values are cast as `tensor.to` casts them: what a dtype cannot hold wraps or loses its fraction.
+    Values are cast with `tensor.to`: values out of range wrap, and fractions are lost.
 
     Args:
         dtype: dtype in the batch.
         *keys: the fields.
-        stored: dtype in the storage; None stores what comes.
+        stored: dtype in the storage; None does not cast at writing.
     """
 
     def __init__(self, dtype: torch.dtype, *keys: Key, stored: torch.dtype | None = None) -> None:
         super().__init__(*keys)
         self.dtype, self.stored = dtype, stored
 
-    def _change(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        return (path, value) if hit is None else (path, value.to(self.dtype))
+    def _change(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        return (path, value) if key is None else (path, value.to(self.dtype))
 
     def inv(self, batch: Any) -> Any:
         """Cast the fields to the stored dtype."""
-        return batch if self.stored is None else self._walk(batch, self._store)
+        return batch if self.stored is None else self._apply(batch, self._store)
 
-    def _store(self, hit: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> Any:
-        if hit is None:
+    def _store(self, key: tuple[str, ...] | None, path: tuple[str, ...], value: Any) -> tuple[Any, Any] | None:
+        if key is None:
             return path, value
-        return path, (value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")).to(
-            self.stored
-        )
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value), device="cpu")
+        return path, tensor.to(self.stored)
 
 
 @final
 class ToDevice:
-    """Move batches to a device, without waiting for the copy where they lie in page-locked memory (`pin_memory=True`).
+    """Move batches to a device, asynchronously if they are in page-locked memory (`pin_memory=True`).
 
     A copy to the CPU is complete when the batch is returned.
 
@@ -216,11 +200,11 @@ class ToDevice:
 
     @property
     def _ahead(self) -> bool:
-        """Whether a copy may go on after the call: not to the CPU, where nothing waits for it before it is read."""
+        """Whether a copy may complete after the call: not to the CPU, where reads do not wait for it."""
         return self.device.type != "cpu"
 
     def __call__(self, batch: Any) -> Any:
-        """Move a batch: a TensorDict, or a pytree of tensors."""
+        """Move a batch, a TensorDict or a pytree of tensors."""
         if hasattr(batch, "batch_size") and hasattr(batch, "to"):
             return batch.to(self.device, non_blocking=self._ahead)
         return _pytree.tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=self._ahead), batch)
@@ -230,27 +214,51 @@ class ToDevice:
         return self(batch)
 
     def inv(self, batch: Any) -> Any:
-        """Rows are copied to the storage's device by the storage itself."""
+        """Return rows unchanged: the storage copies them to its device."""
         return batch
 
 
 class _Step(NamedTuple):
-    """A transform as the user gave it, and what it does in each direction (None: nothing)."""
+    """A transform as it was given, and its functions for both directions; None for none."""
 
     origin: Any
     forward: Callable[[Any], Any] | None
     inverse: Callable[[Any], Any] | None
+
+    @classmethod
+    def of(cls, transform: Any, *, invert: bool) -> _Step:
+        """Return the step of a transform; `invert` applies a plain callable at writing.
+
+        Raises:
+            KindError: if it is neither callable nor has `forward` and `inv`.
+            OptionError: for `invert` with a transform that has an inverse.
+        """
+        if isinstance(transform, torch.nn.Module):
+            transform.eval()
+        forward, inverse = getattr(transform, "forward", None), getattr(transform, "inv", None)
+        if callable(forward) and callable(inverse):
+            if invert:
+                msg = (
+                    f"invert=True is for plain callables, got {type(transform).__name__}, which has an inverse already"
+                )
+                raise OptionError(msg)
+            return cls(transform, transform if callable(transform) else forward, inverse)
+        if not callable(transform):
+            kind = type(transform).__name__
+            msg = f"a transform must be callable, or have forward and inv, got {kind}: {transform!r}"
+            raise KindError(msg)
+        return cls(transform, None, transform) if invert else cls(transform, transform, None)
 
 
 @final
 class Compose:
     """Transforms applied one after another.
 
-    A transform is any callable `batch -> batch`, or an object with `forward` (run when rows are read) and `inv` (run
-    when rows are written), as TorchRL's transforms are. Modules are put into evaluation mode.
+    A transform is any callable `batch -> batch`, or an object with `forward` (called when rows are sampled) and
+    `inv` (called when rows are written), as TorchRL's transforms are. Modules are put into evaluation mode.
 
     Args:
-        *transforms: in the order in which they see a sampled batch.
+        *transforms: in the order in which they are applied to a sampled batch.
 
     Raises:
         KindError: if one is neither callable nor has `forward` and `inv`.
@@ -264,48 +272,48 @@ class Compose:
     """
 
     def __init__(self, *transforms: Any) -> None:
-        self._steps = [_adapt(transform, invert=False) for transform in transforms]
+        self.steps = [_Step.of(transform, invert=False) for transform in transforms]
 
     @classmethod
     def of(cls, transform: Any) -> Compose:
-        """Return a chain as it is, and anything else (None: nothing) in a chain of its own."""
+        """Return a `Compose` unchanged, another transform in a `Compose`, and an empty one for None."""
         if isinstance(transform, Compose):
             return transform
         return cls() if transform is None else cls(transform)
 
     def __len__(self) -> int:
         """Number of transforms."""
-        return len(self._steps)
+        return len(self.steps)
 
     def __getitem__(self, index: int) -> Any:
         """Return a transform as it was given."""
-        return self._steps[index].origin
+        return self.steps[index].origin
 
     def __repr__(self) -> str:
-        """List the transforms."""
-        return f"Compose({', '.join(repr(step.origin) for step in self._steps)})"
+        """Show the transforms."""
+        return f"Compose({', '.join(repr(step.origin) for step in self.steps)})"
 
     def __call__(self, batch: Any) -> Any:
-        """Apply all to a batch that was read."""
+        """Apply all transforms to a sampled batch."""
         return self.forward(batch)
 
     def forward(self, batch: Any) -> Any:
-        """Apply all to a batch that was read, first to last."""
-        for step in self._steps:
+        """Apply all transforms to a sampled batch, first to last."""
+        for step in self.steps:
             if step.forward is not None:
                 batch = step.forward(batch)
         return batch
 
     def inv(self, batch: Any) -> Any:
         """Apply the inverses to rows about to be written, last to first."""
-        for step in reversed(self._steps):
+        for step in reversed(self.steps):
             if step.inverse is not None:
                 batch = step.inverse(batch)
         return batch
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
-        """Add a transform at the end; `invert` makes a plain callable run at writing instead of at reading."""
-        self._steps.append(_adapt(transform, invert=invert))
+        """Add a transform at the end; with `invert`, a plain callable is applied at writing instead of at sampling."""
+        self.steps.append(_Step.of(transform, invert=invert))
 
     def insert(self, index: int, transform: Any, *, invert: bool = False) -> None:
         """Add a transform before position `index`, in `[-len, len]`.
@@ -313,22 +321,22 @@ class Compose:
         Raises:
             OptionError: if the position is out of range.
         """
-        if not -len(self._steps) <= index <= len(self._steps):
-            msg = f"index must be in [{-len(self._steps)}, {len(self._steps)}] (transforms present), got {index}"
+        if not -len(self.steps) <= index <= len(self.steps):
+            msg = f"index must be in [{-len(self.steps)}, {len(self.steps)}] (transforms present), got {index}"
             raise OptionError(msg)
-        self._steps.insert(index, _adapt(transform, invert=invert))
+        self.steps.insert(index, _Step.of(transform, invert=invert))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the transforms that have one, by position."""
         return {
-            str(i): dict(s.origin.state_dict()) for i, s in enumerate(self._steps) if hasattr(s.origin, "state_dict")
+            str(i): dict(s.origin.state_dict()) for i, s in enumerate(self.steps) if hasattr(s.origin, "state_dict")
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
 
         Raises:
-            CheckpointError: if a transform with a state is missing here.
+            CheckpointError: if the transforms with a state are at other positions.
         """
         mine = self.state_dict()
         if set(mine) != set(state):
@@ -338,19 +346,4 @@ class Compose:
             )
             raise CheckpointError(msg)
         for position, value in state.items():
-            self._steps[int(position)].origin.load_state_dict(value)
-
-
-def _adapt(transform: Any, *, invert: bool) -> _Step:
-    if isinstance(transform, torch.nn.Module):
-        transform.eval()
-    forward, inverse = getattr(transform, "forward", None), getattr(transform, "inv", None)
-    if callable(forward) and callable(inverse):
-        if invert:
-            msg = f"invert=True is for plain callables, got {type(transform).__name__}, which has an inverse of its own"
-            raise OptionError(msg)
-        return _Step(transform, transform if callable(transform) else forward, inverse)
-    if not callable(transform):
-        msg = f"a transform must be callable, or have forward and inv, got {type(transform).__name__}: {transform!r}"
-        raise KindError(msg)
-    return _Step(transform, None, transform) if invert else _Step(transform, transform, None)
+            self.steps[int(position)].origin.load_state_dict(value)

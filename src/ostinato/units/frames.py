@@ -8,7 +8,7 @@ import torch
 
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
-from ostinato.core.records import Column, Request, episodes_of, next_path
+from ostinato.core.records import Column, Request, next_path
 from ostinato.errors import OptionError, SchemaError
 from ostinato.units.base import SampleUnit, check_count, require_field, require_like
 
@@ -95,7 +95,7 @@ class FrameStack(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the frames before each frame as well."""
-        table, columns = episodes_of(view), {}
+        table, columns = view.require_episodes(), {}
         seen: _Seen = {}
         for frame, after in self._find(plan):
             columns[frame] = self._stack(plan, frame, table, seen)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import Episodes, as_path
-from ostinato.core.records import Column, Request, episodes_of, next_path
+from ostinato.core.records import Column, Request, next_path
 from ostinato.errors import KindError, OptionError, SchemaError
 from ostinato.units.base import SampleUnit, refuse_fields, require_field, require_like
 
@@ -130,7 +130,7 @@ class Hindsight(SampleUnit):
 
     def _choose(self, rows: Tensor, view: View, dice: Tensor, *, late: bool) -> tuple[Tensor, Tensor]:
         """Return the row whose goal each row takes, and which rows take one. `late` goals come from the row after."""
-        table = episodes_of(view)
+        table = view.require_episodes()
         relabelled = dice[0] < self.her_ratio
         if self.strategy == "random":
             top = table.starts(1)

@@ -9,7 +9,7 @@ import torch
 from ostinato._backend import backend
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
-from ostinato.core.records import Column, Request, episodes_of
+from ostinato.core.records import Column, Request
 from ostinato.errors import OptionError, SchemaError
 from ostinato.units.base import SampleUnit, check_count, refuse_fields, require_field
 
@@ -123,7 +123,7 @@ class NStep(SampleUnit):
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the reward of all steps, and what follows the last one."""
         reward, after = self._find(plan)
-        n, gamma, table = self._n, self._gamma, episodes_of(view)  # once: another thread may set them
+        n, gamma, table = self._n, self._gamma, view.require_episodes()  # once: another thread may set them
         rows, valid = table.window(plan.records, 0, n - 1)
         exact = plan.schema.leaves[reward].dtype is torch.float64
         powers = self._powers(n, gamma, plan.records.device, torch.float64 if exact else torch.float32)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from ostinato.core.episodes.keys import Episodes, as_path
-from ostinato.core.records import Plan, episodes_of
+from ostinato.core.records import Plan
 from ostinato.errors import OptionError
 from ostinato.units.base import SampleUnit, check_count
 
@@ -144,7 +144,7 @@ class Sequence(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Let each record become a window."""
-        table, anchors = episodes_of(view), plan.records
+        table, anchors = view.require_episodes(), plan.records
         if self.episode_boundary == "include_reset":
             rows, valid = self._in_lane(anchors, view, table.num_envs)
         else:
@@ -163,7 +163,7 @@ class Sequence(SampleUnit):
         at = ((anchors - oldest) % capacity // lanes)[:, None] + offsets
         inside = at.clamp(0, steps - 1)
         rows, valid = (inside * lanes + anchors[:, None] % lanes + oldest) % capacity, inside == at
-        table = episodes_of(view)
+        table = view.require_episodes()
         if table.masked:  # rows of no episode are in no window: the anchor takes their place
             known = table.ahead(rows.view(-1)).view(rows.shape) >= 0
             rows, valid = torch.where(known, rows, anchors[:, None]), valid & known

@@ -25,7 +25,7 @@ from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
-from ostinato.trajectories.index import file_name, form_of, read_listing
+from ostinato.trajectories.index import layout_of, read_index
 from ostinato.viz.figures import format_number
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ostinato.durable.headers import Header
     from ostinato.durable.trees import TreePath
-    from ostinato.trajectories.layout import Form
+    from ostinato.trajectories.layout import Layout
 
 __all__ = [
     "CACHE_SIZE",
@@ -258,17 +258,17 @@ class TrajectoryFolder:
             CheckpointError: The trajectories are pickled and `allow_pickle` is False, or the index is empty.
             DamagedFileError: The index is damaged.
         """
-        self._listing = read_listing(Path(path).absolute(), strict=False)
+        self._listing = read_index(Path(path).absolute(), strict=False)
         try:
             self._format = check_format(self._listing.head.trajectory_format, allow_pickle=allow_pickle)
         except OptionError as error:
             msg = f"{path}: {error}"
             raise CheckpointError(msg) from error
-        if not self._listing.facts:
+        if not self._listing.infos:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
-        self.ids = tuple(self._listing.facts)
+        self.ids = tuple(self._listing.infos)
         what = "trajectory" if len(self.ids) == 1 else "trajectories"
         self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
         self._index_of = {number: index for index, number in enumerate(self.ids)}
@@ -281,7 +281,7 @@ class TrajectoryFolder:
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
-        shape = self._listing.facts[self.ids[index]].shape
+        shape = self._listing.infos[self.ids[index]].shape
         return shape[0], shape[1]
 
     def open(self, index: int) -> OpenTrajectory:
@@ -301,51 +301,51 @@ class TrajectoryFolder:
 
     def _read(self, index: int) -> OpenTrajectory:
         number = self.ids[index]
-        facts = self._listing.facts[number]
-        path = self._listing.directory / file_name(facts, self._format)
+        facts = self._listing.infos[number]
+        path = self._listing.directory / facts.file_name(self._format)
         name = f"trajectory {number}"
         try:
             columns = _FileColumns(path, self._format, allow_pickle=self._pickle)
-            if columns.form.shape[:2] != facts.shape[:2]:
-                msg = f"{path} holds {list(columns.form.shape[:2])}, the index says {list(facts.shape[:2])} [T, B]"
+            if columns.layout.shape[:2] != facts.shape[:2]:
+                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(facts.shape[:2])} [T, B]"
                 raise DamagedFileError(msg)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
         texts = (("weights", facts.model_weights_id), *columns.texts)
-        return OpenTrajectory(name, columns.form.steps, columns.form.envs, columns, _roles(columns.shapes), texts)
+        return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
 
     def returns(self, index: int) -> float | None:
         """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
         number = self.ids[index]
-        known = self._listing.known.get(number)
+        known = self._listing.entries.get(number)
         try:
-            if known is None or known.place is None or known.place.strides or -1 in known.place.offsets:
+            if known is None or known.file is None or known.file.strides or -1 in known.file.offsets:
                 return _mean_return(self.open(index))
-            path = self._listing.directory / known.file_name(self._format)
-            if path.stat().st_size != known.place.nbytes:
+            path = self._listing.directory / known.info.file_name(self._format)
+            if path.stat().st_size != known.file.nbytes:
                 return None
-            for column, offset in zip(known.form.fields, known.place.offsets, strict=True):
+            for column, offset in zip(known.layout.fields, known.file.offsets, strict=True):
                 if column.path == ("rewards",):
                     placed = Placed(column.path, column.dtype, column.shape, offset)
-                    return float(array_of(_read(path, placed)).astype(np.float64).sum() / known.form.envs)
+                    return float(array_of(_read(path, placed)).astype(np.float64).sum() / known.layout.envs)
         except (OstinatoError, OSError):
             return None
         return None
 
     def row_ages(self) -> np.ndarray:
         """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
-        counts = np.array([fact.num_samples for fact in self._listing.facts.values()])
+        counts = np.array([fact.num_samples for fact in self._listing.infos.values()])
         return np.repeat(counts.sum() - np.cumsum(counts), counts)
 
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field over all trajectories that can be opened."""
         found: Counter[str] = Counter()
         for index, number in enumerate(self.ids):
-            known = self._listing.known.get(number)
+            known = self._listing.entries.get(number)
             columns = None if known is not None else self.open(index).columns
-            form = columns.form if isinstance(columns, _FileColumns) else None if known is None else known.form
-            if form is not None:
-                found.update({show(f.path): n for f, n in zip(form.fields, form.field_bytes, strict=True)})
+            layout = columns.layout if isinstance(columns, _FileColumns) else None if known is None else known.layout
+            if layout is not None:
+                found.update({show(f.path): n for f, n in zip(layout.fields, layout.field_bytes, strict=True)})
         return dict(found)
 
 
@@ -392,29 +392,29 @@ class _FileColumns:
     def __init__(self, path: Path, format_name: str, *, allow_pickle: bool) -> None:
         self._path = path
         header = read_header(path, format_name, allow_pickle=allow_pickle)
-        self.form: Form = form_of(header, path)
+        self.layout: Layout = layout_of(header, path)
         self._tree: dict[TreePath, Any] = {}
         if format_name == "pkl":
             self._tree = flatten(read_tree(path, format_name, allow_pickle=allow_pickle), where=path)
         placed = {item.path: item for item in header.tensors}
-        self._placed = [placed[field.path] for field in self.form.fields]
-        self._number = {field.path: number for number, field in enumerate(self.form.fields)}
+        self._placed = [placed[field.path] for field in self.layout.fields]
+        self._number = {field.path: number for number, field in enumerate(self.layout.fields)}
         self._whole: dict[TreePath, Tensor] = {}
-        self.shapes = {field.path: field.row_shape for field in self.form.fields}
+        self.shapes = {field.path: field.row_shape for field in self.layout.fields}
         self.texts = _texts(header)
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one transition."""
         number = self._number[path]
-        place = int(self.form.rows(np.array([step * self.form.envs + env]))[0, number])
+        place = int(self.layout.rows(np.array([step * self.layout.envs + env]))[0, number])
         whole = self._tree.get(path, self._whole.get(path))
         if whole is not None:
             return array_of(whole.flatten(0, 1)[place]).copy()
-        placed, row_bytes = self._placed[number], self.form.fields[number].row_bytes
+        placed, row_bytes = self._placed[number], self.layout.fields[number].row_bytes
         if placed.strides is None:
             offset, strides = placed.offset + place * row_bytes, None
         else:
-            first, second = divmod(place, self.form.envs)
+            first, second = divmod(place, self.layout.envs)
             offset = placed.offset + first * placed.strides[0] + second * placed.strides[1]
             strides = placed.strides[2:]
         return array_of(_read(self._path, Placed(path, placed.dtype, placed.shape[2:], offset, strides)))
@@ -425,8 +425,8 @@ class _FileColumns:
         whole = self._tree.get(path, self._whole.get(path))
         if whole is None:
             whole = self._whole[path] = _read(self._path, self._placed[number])
-        transitions = np.arange(self.form.steps) * self.form.envs + env
-        return array_of(whole.flatten(0, 1)[self.form.rows(transitions)[:, number]])
+        transitions = np.arange(self.layout.steps) * self.layout.envs + env
+        return array_of(whole.flatten(0, 1)[self.layout.rows(transitions)[:, number]])
 
 
 def _texts(header: Header) -> tuple[tuple[str, Any], ...]:

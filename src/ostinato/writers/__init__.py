@@ -1,4 +1,4 @@
-"""Writers: where rows go. They see counts and scores, never bytes."""
+"""Writers choose the slots of new rows, from counts and scores."""
 
 from ostinato.writers.ensemble import WriterEnsemble
 from ostinato.writers.ranked import TensorDictMaxValueWriter

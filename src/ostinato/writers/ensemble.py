@@ -1,4 +1,4 @@
-"""Writers side by side, for a `ReplayBufferEnsemble` that puts them together with storages and samplers."""
+"""A group of writers, for a `ReplayBufferEnsemble` that combines them with storages and samplers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["WriterEnsemble"]
 
 @final
 class WriterEnsemble(Group[Writer]):
-    """The writers of a `ReplayBufferEnsemble`. It places no rows itself: rows are written through the members.
+    """The writers of a `ReplayBufferEnsemble`. Rows are written through the members.
 
     Args:
         *writers: at least one.
 
     Raises:
-        KindError: if one is no writer.
+        KindError: if an argument is not a writer.
         OptionError: if there is none.
 
     Example:
@@ -31,7 +31,7 @@ class WriterEnsemble(Group[Writer]):
         super().__init__(writers, Writer)
 
     def __repr__(self) -> str:
-        """The writers."""
+        """Show the writers."""
         return f"WriterEnsemble({', '.join(map(repr, self.members))})"
 
     def subset(self, chosen: list[int]) -> Self:

@@ -1,4 +1,4 @@
-"""Keeping the best rows: a max-value writer."""
+"""A writer that keeps the rows with the highest ranks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 _MOST_COUNT = 2**62
 _Entry: TypeAlias = tuple[float, int, int]
-"""Rank, negative age and slot of a row: of equal ranks the newer one goes first."""
+"""Rank, negative age and slot of a row: of equal ranks the newer one is replaced first."""
 
 
 @final
 class TensorDictMaxValueWriter(Writer):
     """Keeps the rows with the highest ranks: a full buffer takes a row only if it outranks the lowest one kept.
 
-    Ties keep the older row. `extend` returns -1 for rows that were not kept. Rows that are edited are ranked anew.
+    Of equal ranks the older row is kept. `extend` returns -1 for rows that were not kept. Edited rows get new ranks.
     Cost: O(log capacity) for each row kept; rows that rank below all of a full buffer cost a comparison.
 
     Args:
@@ -72,12 +72,12 @@ class TensorDictMaxValueWriter(Writer):
         self._count = 0
 
     def __repr__(self) -> str:
-        """Options and the rank to beat."""
+        """Show the options and the lowest rank kept."""
         lowest = self._lowest()[0] if self._live else None
         return f"TensorDictMaxValueWriter(rank_key={self.rank_path}, reduction={self.reduction!r}, lowest={lowest})"
 
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:
-        """Give slots to the rows that rank high enough.
+        """Choose slots for the rows whose ranks are high enough.
 
         Raises:
             KeyMissingError: if rows have no field `rank_key`.
@@ -94,7 +94,7 @@ class TensorDictMaxValueWriter(Writer):
             owner[len(self._live)] = row
             self._live.append(self._push(rank, len(self._live)))
         if free < rows:
-            # the rank to beat only rises: rows below it now need no second look
+            # the lowest rank only rises: rows below it now are not kept
             for row in (free + np.flatnonzero(ranks[free:] > self._lowest()[0])).tolist():
                 lowest = self._lowest()
                 if ranks[row] > lowest[0]:
@@ -116,13 +116,13 @@ class TensorDictMaxValueWriter(Writer):
         return entry
 
     def _lowest(self) -> _Entry:
-        """Return the entry that goes first, having dropped those that edits have outdated."""
+        """Return the entry that is replaced first, after outdated entries were dropped."""
         while self._heap[0] != self._live[self._heap[0][2]]:
             heapq.heappop(self._heap)
         return self._heap[0]
 
     def rerank(self, slots: Tensor, scores: Tensor | None) -> None:
-        """Give edited rows their new ranks; they keep their ages. Without a rank, or with NaN, a row goes first.
+        """Update the ranks of edited rows; their ages stay. A row without a rank, or with NaN, is replaced first.
 
         Cost: O(log capacity) for each row.
         """
@@ -133,7 +133,7 @@ class TensorDictMaxValueWriter(Writer):
             if entry != self._live[slot]:
                 heapq.heappush(self._heap, entry)
                 self._live[slot] = entry
-        if len(self._heap) > 2 * len(self._live) + 64:  # outdated entries are let go when they are half of all
+        if len(self._heap) > 2 * len(self._live) + 64:  # drop outdated entries when they are half of all
             self._heap = self._live.copy()
             heapq.heapify(self._heap)
 
@@ -145,7 +145,7 @@ class TensorDictMaxValueWriter(Writer):
         return _REDUCTIONS[self.reduction](values).detach().numpy()
 
     def begin(self, rows: int) -> None:
-        """Raise: rows that are there already have no ranks.
+        """Raise: rows present already have no ranks.
 
         Raises:
             UsageError: always.
@@ -156,7 +156,7 @@ class TensorDictMaxValueWriter(Writer):
         raise UsageError(msg)
 
     def clear(self) -> None:
-        """Forget all ranks."""
+        """Discard all ranks."""
         self._heap.clear()
         self._live.clear()
 

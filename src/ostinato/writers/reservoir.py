@@ -1,4 +1,4 @@
-"""Keeping a uniform sample of everything ever offered: a reservoir."""
+"""A writer that keeps a uniform sample of all rows ever written (reservoir sampling)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ __all__ = ["ReservoirWriter"]
 class ReservoirWriter(Writer):
     """Keeps a uniform sample of all rows ever written: after `t` rows each is present with probability `capacity / t`.
 
-    Algorithm R (Vitter 1985): the first rows fill the buffer; row number `t` after that takes the place `j`, uniform
-    over `[0, t)`, if there is such a slot, and is not kept otherwise. `extend` returns -1 for rows that were not kept,
-    or were replaced by a later row of the same batch. Rows that a storage brings along, and those of a checkpoint that
-    is loaded into a larger buffer, count as all that was written so far. Cost: O(rows), a random number for each row.
+    Algorithm R (Vitter 1985): the first rows fill the buffer. For each later row, number `t`, a slot is drawn uniformly
+    from `[0, t)`; the row is written there if the slot is in the buffer, and is not kept otherwise. `extend` returns -1
+    for rows that were not kept, or were replaced by a later row of the same batch. Rows that a storage held before, and
+    rows of a checkpoint that is loaded into a larger buffer, count as all rows written so far. Cost: O(rows), with one
+    random number for each row.
 
     Args:
-        generator: source of chance, on the CPU; None is torch's global one. The writer owns it and saves its state:
-            give it one of its own, not that of the buffer.
+        generator: source of random numbers, on the CPU; None is torch's global one. The writer saves its state: use
+            another generator than that of the buffer.
 
     Raises:
-        KindError: if it is no generator.
-        OptionError: if it lives on another device.
+        KindError: if it is not a generator.
+        OptionError: if it is on another device.
 
     Example:
         >>> import torch
@@ -42,7 +43,7 @@ class ReservoirWriter(Writer):
         >>> writer = ReservoirWriter(generator=torch.Generator().manual_seed(0))
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), writer=writer)
         >>> index = rb.extend({"step": torch.arange(100_000)})
-        >>> bool(rb["step"].double().mean() > 30_000)  # old rows are there as well as new ones
+        >>> bool(rb["step"].double().mean() > 30_000)  # old rows are present as well as new ones
         True
     """
 
@@ -53,7 +54,7 @@ class ReservoirWriter(Writer):
         self._offered = 0
 
     def __repr__(self) -> str:
-        """Rows offered so far."""
+        """Show the number of rows offered so far."""
         return f"ReservoirWriter(offered={self._offered})"
 
     @property
@@ -62,17 +63,17 @@ class ReservoirWriter(Writer):
         return self._offered
 
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Picks:  # noqa: ARG002
-        """Give slots to the rows that are kept; of equal slots the last row wins."""
+        """Choose slots for the rows that are kept; of equal slots the last row wins."""
         # until the ring is full every row is kept; a checkpoint may have been loaded into a larger ring
         first, capacity = (self._offered if ring.rows == ring.capacity else ring.rows), ring.capacity
         self._offered = first + rows
         slots = np.arange(first, first + rows)
-        late = min(max(capacity - first, 0), rows)  # rows from here on find the buffer full
+        late = min(max(capacity - first, 0), rows)  # the buffer is full from this row on
         if late < rows:
             draws = torch.rand(rows - late, dtype=torch.float64, generator=self._generator, device="cpu").numpy()
-            slots[late:] = draws * (slots[late:] + 1)  # the whole part: uniform over [0, t)
+            slots[late:] = draws * (slots[late:] + 1)  # the integer part is uniform over [0, t)
         kept = np.flatnonzero(slots < capacity)
-        # of equal slots the first from behind is the last row
+        # in reverse order, the first of equal slots is the last row
         taken, behind = np.unique(slots[kept[::-1]], return_index=True)
         winners = kept[::-1][behind]
         positions = np.full(rows, -1)
@@ -84,7 +85,7 @@ class ReservoirWriter(Writer):
         self._offered = rows
 
     def clear(self) -> None:
-        """Begin a new history."""
+        """Count from 0 again."""
         self._offered = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class ReservoirWriter(Writer):
                 raise CheckpointError(msg) from error
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a writer without a generator gets one where the state has one.
+        """Restore what `state_dict` returned; a writer without a generator gets one if the state has one.
 
         Raises:
             CheckpointError: if the state is damaged.
@@ -127,6 +128,6 @@ def _checked(generator: Any) -> torch.Generator | None:
         msg = f"generator must be a torch.Generator or None, got {type(generator).__name__}"
         raise KindError(msg)
     if generator is not None and generator.device.type != "cpu":
-        msg = f"the generator of a ReservoirWriter lives on the CPU, got one on {generator.device}"
+        msg = f"the generator of a ReservoirWriter must be on the CPU, got one on {generator.device}"
         raise OptionError(msg)
     return generator

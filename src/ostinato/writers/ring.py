@@ -1,4 +1,4 @@
-"""Round-robin writing: the newest rows replace the oldest."""
+"""The base class of writers, and writers in ring order: the newest rows replace the oldest."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Writer(ABC):
     rank_path: tuple[Hashable, ...] | None = None
     """Path of the field whose values `place` gets as `scores`; None if it needs none."""
     mutable: bool = True
-    """Whether rows may be written and emptied at all."""
+    """Whether rows may be written, and the buffer emptied."""
     in_order: bool = False
-    """Whether rows stay in the order in which they came, the oldest being replaced first: episodes need that."""
+    """Whether rows stay in the order of writing, and the oldest is replaced first; episodes need that."""
     single_rows: bool = False
-    """Whether rows are placed one by one, apart from their neighbours; storages with `ndim=2` then do not fit."""
+    """Whether rows are placed one by one, not in runs; storages with `ndim=2` need runs."""
     collections_only: bool = False
     """Whether rows must be TensorDicts or tensorclasses."""
 
@@ -48,7 +48,7 @@ class Writer(ABC):
         """
 
     def rerank(self, slots: Tensor, scores: Tensor | None) -> None:  # noqa: B027
-        """Rank rows anew that were edited in place; called only where there is a `rank_path`.
+        """Update the ranks of rows that were edited in place; called only if there is a `rank_path`.
 
         Args:
             slots: int64 `[n]`; of equal slots the scores are equal too.
@@ -63,14 +63,14 @@ class Writer(ABC):
         """
 
     def clear(self) -> None:  # noqa: B027
-        """Reset what the writer keeps of rows: the buffer was emptied."""
+        """Forget all rows: the buffer was emptied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         return {}
 
     def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Raise if `load_state_dict` would: buffers ask before they load, and before they save.
+        """Raise what `load_state_dict` would raise: buffers call this before they load, and before they save.
 
         Raises:
             CheckpointError: if the state is damaged.
@@ -96,11 +96,11 @@ class RoundRobinWriter(Writer):
         """Take the options of TorchRL's class."""
 
     def __repr__(self) -> str:
-        """Class alone: there is no state."""
+        """Show the class."""
         return f"{type(self).__name__}()"
 
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Run:  # noqa: ARG002
-        """Give the next slots of the ring. Cost: O(1)."""
+        """Return the next slots of the ring. Cost: O(1)."""
         capacity = ring.capacity
         skip = rows - capacity if rows > capacity else 0
         return Run((ring.cursor + skip) % capacity, rows - skip, capacity, skip)
@@ -108,14 +108,14 @@ class RoundRobinWriter(Writer):
 
 @final
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """A ring for TensorDict rows alone; other data is refused. Nothing is added to the rows stored."""
+    """A ring for TensorDict rows; other data raises `KindError`. No fields are added to the rows stored."""
 
     collections_only = True
 
 
 @final
 class ImmutableDatasetWriter(Writer):
-    """Refuses `add`, `extend` and `empty`; editing rows in place (`rb[i] = row`, `write_all`) stays possible.
+    """Raises for `add`, `extend` and `empty`; rows can be edited in place (`rb[i] = row`, `write_all`).
 
     Args:
         compilable: no effect: there is nothing to compile.
@@ -128,7 +128,7 @@ class ImmutableDatasetWriter(Writer):
         """Take the options of TorchRL's class."""
 
     def __repr__(self) -> str:
-        """Class alone: there is no state."""
+        """Show the class."""
         return "ImmutableDatasetWriter()"
 
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:  # noqa: ARG002

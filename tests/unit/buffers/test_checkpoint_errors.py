@@ -31,7 +31,7 @@ from ostinato import (
     TensorStorage,
 )
 from ostinato.buffers import mixing as mixing_state
-from ostinato.buffers.checkpoint import state as checkpoint
+from ostinato.buffers.checkpoint import load as checkpoint
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader

@@ -25,11 +25,8 @@ from ostinato import (
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
 )
-from ostinato.buffers import engine, mixing
-from ostinato.buffers import pipeline as feed
-from ostinato.buffers import pipeline as prefetch
-from ostinato.buffers import rate_limit as gate
-from ostinato.buffers.checkpoint import state as cut
+from ostinato.buffers import engine, mixing, pipeline, rate_limit
+from ostinato.buffers.checkpoint import save
 from ostinato.errors import EmptyBufferError, WaitTimeoutError
 
 from ...schedules import Schedule, StuckError, explore
@@ -37,7 +34,7 @@ from ...schedules import Schedule, StuckError, explore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODULES = (cut, engine, feed, gate, mixing, prefetch)
+MODULES = (save, engine, pipeline, rate_limit, mixing)
 FOREVER = math.inf
 
 

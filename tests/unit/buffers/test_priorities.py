@@ -24,7 +24,16 @@ from ostinato import (
     TensorStorage,
 )
 from ostinato._backend import backend
-from ostinato.errors import CheckpointError, KeyMissingError, KindError, PriorityError, SchemaError, SlotError
+from ostinato.distributed.writing import ShardInfo, parse_shard_update
+from ostinato.errors import (
+    CheckpointError,
+    KeyMissingError,
+    KindError,
+    OstinatoError,
+    PriorityError,
+    SchemaError,
+    SlotError,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -365,6 +374,35 @@ def test_what_is_no_priority_is_refused(priority: Any) -> None:
 def test_priorities_of_another_length_are_refused() -> None:
     with pytest.raises(SchemaError, match=r"have the shape \[2\] of the index .* got shape \[3\]"):
         plain(4).update_priority([0, 1], [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("index", "priority", "generation"),
+    [
+        (torch.arange(2), "much", None),
+        (torch.arange(2), torch.tensor([1j, 2]), None),
+        (torch.arange(2), torch.tensor([True, False]), None),
+        (torch.arange(2), torch.ones(3), None),
+        (torch.arange(2), torch.ones(2, device="meta"), None),
+        (torch.arange(2), torch.ones(2, 0), None),
+        (torch.arange(2), 1.0, [1, 2, 3]),
+        ([0.5], 1.0, None),
+        ("first", 1.0, None),
+    ],
+    ids=str,
+)
+def test_all_kinds_of_buffers_raise_the_same(index: Any, priority: Any, generation: Any) -> None:
+    """The arguments are parsed in one place: buffers, shared buffers and shards raise the same error and message."""
+    shards = ShardInfo(None, True, "td_error", "max", capacity=8, counting=False, waits=False)
+    calls: list[Any] = [plain(4).update_priority, lambda *given: parse_shard_update(shards, *given)]
+    if backend.native is not None:
+        calls.append(plain(4, shared=True).update_priority)
+    raised = set()
+    for call in calls:
+        with pytest.raises(OstinatoError) as caught:
+            call(index, priority, generation)
+        raised.add((type(caught.value), str(caught.value)))
+    assert len(raised) == 1, raised
 
 
 def test_no_rows_are_no_error() -> None:

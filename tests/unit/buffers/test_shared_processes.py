@@ -98,7 +98,7 @@ def die_in_the_lock(rb: ReplayBuffer, at: str) -> None:
             serial, run = ring.reserve(10)
             rb.sampler.record_rows(run, None, rb._engine.view())  # type: ignore[attr-defined]
             ring.commit(serial)
-            ring._stamps[:5] = -ring._stamps[:5]  # five of ten are committed
+            ring._generations[:5] = -ring._generations[:5]  # five of ten are committed
         elif at == "reserve":
             ring.reserve(10)
         die()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
-from ostinato.buffers.checkpoint import state
+from ostinato.buffers.checkpoint import save
 from ostinato.durable import CheckpointReader
 from ostinato.durable import checkpoint_writer as rowfile
 
@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[], Storage]] = {
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut rows into many pieces, so that writers come in between."""
     monkeypatch.setattr(rowfile, "PIECE_BYTES", 8192)
-    monkeypatch.setattr(state, "PIECE_BYTES", 8192)
+    monkeypatch.setattr(save, "PIECE_BYTES", 8192)
 
 
 def contents(path: Path, storage: Storage) -> tuple[list[int], int]:
@@ -81,16 +81,16 @@ def test_rows_are_those_of_one_moment_while_writers_go_on(maker: str, incrementa
 
 def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
     """Let something happen after each piece that a save writes, at the same moments in every run."""
-    plain = state.Snapshot._take
+    plain = save.Snapshot._take
     count = 0
 
-    def take(self: state.Snapshot, array: object, file: object, piece: Piece, room: object, lock: object) -> None:
+    def take(self: save.Snapshot, array: object, file: object, piece: Piece, room: object, lock: object) -> None:
         nonlocal count
         plain(self, array, file, piece, room, lock)  # type: ignore[arg-type]
         count += 1
         act(count)
 
-    monkeypatch.setattr(state.Snapshot, "_take", take)
+    monkeypatch.setattr(save.Snapshot, "_take", take)
 
 
 @pytest.mark.parametrize("maker", list(MAKERS))

@@ -1,9 +1,8 @@
-"""The command in a process: output and exit status."""
+"""The command as users run it: its output, its exit status, and what becomes of the process."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,21 +12,12 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
+from tests.command import START, run_here, run_process
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytest.importorskip("typer")
-
-START = "from ostinato.cli.main import main; main()"
-
-
-def ostinato(*arguments: str, start: str = START, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    settings = {**os.environ, "COLUMNS": "100", "TERM": "dumb", **env}
-    settings.pop("FORCE_COLOR", None) if "FORCE_COLOR" not in env else None
-    command = [sys.executable, "-W", "ignore", "-c", start, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=settings, timeout=120, check=False)
 
 
 @pytest.fixture
@@ -43,7 +33,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", [(), ("demo",), ("inspect",)])
 def test_help_names_options_and_gives_an_example(command: tuple[str, ...]) -> None:
-    done = ostinato(*command, "--help")
+    done = run_here(*command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
     assert "Example" in done.stdout
@@ -61,7 +51,7 @@ def test_version() -> None:
     import ostinato as package
 
     assert package.__version__ == version("ostinato")
-    done = ostinato("--version")
+    done = run_process("--version")
     assert (done.returncode, done.stdout) == (0, f"ostinato {package.__version__}\n")
 
 
@@ -92,22 +82,38 @@ def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+EACH = """
+import sys
+from ostinato.cli.main import main
+for line in {commands!r}:
+    sys.argv = ["ostinato", *line]
+    try:
+        main()
+    except SystemExit:
+        pass
+"""
+"""Runs several commands in one process."""
+
+
 def test_output_that_is_no_terminal_has_no_colours_and_any_encoding(saved: Path) -> None:
-    for arguments in (("inspect", str(saved)), ("verify", str(saved)), ("--help",), ("inspect", "nowhere")):
-        done = ostinato(*arguments, PYTHONIOENCODING="ascii", TERM="xterm-256color")
-        assert "\x1b" not in done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
+    commands = [["inspect", str(saved)], ["verify", str(saved)], ["--help"], ["inspect", "nowhere"]]
+    done = run_process(start=EACH.format(commands=commands), PYTHONIOENCODING="ascii", TERM="xterm-256color")
+    assert "4 of 100 rows" in done.stdout
+    assert "Usage" in done.stdout
+    assert "nowhere" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("fly",), ("inspect",), ("demo", "--seed", "-1"), ("demo", "--steps", "many")])
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
-    done = ostinato(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
 
 def test_inspect_prints_every_field(saved: Path) -> None:
-    done = ostinato("inspect", str(saved))
+    done = run_here("inspect", str(saved))
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0] == str(saved)
@@ -125,15 +131,15 @@ def test_inspect_shows_priorities(tmp_path: Path) -> None:
     rb.update_priority(index, [0.0, 1.0, 0.0, 3.0])
     rb.dumps(tmp_path / "saved")
     line = "priorities of 4 rows: min 0, mean 1, max 3, 50% zero (alpha 0.6, beta 0.4)"
-    assert line in ostinato("inspect", str(tmp_path / "saved")).stdout.splitlines()
-    quick = ostinato("inspect", "--quick", str(tmp_path / "saved")).stdout.splitlines()
+    assert line in run_here("inspect", str(tmp_path / "saved")).stdout.splitlines()
+    quick = run_here("inspect", "--quick", str(tmp_path / "saved")).stdout.splitlines()
     assert "priorities of 4 rows (alpha 0.6, beta 0.4)" in quick
-    report = json.loads(ostinato("inspect", "--json", str(tmp_path / "saved")).stdout)
+    report = json.loads(run_here("inspect", "--json", str(tmp_path / "saved")).stdout)
     assert (report["priorities"]["rows"], report["priorities"]["zero_share"]) == (4, 0.5)
 
 
 def test_inspect_json_is_json(saved: Path) -> None:
-    done = ostinato("inspect", "--json", str(saved))
+    done = run_here("inspect", "--json", str(saved))
     assert done.returncode == 0
     report = json.loads(done.stdout)
     assert (report["rows"], report["capacity"], report["verified"]) == (4, 100, True)
@@ -145,13 +151,13 @@ def test_inspect_json_writes_infinities_as_text(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4))
     rb.extend({"a": torch.tensor([1.0, float("inf")])})
     rb.dumps(tmp_path / "saved")
-    field = json.loads(ostinato("inspect", "--json", str(tmp_path / "saved")).stdout)["fields"][0]
+    field = json.loads(run_here("inspect", "--json", str(tmp_path / "saved")).stdout)["fields"][0]
     assert (field["minimum"], field["maximum"], field["mean"]) == (1.0, "inf", "inf")
 
 
 def test_inspect_quick_reads_no_data(saved: Path) -> None:
     flip_a_byte(saved)
-    done = ostinato("inspect", "--quick", "--json", str(saved))
+    done = run_here("inspect", "--quick", "--json", str(saved))
     assert done.returncode == 0
     report = json.loads(done.stdout)
     assert report["verified"] is False
@@ -169,7 +175,7 @@ def flip_a_byte(saved: Path) -> Path:
 
 def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
     file = flip_a_byte(saved)
-    done = ostinato("inspect", str(saved), FORCE_COLOR="1", TERM="xterm")
+    done = run_process("inspect", str(saved), FORCE_COLOR="1", TERM="xterm")
     assert (done.returncode, done.stdout) == (1, "")
     assert file.name in done.stderr
     assert done.stderr.count("\n") == 1
@@ -177,7 +183,7 @@ def test_a_damaged_file_is_one_red_line_and_exit_1(saved: Path) -> None:
 
 
 def test_a_missing_checkpoint_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    done = ostinato("inspect", str(tmp_path / "a [red]wonder[/red]"))
+    done = run_here("inspect", str(tmp_path / "a [red]wonder[/red]"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: there is no directory ")
     assert "a [red]wonder[/red]" in done.stderr, "what users name is no markup"
@@ -188,7 +194,7 @@ def test_errors_of_the_system_are_one_line_too(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("")
-    done = ostinato("demo", "--output-dir", str(tmp_path / "file" / "inside"))
+    done = run_process("demo", "--output-dir", str(tmp_path / "file" / "inside"))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
 
@@ -198,7 +204,7 @@ def test_the_demo_replaces_nothing_without_a_flag(name: str, tmp_path: Path) -> 
     pytest.importorskip("gymnasium")
     pytest.importorskip("matplotlib")
     (tmp_path / name).write_text("mine")
-    done = ostinato("demo", str(tmp_path))
+    done = run_here("demo", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{name} exists: give --overwrite" in done.stderr
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
@@ -214,7 +220,7 @@ def test_a_missing_extra_says_what_to_install(
 ) -> None:
     start = f"import sys; sys.modules[{missing!r}] = None\n{START}"
     extra_arguments = ("--output-dir", str(tmp_path / "out")) if arguments == ("demo",) else ()
-    done = ostinato(*arguments, *extra_arguments, start=start)
+    done = run_process(*arguments, *extra_arguments, start=start)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"pip install 'ostinato[{extra}]'" in done.stderr

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +10,12 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer, Trajectory, TrajectoryReplayBuffer
-from ostinato.cli.main import main
 from ostinato.errors import CheckpointError
 from ostinato.tools import merge
+from tests.command import run_here as ostinato
 from tests.unit.trajectories.rollouts import files, rollout
 
 pytest.importorskip("typer")
-
-
-def ostinato(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process: a new one takes seconds to import torch."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["ostinato", *map(str, arguments)])
-        patch.setenv("COLUMNS", "100")
-        patch.setenv("TERM", "dumb")
-        patch.delenv("FORCE_COLOR", raising=False)
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
 def answer(*arguments: object) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ostinato import LazyTensorStorage, ReplayBuffer
-from tests.unit.cli.test_trajectories import ostinato
+from tests.command import run_here as ostinato
 from tests.unit.viz.rollouts import file_of, store
 
 if TYPE_CHECKING:

@@ -187,13 +187,13 @@ def test_a_device_has_a_most_of_rows() -> None:
 def test_a_sampler_tells_the_device_of_writes() -> None:
     sampler = SamplerWithoutReplacement(endless=True)
     sampler.record(Run(0, 5, 9))  # nobody to tell yet
-    sampler._aside = DevicePasses(9, CPU)
+    sampler._passes = DevicePasses(9, CPU)
     sampler.record(Run(0, 5, 9))
-    assert sampler._aside.rows == 5
+    assert sampler._passes.rows == 5
     sampler.record(Run(7, 5, 9))  # wraps: all nine hold rows
-    assert sampler._aside.rows == 9
+    assert sampler._passes.rows == 9
     sampler.record(Run(0, 3, 9))
-    assert sampler._aside.rows == 9
+    assert sampler._passes.rows == 9
     assert sampler.state_dict()["order"].tolist() == list(range(9))
     sampler.clear()
-    assert sampler._aside.rows == 0
+    assert sampler._passes.rows == 0

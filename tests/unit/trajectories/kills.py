@@ -1,4 +1,4 @@
-"""Kills a process at its k-th file operation: `os.write` half done, or just before the others."""
+"""Kills a process at its k-th file operation: in the middle of `os.write`, or just before other operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts whose every number tells where it comes from."""
+"""Rollouts whose numbers identify their transitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def serials(number: int, steps: int, envs: int) -> torch.Tensor:
 
 
 def rollout(number: int, steps: int = 6, envs: int = 2, *, epochs: int = 0, **more: Any) -> Trajectory:
-    """A rollout whose fields all follow from the serial numbers of its transitions.
+    """A rollout whose fields are functions of the serial numbers of its transitions.
 
     With `epochs` flags have a leading row for each epoch (-1 in `dones_as_numbers`), and `prev_values` a trailing one.
     """
@@ -45,26 +45,26 @@ def rollout(number: int, steps: int = 6, envs: int = 2, *, epochs: int = 0, **mo
 
 
 def images(serial: torch.Tensor) -> torch.Tensor:
-    """Small pictures that follow from the serial numbers, uint8 `[T, B, 4, 4, 3]`."""
+    """Small images computed from the serial numbers, uint8 `[T, B, 4, 4, 3]`."""
     return ((serial.long()[..., None, None] + torch.arange(48).reshape(4, 4, 3)) % 251).to(torch.uint8)
 
 
 def leading(rows: torch.Tensor, epochs: int) -> torch.Tensor:
-    """Put a row that belongs to no transition before each epoch; it is the opposite of its neighbour."""
+    """Insert a row that belongs to no transition before each epoch; it differs from the next row."""
     if not epochs:
         return rows
     return torch.cat([torch.cat([~part[:1], part]) for part in rows.chunk(epochs)])
 
 
 def trailing(rows: torch.Tensor, epochs: int) -> torch.Tensor:
-    """Put a row that belongs to no transition after each epoch."""
+    """Insert a row that belongs to no transition after each epoch."""
     if not epochs:
         return rows
     return torch.cat([torch.cat([part, part[-1:] - 7777]) for part in rows.chunk(epochs)])
 
 
 def check_batch(batch: dict[str, Any]) -> list[int]:
-    """Check that every row of every field is of one transition; return the serial numbers."""
+    """Check that the fields of each row belong to one transition; return the serial numbers."""
     serial = batch["rewards"]
     assert torch.equal(batch["actions"], serial.repeat(1, 3))
     assert torch.equal(batch["prev_logprobs"], serial.repeat(1, 3))
@@ -91,7 +91,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def saving(path: Path, count: int = 0, form: str = "pt", **options: Any) -> TrajectoryReplayBuffer:
-    """A buffer that saves to a directory, with so many rollouts in it that are saved."""
+    """A buffer that saves to a directory, with `count` saved rollouts."""
     options = {"allow_pickle": form == "pkl", **options}
     buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form, **options)
     if count:
@@ -121,7 +121,7 @@ def ids_on_disk(path: Path) -> list[int]:
 
 
 def small(**more: Any) -> Trajectory:
-    """A trajectory of eight random rewards, and what else is given."""
+    """A trajectory of eight random rewards, with other fields as given."""
     return Trajectory(rewards=torch.rand(4, 2, 1), **more)
 
 
@@ -133,7 +133,7 @@ def equal_batches(first: TrajectoryReplayBuffer, second: TrajectoryReplayBuffer)
 
 
 def as_rlinf(root: Path, form: str, *, old_spelling: bool = False) -> None:
-    """Write a directory as RLinf does: no list of ours, one opaque text between id and extension."""
+    """Write a directory as RLinf does: without `ostinato_store.jsonl`, with any text between id and extension."""
     root.mkdir(parents=True)
     index = {}
     for number in range(3):

@@ -49,7 +49,7 @@ def filled(count: int, steps: int = 3, **options: Any) -> TrajectoryReplayBuffer
         ({"max_open_files": 0}, "max_open_files must be 1 or more"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_out_of_range_raise(options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         TrajectoryReplayBuffer(**options)
 
@@ -65,7 +65,7 @@ def test_the_number_of_rows_must_be_positive(count: Any) -> None:
         filled(1).sample(count)
 
 
-def test_exactly_so_many_rows_come_back_and_the_law_is_uniform_over_transitions() -> None:
+def test_batches_have_the_requested_size_and_are_uniform_over_transitions() -> None:
     buffer = filled(6, cache_size=2, trajectory_format="safetensors")
     buffer.flush()
     total = buffer.total_samples
@@ -74,10 +74,10 @@ def test_exactly_so_many_rows_come_back_and_the_law_is_uniform_over_transitions(
     assert len(drawn) == total * 200
     assert len(counts) == total
     chi_square = sum((count - 200) ** 2 / 200 for count in counts.values())
-    assert chi_square < total + 5 * (2 * total) ** 0.5  # a fixed seed: no flakes
+    assert chi_square < total + 5 * (2 * total) ** 0.5  # deterministic: the seed is fixed
 
 
-def test_the_law_without_replacement_is_uniform_over_ordered_choices() -> None:
+def test_draws_without_replacement_are_uniform_over_ordered_choices() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([Trajectory(rewards=serials(0, 4, 2))])
     pairs = Counter(tuple(buffer.sample(2, replace=False)["rewards"].flatten().tolist()) for _ in range(2800))
@@ -106,7 +106,7 @@ def test_the_window_holds_the_most_recent_trajectories(window: int) -> None:
     assert buffer.get_stats()["window_samples"] == 4 * min(window, 7)
 
 
-def test_one_seed_one_sequence_and_no_global_randomness() -> None:
+def test_the_seed_determines_the_draws_and_the_global_generator_is_unused() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first, second, other = filled(3, seed=5), filled(3, seed=5), filled(3, seed=6)
@@ -116,7 +116,7 @@ def test_one_seed_one_sequence_and_no_global_randomness() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_key_sets_that_differ() -> None:
+def test_trajectories_with_different_keys() -> None:
     buffer = TrajectoryReplayBuffer(sample_window_size=2)
     full, bare = (
         rollout(0, 2),
@@ -129,13 +129,13 @@ def test_key_sets_that_differ() -> None:
     assert set(batch) == {"rewards", "curr_obs"}
     assert set(batch["curr_obs"]) == {"states"}
     assert torch.equal(batch["curr_obs"]["states"], batch["rewards"].repeat(1, 2))
-    buffer.add_trajectories([bare])  # the full one has left the window
+    buffer.add_trajectories([bare])  # the full trajectory has left the window
     assert set(buffer.sample(4)) == {"rewards", "curr_obs"}
     with pytest.raises(OptionError, match="missing must be 'raise' or 'drop'"):
         buffer.sample(4, missing="ignore")  # type: ignore[arg-type]
 
 
-def test_rows_that_differ_in_shape_or_dtype_are_named() -> None:
+def test_rows_that_differ_in_shape_or_dtype_raise() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([Trajectory(rewards=torch.zeros(2, 2, 1)), Trajectory(rewards=torch.zeros(2, 2, 3))])
     with pytest.raises(SchemaError, match=r"rewards is float32\[1\] in some .* float32\[3\] in others"):
@@ -145,7 +145,7 @@ def test_rows_that_differ_in_shape_or_dtype_are_named() -> None:
 @pytest.mark.usefixtures("backend")  # positioned reads
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
 @pytest.mark.parametrize("auto_save", [False, True])
-def test_rows_come_back_whatever_the_format_and_the_place(tmp_path: Path, form: str, auto_save: bool) -> None:
+def test_rows_are_the_same_in_every_format_and_directory(tmp_path: Path, form: str, auto_save: bool) -> None:
     options: dict[str, Any] = {"trajectory_format": form, "allow_pickle": form == "pkl", "cache_size": 2}
     with filled(7, auto_save=auto_save, auto_save_path=tmp_path / "a", **options) as buffer:
         buffer.flush()
@@ -155,7 +155,7 @@ def test_rows_come_back_whatever_the_format_and_the_place(tmp_path: Path, form: 
 
 
 def test_memory_stays_bounded_without_auto_save(tmp_path: Path) -> None:
-    """What leaves the cache lies in files; nothing is lost."""
+    """Trajectories that leave the cache are in files; none is lost."""
     buffer = filled(30, cache_size=3, save_queue_size=2, auto_save_path=tmp_path, trajectory_format="safetensors")
     assert buffer.get_stats()["pending_saves"] <= 2 + 2
     buffer.flush()
@@ -195,7 +195,7 @@ def test_a_bounded_number_of_files_is_open(tmp_path: Path) -> None:
             assert len(os.listdir("/proc/self/fd")) <= before + 3  # noqa: PTH208
 
 
-def test_ready_when_there_are_so_many_trajectories() -> None:
+def test_is_ready_with_enough_trajectories() -> None:
     buffer = filled(3)
     assert (len(buffer), buffer.size, buffer.total_samples) == (3, 3, 2 * (3 + 4 + 3))
     assert buffer.is_ready(3)
@@ -212,13 +212,13 @@ def test_stats_and_names() -> None:
     assert repr(buffer) == "TrajectoryReplayBuffer(3 trajectories, 20 transitions, pt)"
     assert buffer.trajectory_ids == [0, 1, 2]
     assert torch.equal(buffer.sample_chunks(5)["rewards"], filled(3, sample_window_size=2).sample(5)["rewards"])
-    with pytest.raises(SlotError, match="no trajectory 7: the ids are"):
+    with pytest.raises(SlotError, match="no trajectory has the id 7: the ids are"):
         buffer.load_trajectory(7)
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_only_the_rows_drawn_are_read(tmp_path: Path, form: str) -> None:
-    """Counted by the operating system, with the file cache dropped: at most three times the bytes of the batch."""
+    """At most three times the bytes of the batch, as the operating system counts with an empty file cache."""
     pictures = torch.randint(0, 256, (25, 4, 64, 64, 3), dtype=torch.uint8)
     one = Trajectory(rewards=torch.rand(25, 4, 1), actions=torch.rand(25, 4, 7), curr_obs={"main_images": pictures})
     with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path / "a", trajectory_format=form) as buffer:
@@ -239,7 +239,7 @@ def test_only_the_rows_drawn_are_read(tmp_path: Path, form: str) -> None:
 
 
 def bytes_read() -> int:
-    """Bytes that this process has made the disk read."""
+    """Bytes that this process has read from disk."""
     try:
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -248,16 +248,16 @@ def bytes_read() -> int:
 
 
 @pytest.mark.parametrize("auto_save", [False, True])
-def test_a_dropped_buffer_lets_its_trajectories_go_without_the_garbage_collector(
-    auto_save: bool, tmp_path: Path
-) -> None:
+def test_a_dropped_buffer_frees_its_trajectories_without_garbage_collection(auto_save: bool, tmp_path: Path) -> None:
     gc.collect()
     gc.disable()
     try:
         buffer = TrajectoryReplayBuffer(auto_save=auto_save, auto_save_path=tmp_path / "a", cache_size=2)
         buffer.add_trajectories([rollout(number) for number in range(4)])
         buffer.sample(8)
-        kept = [weakref.ref(entry.held.tree["rewards"]) for entry in buffer._members.entries if entry.held is not None]
+        kept = [
+            weakref.ref(entry.data.tree["rewards"]) for entry in buffer._trajectories.entries if entry.data is not None
+        ]
         assert kept
         del buffer
         assert [held() for held in kept] == [None] * len(kept)

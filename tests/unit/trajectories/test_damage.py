@@ -1,4 +1,4 @@
-"""Damaged and hostile directories: named, skipped or refused; never believed."""
+"""Damaged and hostile directories raise errors that name the file, or are skipped."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_names_in_the_index_cannot_lead_out_of_the_directory(tmp_path: Path, wei
         loaded(tmp_path / "a")
 
 
-def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_file_raises(tmp_path: Path) -> None:
     as_rlinf(tmp_path / "a", "pt")
     path = tmp_path / "a" / "trajectory_1_opaque-1.pt"
     path.rename(tmp_path / "elsewhere")
@@ -107,12 +107,12 @@ def test_damaged_lists_are_named(tmp_path: Path, name: str) -> None:
             loaded(tmp_path / "a")
 
 
-def test_a_file_that_goes_while_it_is_sampled_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_file_that_is_truncated_while_it_is_sampled_names_it(tmp_path: Path) -> None:
     with saving(tmp_path / "a", 2, form="safetensors"):
         pass
     buffer = loaded(tmp_path / "a")
     os.truncate(tmp_path / "a" / files(tmp_path / "a")[0], 900)
-    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was cut"):
+    with pytest.raises(DamagedFileError, match=r"trajectory_0_.* it was truncated"):
         buffer.sample(100)
 
 
@@ -129,7 +129,7 @@ def test_loading_a_whole_trajectory_finds_flipped_bytes(tmp_path: Path, form: st
         buffer.load_trajectory(0)
 
 
-def test_compressed_records_and_conflicting_paths_are_refused(tmp_path: Path) -> None:
+def test_compressed_records_and_conflicting_paths_raise(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"rewards": torch.zeros(4, 2)}, path)
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as new:
@@ -146,7 +146,7 @@ def test_compressed_records_and_conflicting_paths_are_refused(tmp_path: Path) ->
         read_header(tmp_path / "c.safetensors", "safetensors", allow_pickle=False)
 
 
-def test_absurd_numbers_of_steps_are_refused_without_memory(tmp_path: Path) -> None:
+def test_absurd_numbers_of_steps_raise_without_allocating_memory(tmp_path: Path) -> None:
     with saving(tmp_path / "a", form="safetensors") as buffer:
         add(buffer, small(model_weights_id="w"))
     index = json.loads((tmp_path / "a" / "trajectory_index.json").read_text())
@@ -170,7 +170,7 @@ def test_counters_and_seeds_of_metadata_are_bounded(tmp_path: Path, key: str) ->
 
 
 @pytest.mark.parametrize("line", [{"drop": 5}, {"form": [1], "fields": []}, {"id": 0, "facts": 5}, {"drop": [[1]]}])
-def test_strange_lines_with_fitting_checksums_are_damage(tmp_path: Path, line: dict[str, Any]) -> None:
+def test_invalid_lines_with_valid_checksums_are_damage(tmp_path: Path, line: dict[str, Any]) -> None:
     with saving(tmp_path / "a") as buffer:
         add(buffer, small())
     head = {"format": "ostinato-trajectories", "version": [1, 0], "trajectory_format": "pt", "counter": 1, "seed": 1}
@@ -179,12 +179,12 @@ def test_strange_lines_with_fitting_checksums_are_damage(tmp_path: Path, line: d
         ids_on_disk(tmp_path / "a")
 
 
-def test_skipping_a_damaged_list_warns(tmp_path: Path) -> None:
+def test_skipping_damaged_field_positions_warns(tmp_path: Path) -> None:
     with saving(tmp_path / "a") as buffer:
         add(buffer, small())
     (tmp_path / "a" / "ostinato_store.jsonl").write_bytes(b"junk\n")
     buffer = TrajectoryReplayBuffer()
-    with pytest.warns(RuntimeWarning, match="our own list is damaged"):
+    with pytest.warns(RuntimeWarning, match="file of field positions is damaged"):
         buffer.load_checkpoint(tmp_path / "a", on_damage="skip")
     assert buffer.trajectory_ids == [0]
 

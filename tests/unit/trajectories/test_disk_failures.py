@@ -1,4 +1,4 @@
-"""Full disks, failed writes and limits on files: reported by name, nothing that was reported saved is lost."""
+"""Full disks, failed writes and limits on files: errors name the file, and saved trajectories are not lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @needs_fork
-def test_after_a_failed_checkpoint_what_is_reported_saved_survives_a_kill(tmp_path: Path) -> None:
+def test_after_a_failed_checkpoint_saved_trajectories_survive_a_kill(tmp_path: Path) -> None:
     def work(report: Callable[[bytes], None]) -> None:
         buffer = saving(tmp_path / "a", save_queue_size=60)
         add(buffer, *(small() for _ in range(60)))
@@ -79,7 +79,7 @@ def test_a_low_limit_of_open_files_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_full_disk_is_named_and_reported_once_while_sampling_goes_on(tmp_path: Path, form: str) -> None:
+def test_a_full_disk_is_reported_once_while_sampling_continues(tmp_path: Path, form: str) -> None:
     big = Trajectory(**(rollout(1).to_dict() | {"extra": {"big": torch.zeros(200000)}}))
 
     def work(report: Callable[[bytes], None]) -> None:
@@ -93,7 +93,7 @@ def test_a_full_disk_is_named_and_reported_once_while_sampling_goes_on(tmp_path:
         with pytest.raises(CheckpointError, match=r"\(ids 1\): cannot write .* next add_trajectories, flush or close"):
             mine.sample(5)
         for _ in range(5):
-            check_batch(mine.sample(20))  # in memory it is still there
+            check_batch(mine.sample(20))  # the trajectories are still in memory
             time.sleep(0.01)
         assert mine.get_stats()["pending_saves"] == 1
         for _ in range(2):
@@ -107,7 +107,7 @@ def test_a_full_disk_is_named_and_reported_once_while_sampling_goes_on(tmp_path:
     assert loaded(tmp_path / "b").trajectory_ids == [0, 1]
 
 
-def test_a_failed_write_is_reported_by_the_next_call_and_then_mended(
+def test_a_failed_write_is_reported_by_the_next_call_and_then_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = saving(tmp_path / "a", 1, form="safetensors")

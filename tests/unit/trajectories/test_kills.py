@@ -1,4 +1,4 @@
-"""`kill -9` at every write, fsync, rename, link and unlink: what was reported saved is there, nothing is torn."""
+"""`kill -9` at every write, fsync, rename, link and unlink: saved trajectories are complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def kills(work: Callable[[Callable[[bytes], None]], None], prepare: Callable[[], None]) -> Iterator[tuple[bool, bytes]]:
-    """Run work from the same start again and again, killed one operation later each time, until it comes through."""
+    """Run work from the same state repeatedly, killed one operation later each time, until it finishes."""
     for at in count():
         prepare()
         killed, said = run_and_kill(work, at)
@@ -44,7 +44,7 @@ def opened(path: Path) -> TrajectoryReplayBuffer:
 
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: str) -> None:
-    """Two sessions over one directory: the second finds what a crash of the first left."""
+    """Two sessions over one directory: the second one recovers from a crash of the first."""
     place = iter(tmp_path / str(number) for number in count())
     path = next(place)
 
@@ -75,12 +75,12 @@ def test_a_killed_saver_loses_nothing_that_was_reported(tmp_path: Path, form: st
         with TrajectoryReplayBuffer(auto_save=True, auto_save_path=path, trajectory_format=form) as again:
             future = again.add_trajectories([rollout(9, steps=3)])
             assert future is not None
-            assert future.result()[0] > max(ids)  # never over a file that is there
+            assert future.result()[0] > max(ids)  # never overwrites a file
         assert set(opened(path).trajectory_ids) == {*ids, *future.result()}
         assert not [entry.name for entry in path.iterdir() if entry.name.endswith((".tmp", ".lock"))]
 
 
-def test_a_killed_checkpoint_is_whole_or_absent(tmp_path: Path) -> None:
+def test_a_killed_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
     place = iter(tmp_path / str(number) for number in count())
     path = next(place)
 
@@ -114,7 +114,7 @@ def ranks(source: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["merge", "split"])
-def test_killed_moves_leave_each_trajectory_in_one_place_and_go_on(tmp_path: Path, verb: str) -> None:
+def test_killed_moves_leave_each_trajectory_in_one_place_and_can_be_continued(tmp_path: Path, verb: str) -> None:
     place = iter(tmp_path / str(number) for number in count())
     root = next(place)
 

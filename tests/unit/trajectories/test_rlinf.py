@@ -1,4 +1,4 @@
-"""Directories of RLinf: its layout is written, read and never executed."""
+"""Directories of RLinf are written and read, and never executed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_directories_of_rlinf_load(tmp_path: Path, form: str, old_spelling: bool
     equal_batches(buffer, loaded(tmp_path / "b"))
 
 
-def test_strided_and_shared_tensors_of_others_are_read_as_they_look(tmp_path: Path) -> None:
+def test_strided_and_shared_tensors_are_read_as_their_values(tmp_path: Path) -> None:
     as_rlinf(tmp_path / "a", "pt")
     for number in range(3):
         values = rollout(number, 4, epochs=2).to_dict()
@@ -113,7 +113,7 @@ def test_samples_of_rlinf(name: str, rows: int) -> None:
     assert len(serial.unique()) == rows
 
 
-def test_pickles_are_never_read_without_consent(tmp_path: Path) -> None:
+def test_pickles_are_not_read_unless_allowed(tmp_path: Path) -> None:
     as_rlinf(tmp_path / "a", "pkl")
     trap = tmp_path / "ran"
     (tmp_path / "a" / "trajectory_1_opaque-1.pkl").write_bytes(pickle.dumps(_Trap(trap)))
@@ -130,7 +130,7 @@ class _Trap:
         return Path.touch, (self.path,)
 
 
-def test_a_hostile_pt_file_is_refused_and_not_executed(tmp_path: Path) -> None:
+def test_a_hostile_pt_file_raises_and_is_not_executed(tmp_path: Path) -> None:
     as_rlinf(tmp_path / "a", "pt")
     trap = tmp_path / "ran"
     torch.save({"rewards": _Trap(trap)}, tmp_path / "a" / "trajectory_1_opaque-1.pt")
@@ -140,7 +140,7 @@ def test_a_hostile_pt_file_is_refused_and_not_executed(tmp_path: Path) -> None:
 
 
 def unnamed(path: Path) -> None:
-    """Write a directory as RLinf does where nobody named the weights: an empty text stands for them everywhere."""
+    """Write a directory as RLinf does without a weights id, which is an empty text then."""
     path.mkdir(parents=True)
     index = {}
     for number in range(3):
@@ -173,7 +173,7 @@ def test_directories_of_rlinf_without_weights_ids(tmp_path: Path) -> None:
         assert "trajectory_0_." in files(path)[0]
 
 
-def test_an_index_of_the_older_spelling_is_taken_in(tmp_path: Path) -> None:
+def test_an_index_of_the_older_spelling_is_read(tmp_path: Path) -> None:
     with saving(tmp_path / "a") as buffer:
         add(buffer, small(), small())
     (tmp_path / "a" / "trajectory_index.json").rename(tmp_path / "a" / "trajector_index.json")

@@ -1,4 +1,4 @@
-"""The saver's thread and those that wait for it, under many schedules; what ends the thread loses nothing."""
+"""The saver's thread and the threads that wait for it, under many schedules; ending the thread loses nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato.trajectories import saver
-from ostinato.trajectories.saver import Promise, Saver
+from ostinato.trajectories.saver import SaveFuture, Saver
 
 from ...schedules import Schedule, explore
 
@@ -23,8 +23,8 @@ def entries(*ids: int) -> Any:
     return [SimpleNamespace(id=i) for i in ids]
 
 
-class Shelf:
-    """Saves in memory; every third entry fails once."""
+class Store:
+    """Saves to a list; every third entry fails once."""
 
     def __init__(self, limit: int = 2) -> None:
         self.saved: list[int] = []
@@ -43,8 +43,8 @@ class Shelf:
         return found
 
 
-def together(schedule: Schedule, shelf: Shelf, *work: Callable[[], Any]) -> None:
-    """Run all, and after them, while the saver's thread is there still, stop twice: failures are tried again."""
+def together(schedule: Schedule, store: Store, *work: Callable[[], Any]) -> None:
+    """Run all functions, then stop the saver twice: failures are retried."""
     left = [len(work)]
 
     def counted(one: Callable[[], Any]) -> Callable[[], None]:
@@ -57,60 +57,60 @@ def together(schedule: Schedule, shelf: Shelf, *work: Callable[[], Any]) -> None
     def last() -> None:
         while left[0]:
             schedule.sleep(1.0)
-        shelf.saver.stop()
-        shelf.saver.stop()
+        store.saver.stop()
+        store.saver.stop()
 
     schedule.run(*map(counted, work), last)
-    assert shelf.saver.pending == 0
+    assert store.saver.pending == 0
 
 
 def adds_and_stops(schedule: Schedule) -> None:
-    shelf = Shelf()
+    store = Store()
 
     def add(first: int) -> Callable[[], None]:
         def work() -> None:
             for i in range(first, first + 4):
-                shelf.saver.put(entries(i))
-                shelf.saver.wait_for_room()
+                store.saver.submit(entries(i))
+                store.saver.wait_for_room()
 
         return work
 
-    together(schedule, shelf, add(0), add(4), shelf.saver.stop, shelf.saver.stop, shelf.saver.flush)
-    assert sorted(shelf.saved) == list(range(8))
+    together(schedule, store, add(0), add(4), store.saver.stop, store.saver.stop, store.saver.flush)
+    assert sorted(store.saved) == list(range(8))
 
 
 def cancels(schedule: Schedule) -> None:
-    shelf, some = Shelf(), entries(1, 2, 3, 4, 5)
-    promise = Promise([1, 2, 3, 4, 5])
+    store, some = Store(), entries(1, 2, 3, 4, 5)
+    future = SaveFuture([1, 2, 3, 4, 5])
     together(
         schedule,
-        shelf,
-        lambda: shelf.saver.put(some, promise),
-        lambda: shelf.saver.cancel(some),
-        shelf.saver.flush,
-        shelf.saver.stop,
+        store,
+        lambda: store.saver.submit(some, future),
+        lambda: store.saver.cancel(some),
+        store.saver.flush,
+        store.saver.stop,
     )
 
 
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_no_call_waits_for_ever(scenario: Callable[[Schedule], None]) -> None:
+def test_every_call_returns(scenario: Callable[[Schedule], None]) -> None:
     explore(range(100), MODULES, scenario)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", [adds_and_stops, cancels])
-def test_no_call_waits_for_ever_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
+def test_every_call_returns_in_thousands_of_schedules(scenario: Callable[[Schedule], None]) -> None:
     explore(range(1000, 4000), MODULES, scenario)
 
 
-def test_a_callback_that_ends_its_thread_ends_no_saving() -> None:
-    """`sys.exit()` in a callback of a future ends no more than the callback."""
-    shelf = Shelf(limit=8)
-    promise = Promise([1])
-    promise.future.add_done_callback(lambda _: sys.exit(1))
-    shelf.saver.put(entries(1), promise)
-    shelf.saver.put(entries(2), Promise([2]))
-    shelf.saver.flush()
-    shelf.saver.stop()
-    assert shelf.saved == [1, 2]
-    assert shelf.saver.pending == 0
+def test_a_callback_that_exits_does_not_end_the_saver() -> None:
+    """`sys.exit()` in a callback of a future ends only the callback."""
+    store = Store(limit=8)
+    future = SaveFuture([1])
+    future.future.add_done_callback(lambda _: sys.exit(1))
+    store.saver.submit(entries(1), future)
+    store.saver.submit(entries(2), SaveFuture([2]))
+    store.saver.flush()
+    store.saver.stop()
+    assert store.saved == [1, 2]
+    assert store.saver.pending == 0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("auto_save", [False, True])
-def test_a_checkpoint_holds_all_and_sampling_goes_on_bit_for_bit(tmp_path: Path, form: str, auto_save: bool) -> None:
+def test_a_checkpoint_is_complete_and_sampling_resumes_bit_for_bit(tmp_path: Path, form: str, auto_save: bool) -> None:
     buffer = TrajectoryReplayBuffer(
         cache_size=2,
         auto_save=auto_save,
@@ -52,14 +52,14 @@ def test_a_checkpoint_holds_all_and_sampling_goes_on_bit_for_bit(tmp_path: Path,
     again = loaded(tmp_path / "deep" / "saved")
     assert (again.trajectory_ids, again.total_samples) == (buffer.trajectory_ids, buffer.total_samples)
     equal_batches(buffer, again)
-    shutil.rmtree(tmp_path / "own", ignore_errors=True)  # it needs nothing of the first directory
+    shutil.rmtree(tmp_path / "own", ignore_errors=True)  # the checkpoint does not refer to the first directory
     check_batch(again.sample(100))
     again.save_checkpoint(tmp_path / "second")
     shutil.rmtree(tmp_path / "deep")
     equal_batches(loaded(tmp_path / "second"), loaded(tmp_path / "second"))
 
 
-def test_a_checkpoint_needs_a_new_place(tmp_path: Path) -> None:
+def test_a_checkpoint_needs_a_new_directory(tmp_path: Path) -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([rollout(0)])
     (tmp_path / "empty").mkdir()
@@ -73,7 +73,7 @@ def test_a_checkpoint_needs_a_new_place(tmp_path: Path) -> None:
     assert len(loaded(tmp_path / "nothing")) == 0
 
 
-def test_a_checkpoint_of_the_own_directory_folds_the_journal(tmp_path: Path) -> None:
+def test_a_checkpoint_to_auto_save_path_writes_the_index(tmp_path: Path) -> None:
     with saving(tmp_path / "a", 2, form="safetensors") as buffer:
         assert not (tmp_path / "a" / "trajectory_index.json").exists()
         buffer.save_checkpoint(tmp_path / "a")
@@ -102,7 +102,7 @@ def test_each_rank_gets_its_contiguous_share(tmp_path: Path, ranks: int) -> None
         equal_batches(shares[0], loaded(tmp_path / "a"))
     if ranks == 2:
         draws = [share.sample(30)["rewards"] % 1000 for share in shares]
-        assert not torch.equal(*draws)  # streams of their own
+        assert not torch.equal(*draws)  # each has its own generator
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
@@ -115,7 +115,7 @@ def test_ranks_out_of_range(tmp_path: Path, rank: int, ranks: int) -> None:
         loaded(tmp_path / "a", world_size=3)
 
 
-def test_clear_keeps_files_and_new_ids_lie_above_them(tmp_path: Path) -> None:
+def test_clear_keeps_files_and_new_ids_are_higher(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", 3, form="safetensors")
     buffer.clear()
     assert (len(buffer), buffer.total_samples) == (0, 0)
@@ -135,10 +135,10 @@ def test_clear_keeps_files_and_new_ids_lie_above_them(tmp_path: Path) -> None:
     spilling.add_trajectories([rollout(0), rollout(1)])
     spilling.clear()
     spilling.add_trajectories([rollout(0)])
-    assert spilling.trajectory_ids == [2]  # no id is given twice
+    assert spilling.trajectory_ids == [2]  # ids are not reused
 
 
-def test_clear_cache_spills_and_the_next_add_starts_the_saver_again(tmp_path: Path) -> None:
+def test_clear_cache_writes_to_disk_and_the_next_add_restarts_the_saver(tmp_path: Path) -> None:
     buffer = TrajectoryReplayBuffer(cache_size=4, auto_save_path=tmp_path)
     buffer.add_trajectories([rollout(number) for number in range(3)])
     assert not savers()
@@ -158,7 +158,7 @@ def savers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "ostinato-saver"]
 
 
-def test_a_closed_buffer_can_go_on(tmp_path: Path) -> None:
+def test_a_closed_buffer_can_be_used_again(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", 2, form="safetensors")
     buffer.close()
     buffer.close()
@@ -172,7 +172,7 @@ def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
     with saving(tmp_path / "a", 1, form="safetensors"):
         with pytest.raises(CheckpointError, match="is being saved to"):
             saving(tmp_path / "a", 1, form="safetensors")
-        assert loaded(tmp_path / "a").trajectory_ids == [0]  # reading is fine
+        assert loaded(tmp_path / "a").trajectory_ids == [0]  # reading is allowed
     with pytest.raises(OptionError, match="holds trajectories as safetensors, not pt"):
         saving(tmp_path / "a", form="pt")
     as_rlinf(tmp_path / "pt", "pt")
@@ -183,8 +183,8 @@ def test_one_buffer_at_a_time_saves_to_a_directory(tmp_path: Path) -> None:
         buffer.load_checkpoint(tmp_path / "pt")
 
 
-def test_adding_goes_on_beside_what_a_directory_held(tmp_path: Path) -> None:
-    """A fresh buffer neither loads nor loses what lies in its directory, RLinf's included."""
+def test_new_trajectories_are_added_to_those_of_the_directory(tmp_path: Path) -> None:
+    """A new buffer neither loads nor loses trajectories of its directory, RLinf's included."""
     as_rlinf(tmp_path / "a", "pt")
     with saving(tmp_path / "a", form="pt") as buffer:
         future = buffer.add_trajectories([rollout(9, 4)])
@@ -194,7 +194,7 @@ def test_adding_goes_on_beside_what_a_directory_held(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a").trajectory_ids == [0, 1, 2, 3]
 
 
-def test_the_default_path_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_path_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="auto_save_path was not given: trajectories are saved to") as caught:
         buffer = TrajectoryReplayBuffer(auto_save=True)
@@ -210,7 +210,7 @@ def test_the_default_path_is_named_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
-    """What the directory says is the same before the fold, after it, and with a torn last line."""
+    """The index is the same before the journal is merged, after it, and with a torn last line."""
     with saving(tmp_path / "a", 2, form="safetensors"):
         pass
     buffer = saving(tmp_path / "a", form="safetensors")
@@ -237,7 +237,7 @@ def test_journal_and_index_are_both_recovered(tmp_path: Path) -> None:
 
 
 def test_the_cost_of_adding_does_not_grow(tmp_path: Path) -> None:
-    """Bytes written for one more trajectory are the same with 5 and with 300 before it."""
+    """Bytes written for a trajectory are the same after 5 and after 300 others."""
     buffer = saving(tmp_path / "a", form="safetensors")
     grown = []
     for number in range(300):
@@ -254,7 +254,7 @@ def test_the_cost_of_adding_does_not_grow(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_journal_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+def test_a_removed_journal_is_replaced(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a")
     add(buffer, small())
     (tmp_path / "a" / "ostinato_journal.jsonl").unlink()
@@ -264,7 +264,7 @@ def test_a_journal_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_what_a_failed_close_left_is_saved_by_the_next(tmp_path: Path) -> None:
+def test_trajectories_of_a_failed_close_are_saved_by_the_next(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a")
     add(buffer, small())
     (tmp_path / "a").rename(tmp_path / "away")
@@ -291,7 +291,7 @@ def test_clear_forgets_failures_too(tmp_path: Path) -> None:
     assert ids_on_disk(tmp_path / "a") == [2]
 
 
-def test_clear_after_close_takes_them_off_the_list(tmp_path: Path) -> None:
+def test_clear_after_close_removes_them_from_the_index(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a")
     add(buffer, small(), small())
     buffer.close()
@@ -334,7 +334,7 @@ def test_the_future_of_no_trajectories_is_done(tmp_path: Path) -> None:
         assert add(buffer) == []
 
 
-def test_the_counter_of_the_directory_counts(tmp_path: Path) -> None:
+def test_the_counter_of_the_directory_is_continued(tmp_path: Path) -> None:
     with saving(tmp_path / "a") as buffer:
         add(buffer, small(), small())
         buffer.clear()
@@ -362,7 +362,7 @@ def test_spilled_files_are_found_after_a_directory_of_another_format_was_loaded(
     check_batch(loaded(tmp_path / "b").sample(300))
 
 
-def test_an_empty_auto_save_path_is_none_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_auto_save_path_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="auto_save_path was not given"):
         path = TrajectoryReplayBuffer(auto_save=True, auto_save_path="").auto_save_path
@@ -374,7 +374,7 @@ def test_an_empty_auto_save_path_is_none_given(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_given_up_by_clear_is_not_tried_again(tmp_path: Path) -> None:
+def test_cleared_trajectories_are_not_retried(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", 1)
     (tmp_path / "a").rename(tmp_path / "away")
     future = buffer.add_trajectories([rollout(1)])
@@ -390,7 +390,7 @@ def test_what_was_given_up_by_clear_is_not_tried_again(tmp_path: Path) -> None:
     assert len(files(tmp_path / "a")) == 1
 
 
-def test_ranks_of_a_directory_are_named_where_one_of_them_is_meant(tmp_path: Path) -> None:
+def test_the_error_for_a_directory_of_ranks_names_them(tmp_path: Path) -> None:
     for rank in range(2):
         with saving(tmp_path / f"rank_{rank}", 1):
             pass
@@ -398,8 +398,8 @@ def test_ranks_of_a_directory_are_named_where_one_of_them_is_meant(tmp_path: Pat
         loaded(tmp_path)
 
 
-def test_the_own_directory_is_no_checkpoint_of_what_was_loaded_from_elsewhere(tmp_path: Path) -> None:
-    """Both list the ids 0 to 2, of other trajectories."""
+def test_auto_save_path_is_no_checkpoint_of_trajectories_loaded_from_elsewhere(tmp_path: Path) -> None:
+    """Both have the ids 0 to 2, of different trajectories."""
     with saving(tmp_path / "own", 3):
         pass
     with saving(tmp_path / "elsewhere") as other:
@@ -414,7 +414,7 @@ def test_the_own_directory_is_no_checkpoint_of_what_was_loaded_from_elsewhere(tm
     assert {serial // 1000 for serial in check_batch(loaded(tmp_path / "new").sample(100))} == {10, 11, 12}
 
 
-def test_an_auto_save_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_an_auto_save_path_that_is_a_file_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for auto_save in (False, True):
         with pytest.raises(OptionError, match=r"auto_save_path must be a directory.* it is a file"):

@@ -40,7 +40,7 @@ def tiny() -> Trajectory:
 
 
 class Background:
-    """Runs a function again and again in a thread until the block ends; what it raised is raised there."""
+    """Runs a function repeatedly in a thread until the block ends, which raises the function's error."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -66,11 +66,9 @@ class Background:
 
 
 @pytest.mark.parametrize("fold", ["save_checkpoint", "close"])
-def test_a_reader_finds_all_that_was_saved_before_it_began_while_the_journal_is_folded(
-    tmp_path: Path, fold: str
-) -> None:
+def test_a_reader_finds_all_saved_trajectories_while_the_index_is_written(tmp_path: Path, fold: str) -> None:
     buffer = saving(tmp_path / "a", save_queue_size=200)
-    future = buffer.add_trajectories([tiny()] * 150)  # reading the index takes a while
+    future = buffer.add_trajectories([tiny()] * 150)  # so that reading the index takes long
     assert future is not None
     saved = len(future.result(60))
 
@@ -92,7 +90,7 @@ def test_a_reader_finds_all_that_was_saved_before_it_began_while_the_journal_is_
 
 
 def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
-    """A reader sees the last line half written, and the rest of it a moment later."""
+    """A reader sees the last line half written, and then complete."""
     write_lines(tmp_path / "line", [{"n": 1}])
     line = (tmp_path / "line").read_bytes()
     fd = os.open(tmp_path / "j", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -109,11 +107,11 @@ def test_a_journal_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) ->
     os.close(fd)
 
 
-def test_the_own_directory_can_be_folded_while_another_thread_adds(tmp_path: Path) -> None:
+def test_the_index_can_be_written_while_another_thread_adds(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", save_queue_size=4)
     numbers: Iterator[int] = iter(range(10**6))
     with Background(lambda: buffer.add_trajectories([rollout(next(numbers), 2)])):
-        for _ in range(8):  # each waits for what was added before it, not for ever
+        for _ in range(8):  # each waits only for trajectories added before it
             buffer.save_checkpoint(tmp_path / "a")
     buffer.close()
     again = TrajectoryReplayBuffer()
@@ -122,8 +120,8 @@ def test_the_own_directory_can_be_folded_while_another_thread_adds(tmp_path: Pat
 
 
 @pytest.mark.parametrize("again", ["clear", "load_checkpoint"])
-def test_sampling_goes_on_while_another_thread_clears_or_loads(tmp_path: Path, again: str) -> None:
-    """Spilled files vanish while rows of them are read: the rows are drawn anew."""
+def test_sampling_continues_while_another_thread_clears_or_loads(tmp_path: Path, again: str) -> None:
+    """Spilled files are removed while rows of them are read: the rows are drawn again."""
     for form in ("pt", "safetensors"):
         with saving(tmp_path / form, form=form) as saver:
             saver.add_trajectories([rollout(number) for number in range(20)])
@@ -145,8 +143,8 @@ def test_sampling_goes_on_while_another_thread_clears_or_loads(tmp_path: Path, a
 
 
 @needs_fork
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions of Python warn of every such fork
-def test_a_fork_samples_whatever_other_threads_held_when_it_was_made(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Python versions warn about such forks
+def test_a_fork_can_sample_whatever_locks_other_threads_held(tmp_path: Path) -> None:
     """As the workers of a data loader do, while the parent adds and samples."""
     buffer = saving(tmp_path / "a", cache_size=1, max_open_files=1, form="safetensors")
     buffer.add_trajectories([rollout(number) for number in range(4)])
@@ -187,7 +185,7 @@ def test_a_failure_of_the_parent_is_not_reported_to_its_forks(tmp_path: Path) ->
     buffer.close()
 
 
-def test_a_callback_of_a_future_may_add_and_is_told_where_it_would_wait_for_itself(tmp_path: Path) -> None:
+def test_a_callback_of_a_future_may_add_but_not_wait_for_the_saver(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", save_queue_size=1)
     heard: list[str] = []
     done = threading.Event()
@@ -203,7 +201,7 @@ def test_a_callback_of_a_future_may_add_and_is_told_where_it_would_wait_for_itse
         finally:
             done.set()
 
-    with buffer._shelf._store_lock:  # the saver waits for it, so that the callback comes in time
+    with buffer._store._directory_lock:  # blocks the saver until the callback is registered
         future = buffer.add_trajectories([rollout(0)])
         assert future is not None
         future.add_done_callback(callback)
@@ -214,7 +212,7 @@ def test_a_callback_of_a_future_may_add_and_is_told_where_it_would_wait_for_itse
     assert buffer.trajectory_ids == [0, 1, 2, 3]
 
 
-def test_no_id_is_given_twice_while_others_clear(tmp_path: Path) -> None:
+def test_ids_are_not_reused_while_others_clear(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a", cache_size=2)
     given: list[int] = []
     failed: list[BaseException] = []
@@ -245,7 +243,7 @@ def test_no_id_is_given_twice_while_others_clear(tmp_path: Path) -> None:
 
 
 def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
-    """The store's own lock is held here, as it is while a batch is written."""
+    """The lock that the saver holds while it writes is held here."""
     buffer = saving(tmp_path / "a")
     add(buffer, small())
     added = threading.Event()
@@ -254,7 +252,7 @@ def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
         buffer.add_trajectories([small()])
         added.set()
 
-    with buffer._shelf._store_lock:
+    with buffer._store._directory_lock:
         thread = threading.Thread(target=adding)
         thread.start()
         assert added.wait(10)
@@ -264,7 +262,7 @@ def test_adding_does_not_wait_while_the_saver_writes(tmp_path: Path) -> None:
 
 
 @needs_fork
-def test_a_fork_neither_saves_nor_removes_what_the_parent_has(tmp_path: Path) -> None:
+def test_a_fork_neither_saves_nor_removes_trajectories_of_its_parent(tmp_path: Path) -> None:
     buffer = saving(tmp_path / "a")
     add(buffer, small())
     spilling = TrajectoryReplayBuffer(cache_size=1, auto_save_path=tmp_path / "spill")
@@ -328,8 +326,8 @@ def test_several_threads_add_and_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_adding_stalls_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: Path) -> None:
-    """The processor time of the adding thread, against that of a copy: other work on the machine does not count."""
+def test_adding_takes_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: Path) -> None:
+    """Compares CPU time of the thread, to be independent of other work on the machine."""
     pictures = torch.randint(0, 256, (50, 4, 64, 64, 3), dtype=torch.uint8)
     one = Trajectory(rewards=torch.rand(50, 4, 1), curr_obs={"main_images": pictures})
     added, copied, kept = [], [], []
@@ -342,6 +340,6 @@ def test_adding_stalls_no_longer_than_a_copy_while_the_queue_has_room(tmp_path: 
             buffer.add_trajectories([one])
             added.append(time.thread_time() - start)
             start = time.thread_time()
-            kept.append(pictures.clone())  # new memory, as the buffer's copy is
+            kept.append(pictures.clone())  # new memory, like the buffer's copy
             copied.append(time.thread_time() - start)
     assert statistics.median(added) < 3 * statistics.median(copied) + 1e-3

@@ -1,4 +1,4 @@
-"""Trajectories: which rows belong together, what is refused, what is copied, what is saved of a value."""
+"""Trajectories: which rows belong together, which values raise, what is copied, what is saved."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def filled(*trajectories: Any, **options: Any) -> TrajectoryReplayBuffer:
 
 @examples(0.5)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
-def test_every_row_is_paired_with_its_own(epochs: int, length: int, envs: int, extra: bool, cached: bool) -> None:
-    """T + E rows of flags and values, one epoch or several, from memory and from files alike."""
+def test_rows_of_all_fields_belong_together(epochs: int, length: int, envs: int, extra: bool, cached: bool) -> None:
+    """T + E rows of flags and values, one epoch or several, from memory and from files."""
     trajectory = rollout(3, epochs * length, envs, epochs=epochs if extra else 0)
     buffer = filled(trajectory, enable_cache=cached, trajectory_format="safetensors")
     buffer.flush()
@@ -72,7 +72,7 @@ def test_a_last_bootstrap_row_beside_several_epochs() -> None:
         ({"prev_logprobs": torch.zeros(6)}, "T and B of 1 or more"),
     ],
 )
-def test_lengths_that_do_not_fit_are_refused_and_nothing_is_added(change: dict[str, Any], words: str) -> None:
+def test_wrong_lengths_raise_and_nothing_is_added(change: dict[str, Any], words: str) -> None:
     buffer = TrajectoryReplayBuffer()
     with pytest.raises(SchemaError, match=words):
         buffer.add_trajectories([rollout(0), rollout(1, **change)])
@@ -88,13 +88,13 @@ def test_lengths_that_do_not_fit_are_refused_and_nothing_is_added(change: dict[s
         ({"curr_obs": {1: torch.zeros(6, 2)}}, KindError, "must be text"),
         ({"rewards": torch.zeros(6, 2).to_sparse()}, KindError, "only dense tensors"),
         ({"max_episode_length": -1}, KindError, "max_episode_length"),
-        ({"model_weights_id": "../../out"}, OptionError, "may stand in a file name"),
-        ({"model_weights_id": "a\nb"}, OptionError, "may stand in a file name"),
+        ({"model_weights_id": "../../out"}, OptionError, "is valid in a file name"),
+        ({"model_weights_id": "a\nb"}, OptionError, "is valid in a file name"),
         ({"model_weights_id": "x" * 300}, OptionError, "1 to 200 bytes"),
         ({"extra": {"rewards": torch.zeros(6, 2)}}, OptionError, "extra holds rewards"),
     ],
 )
-def test_values_of_wrong_kinds_are_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_values_of_wrong_types_raise(change: dict[str, Any], error: type[Exception], words: str) -> None:
     buffer = TrajectoryReplayBuffer()
     with pytest.raises(error, match=words):
         buffer.add_trajectories([rollout(0, **change)])
@@ -102,12 +102,12 @@ def test_values_of_wrong_kinds_are_refused(change: dict[str, Any], error: type[E
 
 
 @pytest.mark.parametrize("value", [rollout(0), {"rewards": torch.zeros(2, 2)}, 3, [3]])
-def test_only_lists_of_trajectories_are_taken(value: Any) -> None:
+def test_only_lists_of_trajectories_are_accepted(value: Any) -> None:
     with pytest.raises(KindError, match="add_trajectories takes a list of Trajectory"):
         TrajectoryReplayBuffer().add_trajectories(value)
 
 
-def test_a_weights_id_that_is_missing_is_made_up_and_one_that_is_there_stays() -> None:
+def test_a_missing_weights_id_is_generated_and_others_are_kept() -> None:
     buffer = filled(rollout(0), rollout(1, model_weights_id="run:7 · best"), rollout(2, model_weights_id=""))
     ids = [buffer.load_trajectory(number).model_weights_id for number in range(3)]
     assert ids[1] == "run:7 · best"
@@ -133,7 +133,7 @@ def test_the_buffer_owns_its_rows() -> None:
     check_batch(buffer.sample(40))
 
 
-def test_strided_rows_conjugates_and_arrays_are_taken_as_they_look() -> None:
+def test_strided_rows_conjugates_and_arrays_are_stored_as_their_values() -> None:
     serial = serials(2, 6, 2)
     wide = torch.stack([serial, -serial], dim=-1)[..., 0]
     assert not wide.is_contiguous()
@@ -154,7 +154,7 @@ def test_strided_rows_conjugates_and_arrays_are_taken_as_they_look() -> None:
     assert buffer.load_trajectory(0).forward_inputs["name"] == ["a", "b"]
 
 
-def test_extra_fields_are_kept_and_sampled_where_they_have_rows() -> None:
+def test_extra_fields_are_kept_and_sampled_if_they_have_rows() -> None:
     serial = serials(0, 6, 2)
     buffer = filled(
         rollout(0, extra={"bonus": serial.clone(), "camera": torch.eye(3), "notes": {"by": "me"}}), enable_cache=False
@@ -168,7 +168,7 @@ def test_extra_fields_are_kept_and_sampled_where_they_have_rows() -> None:
     assert extra["notes"] == {"by": "me"}
 
 
-def test_dicts_and_other_dataclasses_are_taken_too() -> None:
+def test_dicts_and_other_dataclasses_are_accepted() -> None:
     @dataclass
     class Foreign:
         rewards: torch.Tensor
@@ -206,7 +206,7 @@ def test_the_defaults_are_those_of_rlinf() -> None:
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
-def test_defaults_come_back_from_files(tmp_path: Path, form: str) -> None:
+def test_defaults_are_read_from_files(tmp_path: Path, form: str) -> None:
     given = [
         Trajectory(rewards=torch.ones(2, 1, 1)),
         Trajectory(rewards=torch.ones(2, 1, 1), model_weights_id=None, curr_obs={}, next_obs={}),
@@ -256,7 +256,7 @@ def test_subclasses_of_plain_values_are_saved_as_the_values(tmp_path: Path, form
         {"actions": np.zeros((4, 2), dtype=np.longdouble)},
     ],
 )
-def test_what_cannot_be_saved_is_refused_before_anything_is_counted(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_values_that_cannot_be_saved_raise_before_ids_are_given(tmp_path: Path, more: dict[str, Any]) -> None:
     with saving(tmp_path / "a", form="safetensors") as buffer:
         with pytest.raises(KindError, match="trajectory 1"):
             buffer.add_trajectories([small(), small(**more)])
@@ -265,7 +265,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_counted(tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("error")
-def test_numpy_arrays_of_any_byte_order_and_read_only_ones_are_taken() -> None:
+def test_numpy_arrays_of_any_byte_order_and_read_only_ones_are_accepted() -> None:
     array = np.arange(8, dtype=">f4").reshape(4, 2)
     array.flags.writeable = False
     buffer = TrajectoryReplayBuffer()
@@ -275,7 +275,7 @@ def test_numpy_arrays_of_any_byte_order_and_read_only_ones_are_taken() -> None:
     assert torch.equal(actions, torch.arange(8.0).reshape(4, 2))
 
 
-def test_counts_of_numpy_are_taken_and_absurd_ones_refused() -> None:
+def test_numpy_counts_are_accepted_and_absurd_ones_raise() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([small()])
     assert buffer.sample(np.int64(3))["rewards"].shape == (3, 1)
@@ -286,19 +286,19 @@ def test_counts_of_numpy_are_taken_and_absurd_ones_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_empty_dicts_come_back(tmp_path: Path, form: str) -> None:
+def test_empty_dicts_are_kept(tmp_path: Path, form: str) -> None:
     obs = {"states": torch.rand(4, 2, 3), "none": {}, "deep": {"down": {}}}
     one = Trajectory(rewards=torch.rand(4, 2, 1), forward_inputs={}, curr_obs=obs, extra={"mine": {}})
     with saving(tmp_path / "a", form=form) as buffer:
         buffer.add_trajectories([one])
-        assert set(buffer.sample(3)) == {"rewards", "curr_obs"}  # a batch has tensors alone, as RLinf's
+        assert set(buffer.sample(3)) == {"rewards", "curr_obs"}  # a batch has only tensors, as with RLinf
     back = loaded(tmp_path / "a").load_trajectory(0)
     assert (back.forward_inputs, back.next_obs, back.extra) == ({}, {}, {"mine": {}})
     assert back.curr_obs is not None
     assert {key: value for key, value in back.curr_obs.items() if key != "states"} == {"none": {}, "deep": {"down": {}}}
 
 
-def test_a_loaded_trajectory_is_the_callers_own() -> None:
+def test_a_loaded_trajectory_is_a_copy() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([rollout(0)])
     for _ in range(2):
@@ -310,7 +310,7 @@ def test_a_loaded_trajectory_is_the_callers_own() -> None:
     check_batch(buffer.sample(20))
 
 
-def test_lengths_of_numpy_are_taken() -> None:
+def test_numpy_lengths_are_accepted() -> None:
     buffer = TrajectoryReplayBuffer()
     buffer.add_trajectories([Trajectory(rewards=torch.rand(2, 2), max_episode_length=np.int64(7))])  # type: ignore[arg-type]
     length = buffer.load_trajectory(0).max_episode_length

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ostinato.buffers.checkpoint.state import readable, restoring
+import torch
+
+from ostinato.buffers.checkpoint.state import check_form, check_state, own_tensors, readable, restoring, saved_rows
+from ostinato.core.records import Plan
+from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
-from ostinato.errors import OptionError
+from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.object_columns import unpack, unpack_column
 from ostinato.storages.tensor import raise_mapped_ring
 
@@ -16,9 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.records import Ticket
     from ostinato.storages import Storage
+    from ostinato.transforms import Compose
 
-__all__ = ["Reading", "load_buffer", "open_state"]
+
+__all__ = [
+    "Reading",
+    "Target",
+    "begin_load",
+    "end_load",
+    "hold",
+    "load_buffer",
+    "load_engine_state",
+    "load_engine_states",
+    "open_state",
+    "revive",
+    "turn_ticket",
+    "with_state",
+]
 
 
 class Reading(NamedTuple):
@@ -130,3 +151,221 @@ def _get_objects(reader: CheckpointReader, name: str, form: object, *, allow_pic
     """Read one column of Python objects."""
     text, ends = (reader.read(f"{name}.{part}") for part in ("text", "ends"))
     return unpack_column(name, form, text, ends, allow_pickle=allow_pickle)
+
+
+_FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")
+
+
+def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
+    """Return what brings a buffer back to its state of now, if a load fails after it has begun to change things.
+
+    Memory: a copy of the sampler's state, and of the rows, unless they are `replaced`; see `Storage.hold`.
+
+    Raises:
+        StorageMemoryError: if there is too little for it; nothing has changed then.
+    """
+    storage = engine.storage
+    rows, laid_out, ring, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
+    parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
+    fields = {name: getattr(engine, name) for name in _FIELDS}
+    random = None if engine.generator is None else engine.generator.get_state()
+    kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
+    bring_rows = storage.hold(replaced=replaced)
+
+    def restore() -> None:
+        bring_rows()
+        if not rows and not laid_out:
+            storage.forget_form()
+        for part, state in parts:
+            part.load_state_dict(state)
+        for name, value in fields.items():
+            setattr(engine, name, value)
+        if random is not None and engine.generator is not None:
+            engine.generator.set_state(random)
+        engine.ring = ring
+        engine.restores += 1  # gathers in flight notice that rows were away for a moment
+        for bring in kept:
+            bring()
+        engine.pending.clear()
+        engine.pending.extend(pending)
+        if rows:
+            engine.begin_sampler()
+
+    return restore
+
+
+def begin_load(engine: LocalEngine) -> None:
+    """Replace the ring before rows change, so that gathers in flight notice."""
+    engine.ring = Ring(engine.storage.capacity, engine.storage.device)
+
+
+def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
+    """Restore generations and episodes of a checkpoint whose storage had `capacity` slots.
+
+    With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
+    """
+    storage = engine.storage
+    rows = len(storage)
+    engine.ring = Ring(storage.capacity, storage.device)
+    engine.settled = storage.laid_out
+    if engine.versions is not None:
+        engine.versions.begin(rows)
+    if engine.tracker is not None:
+        engine.tracker.load_state_dict(storage, episodes)
+    if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
+        base = max(int(state["base"]), int(state["written"]) - rows)
+        state = {**state, "base": base, "cursor": rows % storage.capacity}
+    engine.ring.load_state_dict(state, rows)
+    engine.begin_sampler()
+
+
+class Target(NamedTuple):
+    """A buffer that a state is to be loaded into."""
+
+    engine: LocalEngine
+    transform: Compose
+    batch_size: int | None
+
+
+def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
+    """Restore a state, by copy; if it does not fit, nothing has changed.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+    """
+    with engine.lock:
+        load_engine_states([Target(engine, transform, batch_size)], [state])
+
+
+def load_engine_states(
+    targets: Sequence[Target], states: Sequence[dict[str, Any]], then: Callable[[], None] | None = None
+) -> None:
+    """Restore the states of several buffers, all or none; the caller holds their locks.
+
+    Args:
+        targets: the buffers.
+        states: theirs.
+        then: what else belongs to the load; if it fails, the buffers are brought back, too.
+
+    Raises:
+        CheckpointError: naming the part that differs.
+        StorageMemoryError: if there is too little memory for a copy of the rows that the buffers hold.
+    """
+    with readable("a replay buffer"):
+        pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
+        checked = [check_state(t.engine, state, t.batch_size) for t, state in pairs]
+    for target, state in pairs:
+        with readable("this storage"):
+            target.engine.storage.check_state(state["storage"]["state"])
+    held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
+    used = [target.engine.ring.written > 0 for target in targets]
+    try:
+        _load_parts(pairs)
+        for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
+            engine = target.engine
+            engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
+            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
+            _end_load(engine, state, pending, generator)
+        if then is not None:
+            then()
+    except BaseException:
+        for restore in held:
+            restore()
+        raise
+
+
+def _end_load(
+    engine: LocalEngine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None
+) -> None:
+    """Take over queued draws, counts and the generator."""
+    engine.pending.clear()
+    for ticket in engine.retake(pending):
+        again = revive(engine, ticket)
+        if again is not None:
+            engine.pending.append(again)
+    if engine.gate is not None:
+        engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
+    engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
+    engine.rows_since_empty = int(state["rows_since_empty"])
+    if generator is not None:
+        engine.generator = with_state(engine.generator, generator)
+
+
+def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state whose ring has the cursor that older checkpoints (format 1.2 and before) keep with the writer."""
+    cursor = state["writer"]["state"].get("cursor")
+    return state if cursor is None else {**state, "stamps": {**state["stamps"], "cursor": int(cursor)}}
+
+
+def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
+
+    The storage turns its rows when it loads them. A ring that went on where its newest row lies before the oldest one
+    would make windows of both, and replace other rows than the oldest.
+
+    Raises:
+        CheckpointError: if a part cannot follow.
+    """
+    engine, saved = target.engine, state["storage"]["state"]
+    check_form(engine, state)
+    seam = engine.storage.seam(saved)
+    if not seam:
+        return state
+    check_state(engine, state, target.batch_size)
+    if engine.tracker is not None and engine.tracker.wanted.fixed:
+        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
+        raise CheckpointError(msg)
+    rows, ring_state = saved_rows(state), state["stamps"]
+    array = ring_state["array"]
+    if array is not None:
+        array = torch.cat((array[seam:], array[:seam]))
+    sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
+    return {
+        **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
+        "sampler": {**state["sampler"], "state": sampler},
+        "stamps": {**ring_state, "cursor": 0, "array": array},
+        "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
+    }
+
+
+def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+    """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
+    if not seam:
+        return ticket
+    plan = {"plan": Plan.turn_state(ticket["plan"], seam, rows)} if "plan" in ticket else {}
+    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
+
+
+def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
+    """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
+    if mine is None:
+        return saved
+    mine.set_state(saved.get_state())
+    return mine
+
+
+def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
+    """Load the parts, the storages last."""
+    for target, state in pairs:
+        begin_load(target.engine)
+        with readable("this sampler"):
+            target.engine.sampler.load_state_dict(state["sampler"]["state"])
+        with readable("this writer"):
+            target.engine.writer.load_state_dict(state["writer"]["state"])
+        with readable("these transforms"):
+            target.transform.load_state_dict(state["transforms"])
+    for target, state in pairs:
+        with readable("this storage"):
+            target.engine.storage.load_state_dict(state["storage"]["state"])
+
+
+def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
+    """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
+    draw = ticket.draw
+    if draw.generations is not None:  # rows replaced since the draw are read as they are now
+        draw = draw._replace(generations=engine.ring.generations(draw.slots))
+    plan, schema = ticket.plan, engine.storage.schema
+    if plan is not None and schema is not None:
+        plan = plan._replace(schema=schema)
+        return ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring, plan=plan)
+    return engine.expand_again(ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))

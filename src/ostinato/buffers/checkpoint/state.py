@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -19,233 +13,43 @@ from torch.utils._pytree import tree_map_only
 from ostinato.buffers.records import Ticket
 from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
-from ostinato.core.records import Draw, Run, read_plan, show_plan, turn_plan
-from ostinato.core.ring import Ring
+from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema, column_name, describe
-from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
-from ostinato.durable.dtypes import raw_view
-from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
 from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.episode_tracker import EpisodeTracker
-    from ostinato.core.records import Placement
-    from ostinato.durable.checkpoint_writer import Piece, RowFile
-    from ostinato.durable.patched_arrays import Print
-    from ostinato.durable.row_ranges import Runs
+    from ostinato.core.ring import Ring
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
-    from ostinato.storages.table import RowArray
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
 __all__ = [
     "FORMAT",
-    "Lineage",
     "Parts",
-    "Saves",
-    "Snapshot",
-    "Target",
-    "begin_load",
     "check_counts",
     "check_saved",
     "check_ticket",
     "checker",
     "converted",
-    "end_load",
     "engine_state",
-    "hold",
-    "load_engine_state",
-    "load_engine_states",
     "own_copy",
     "own_tensors",
     "parts_of",
     "read_generator",
     "read_ticket",
     "readable",
-    "remember_load",
     "restoring",
-    "revive",
-    "rows_since",
     "saved_rows",
     "show_ticket",
-    "turn_ticket",
     "unit_name",
-    "with_state",
 ]
-
-_BLOCK_ROWS = 2**20
-_MOST_LINEAGES = 8
-_ROOMS = 4
-"""Pieces that are filled while others are on their way to the file."""
-
-
-class Lineage(NamedTuple):
-    """What a buffer knows of a save that it goes on from."""
-
-    ring: Ring
-    serial: int
-    """Number of the last write before it."""
-    storage: Storage
-    prints: dict[str, Print]
-    """What its other arrays looked like."""
-
-
-@final
-class Saves:
-    """Of one buffer: the save in progress, and the saves that an incremental one can go on from."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        """One save or load at a time; taken before the engine's lock."""
-        self.snapshot: Snapshot | None = None
-        self.lineages: dict[str, Lineage] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: a copy has no saves."""
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start without saves."""
-        self.__init__()
-
-    def before(self, ring: Ring, where: Placement | Tensor) -> None:
-        """Keep the rows of slots that are about to be written; before the ring records it, under the engine's lock."""
-        if self.snapshot is not None:
-            slots = where if isinstance(where, torch.Tensor) else _slots(where, ring.device)
-            self.snapshot.keep(ring, slots)
-
-    def before_clear(self, ring: Ring) -> None:
-        """Keep which rows were replaced, before the ring is cleared, under the engine's lock."""
-        if self.snapshot is not None:
-            self.snapshot.note_replaced(ring, ring.rows)
-
-    def remember(self, save: str, lineage: Lineage, instead: str | None) -> None:
-        """Remember a save, in the place of the one that it was written over."""
-        self.lineages.pop(instead or "", None)
-        self.lineages[save] = lineage
-        while len(self.lineages) > _MOST_LINEAGES:
-            self.lineages.pop(next(iter(self.lineages)))
-
-
-def _slots(placement: Placement, device: torch.device) -> Tensor:
-    return placement.slots(device) if isinstance(placement, Run) else placement.slots
-
-
-def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
-    """Return which of the first `rows` rows were written after the write number `serial`.
-
-    Cost: O(1) while rows are written in ring order, else O(rows).
-    """
-    if ring.nbytes == 0:
-        fresh = min(ring.written - serial, ring.capacity)
-        first = (ring.cursor - fresh) % ring.capacity if fresh > 0 else 0
-        head = one_run(first, max(0, min(fresh, ring.capacity - first)))
-        tail = one_run(0, max(0, first + fresh - ring.capacity) if fresh > 0 else 0)
-        runs = join_runs(head, tail)
-        runs = runs[runs[:, 0] < rows]
-        return np.stack([runs[:, 0], np.minimum(runs[:, 1], rows - runs[:, 0])], axis=1)
-    found = []
-    for start in range(0, rows, _BLOCK_ROWS):
-        slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=ring.device)
-        found.append(as_runs(slots[ring.generations(slots) > serial].cpu().numpy()))
-    return join_runs(*found)
-
-
-@final
-class Snapshot:
-    """The rows at the moment when this was made, under the engine's lock.
-
-    Args:
-        ring: the buffer's.
-        arrays: where rows lie, and the files that they go to.
-    """
-
-    def __init__(self, ring: Ring, arrays: list[tuple[RowArray, RowFile]]) -> None:
-        self._ring = ring
-        self._serial = ring.written
-        self._arrays = arrays
-        self._earlier: Runs = one_run(0, 0)
-        """Rows replaced since the snapshot whose ring were forgotten since."""
-        self._error: Exception | None = None
-
-    def keep(self, ring: Ring, slots: Tensor) -> None:
-        """Put rows down that are about to be replaced. A disk that is full ends the save, not the write."""
-        if ring is not self._ring or self._error is not None:
-            return
-        try:
-            here = torch.unique(slots).cpu().numpy()
-            here = here[~self._replaced(here)]
-            for array, file in self._arrays:
-                _put_ahead(array, file, here)
-        except (OSError, OstinatoError) as error:
-            self._error = error
-
-    def note_replaced(self, ring: Ring, rows: int) -> None:
-        """Remember which rows were replaced since the snapshot, before their ring are forgotten."""
-        if ring is self._ring:
-            self._earlier = join_runs(self._earlier, rows_since(ring, self._serial, rows))
-
-    def write_out(self, lock: Any) -> None:
-        """Write all rows, taking the engine's lock for one piece (at most 2 MiB, or one row) at a time.
-
-        Raises:
-            StorageMemoryError: if the disk is full.
-        """
-        with nullcontext() if can_write_ahead() else lock, ThreadPoolExecutor(1) as writer:
-            for array, file in self._arrays:
-                rows = min(max(1, PIECE_BYTES // max(1, file.row_bytes)), int(file.runs[:, 1].sum()))
-                count = _ROOMS if rows * file.row_bytes <= PIECE_BYTES else 1
-                rooms = torch.zeros((count, rows, file.row_bytes), dtype=torch.uint8, device="cpu")
-                under_way: deque[Future[None]] = deque()
-                for number, piece in enumerate(file.pieces()):
-                    if len(under_way) == len(rooms):
-                        under_way.popleft().result()
-                    room = rooms[number % len(rooms), : len(piece.rows)]
-                    self._take(array, file, piece, room, lock)
-                    under_way.append(writer.submit(file.append, piece.offset, raw_view(room)))
-                for last in under_way:
-                    last.result()
-
-    def _take(self, array: RowArray, file: RowFile, piece: Piece, room: Tensor, lock: Any) -> None:
-        n = len(piece.rows)
-        with lock:
-            if self._error is not None:
-                raise self._error
-            where = torch.from_numpy(piece.rows) if piece.first is None else slice(piece.first, piece.first + n)
-            array.copy(room, where)
-            same = self._ring.written == self._serial
-            replaced = piece.rows[:0] if same else np.flatnonzero(self._replaced(piece.rows))
-            file.done = piece.offset + n * file.row_bytes
-        for first, count in as_runs(replaced).tolist():
-            file.read_back(piece.offset + first * file.row_bytes, raw_view(room[first : first + count]))
-
-    def _replaced(self, rows: np.ndarray) -> np.ndarray:
-        """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
-        slots = torch.from_numpy(rows).to(self._ring.device)
-        replaced: np.ndarray[Any, Any] = (self._ring.generations(slots) > self._serial).cpu().numpy()
-        both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
-        return both
-
-
-def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:
-    places = file.places(slots)
-    waiting = places >= file.done
-    slots, places = slots[waiting], places[waiting]
-    most = max(1, PIECE_BYTES // max(1, file.row_bytes))
-    for start in range(0, len(slots), most):
-        part, at = torch.from_numpy(slots[start : start + most]), places[start : start + most]
-        room = torch.empty((len(part), file.row_bytes), dtype=torch.uint8, device="cpu")
-        array.copy(room, part)
-        cuts = [0, *(np.flatnonzero(np.diff(at) != file.row_bytes) + 1).tolist(), len(at)]
-        for first, last in pairwise(cuts):
-            file.put_ahead(int(at[first]), raw_view(room[first:last]))
 
 
 _MAX_DEPTH = 100
@@ -523,80 +327,9 @@ def _whole(what: str, value: Any, low: int, high: int) -> int:
     return value
 
 
-_FIELDS = ("era", "settled", "rows_written", "rows_drawn", "rows_since_empty", "generator")
-
-
-def hold(engine: LocalEngine, transform: Compose, *, replaced: bool) -> Callable[[], None]:
-    """Return what brings a buffer back to its state of now, if a load fails after it has begun to change things.
-
-    Memory: a copy of the sampler's state, and of the rows, unless they are `replaced`; see `Storage.hold`.
-
-    Raises:
-        StorageMemoryError: if there is too little for it; nothing has changed then.
-    """
-    storage = engine.storage
-    rows, laid_out, ring, pending = len(storage), storage.laid_out, engine.ring, list(engine.pending)
-    parts = [(part, own_tensors(part.state_dict())) for part in (engine.sampler, engine.writer, transform)]
-    fields = {name: getattr(engine, name) for name in _FIELDS}
-    random = None if engine.generator is None else engine.generator.get_state()
-    kept = [part.hold() for part in (engine.tracker, engine.gate, engine.versions) if part is not None]
-    bring_rows = storage.hold(replaced=replaced)
-
-    def restore() -> None:
-        bring_rows()
-        if not rows and not laid_out:
-            storage.forget_form()
-        for part, state in parts:
-            part.load_state_dict(state)
-        for name, value in fields.items():
-            setattr(engine, name, value)
-        if random is not None and engine.generator is not None:
-            engine.generator.set_state(random)
-        engine.ring = ring
-        engine.restores += 1  # gathers in flight notice that rows were away for a moment
-        for bring in kept:
-            bring()
-        engine.pending.clear()
-        engine.pending.extend(pending)
-        if rows:
-            engine.begin_sampler()
-
-    return restore
-
-
 def own_tensors(state: Any) -> Any:
     """Copy all tensors of a state, densely."""
     return tree_map_only(torch.Tensor, partial(torch.clone, memory_format=torch.contiguous_format), state)
-
-
-def begin_load(engine: LocalEngine) -> None:
-    """Replace the ring before rows change, so that gathers in flight notice."""
-    engine.ring = Ring(engine.storage.capacity, engine.storage.device)
-
-
-def remember_load(engine: LocalEngine, save: str | None) -> None:
-    """Let incremental saves go on from the save that was just loaded."""
-    engine.saves.remember(save or "", Lineage(engine.ring, engine.ring.written, engine.storage, {}), None)
-
-
-def end_load(engine: LocalEngine, state: dict[str, Any], capacity: int, episodes: dict[str, Any] | None) -> None:
-    """Restore generations and episodes of a checkpoint whose storage had `capacity` slots.
-
-    With another capacity, rows are in the order of their age from slot 0 on, or have generations in an array.
-    """
-    storage = engine.storage
-    rows = len(storage)
-    engine.ring = Ring(storage.capacity, storage.device)
-    engine.settled = storage.laid_out
-    if engine.versions is not None:
-        engine.versions.begin(rows)
-    if engine.tracker is not None:
-        engine.tracker.load_state_dict(storage, episodes)
-    if storage.capacity != capacity:  # the room that was added is filled before rows are replaced
-        base = max(int(state["base"]), int(state["written"]) - rows)
-        state = {**state, "base": base, "cursor": rows % storage.capacity}
-    engine.ring.load_state_dict(state, rows)
-    engine.begin_sampler()
 
 
 FORMAT = "ostinato-buffer"
@@ -653,17 +386,9 @@ def check_saved(parts: Parts, state: dict[str, Any]) -> None:
         CheckpointError: naming what it would not take.
     """
     saved = state["storage"]["state"]
-    _check_state(parts, state, state["batch_size"])
+    check_state(parts, state, state["batch_size"])
     if "hooked" not in saved:  # what hooks made of the rows is theirs to read
         parts.storage.check_state(saved)
-
-
-class Target(NamedTuple):
-    """A buffer that a state is to be loaded into."""
-
-    engine: LocalEngine
-    transform: Compose
-    batch_size: int | None
 
 
 def unit_name(engine: LocalEngine | Parts) -> str | None:
@@ -682,75 +407,11 @@ def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     return copied if items is None else {**copied, "storage": storage}
 
 
-def load_engine_state(engine: LocalEngine, state: dict[str, Any], transform: Compose, batch_size: int | None) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed.
-
-    Raises:
-        CheckpointError: naming the part that differs.
-    """
-    with engine.lock:
-        load_engine_states([Target(engine, transform, batch_size)], [state])
-
-
-def load_engine_states(
-    targets: Sequence[Target], states: Sequence[dict[str, Any]], then: Callable[[], None] | None = None
-) -> None:
-    """Restore the states of several buffers, all or none; the caller holds their locks.
-
-    Args:
-        targets: the buffers.
-        states: theirs.
-        then: what else belongs to the load; if it fails, the buffers are brought back, too.
-
-    Raises:
-        CheckpointError: naming the part that differs.
-        StorageMemoryError: if there is too little memory for a copy of the rows that the buffers hold.
-    """
-    with readable("a replay buffer"):
-        pairs = [(t, _in_order(t, _with_cursor(state))) for t, state in zip(targets, states, strict=True)]
-        checked = [_check_state(t.engine, state, t.batch_size) for t, state in pairs]
-    for target, state in pairs:
-        with readable("this storage"):
-            target.engine.storage.check_state(state["storage"]["state"])
-    held = [hold(t.engine, t.transform, replaced=bool(state["storage"]["state"].get("mapped"))) for t, state in pairs]
-    used = [target.engine.ring.written > 0 for target in targets]
-    try:
-        _load_parts(pairs)
-        for (target, state), was_used, (pending, generator) in zip(pairs, used, checked, strict=True):
-            engine = target.engine
-            engine.era += was_used  # batches drawn before the load are of other rows, whatever their generations
-            end_load(engine, state["stamps"], int(state["storage"]["state"]["capacity"]), state.get("episodes"))
-            _end_load(engine, state, pending, generator)
-        if then is not None:
-            then()
-    except BaseException:
-        for restore in held:
-            restore()
-        raise
-
-
-def _end_load(
-    engine: LocalEngine, state: dict[str, Any], pending: list[Ticket], generator: torch.Generator | None
-) -> None:
-    """Take over queued draws, counts and the generator."""
-    engine.pending.clear()
-    for ticket in engine.retake(pending):
-        again = revive(engine, ticket)
-        if again is not None:
-            engine.pending.append(again)
-    if engine.gate is not None:
-        engine.gate.load_state_dict(state.get("flow"), engine.ring, engine.pending)
-    engine.rows_written, engine.rows_drawn = int(state["rows_written"]), int(state["rows_drawn"])
-    engine.rows_since_empty = int(state["rows_since_empty"])
-    if generator is not None:
-        engine.generator = with_state(engine.generator, generator)
-
-
-def _check_state(
+def check_state(
     engine: LocalEngine | Parts, state: dict[str, Any], batch_size: int | None
 ) -> tuple[list[Ticket], torch.Generator | None]:
     """Check what can be checked before anything is loaded; return queued draws, and a generator in the saved state."""
-    _check_form(engine, state)
+    check_form(engine, state)
     for name in ("sampler", "writer"):
         saved, mine = state[name]["class"], type(getattr(engine, name)).__name__
         if saved != mine:
@@ -781,51 +442,6 @@ def _check_state(
     return pending, read_generator(state["generator"], engine.storage.device)
 
 
-def _with_cursor(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose ring has the cursor that older checkpoints (format 1.2 and before) keep with the writer."""
-    cursor = state["writer"]["state"].get("cursor")
-    return state if cursor is None else {**state, "stamps": {**state["stamps"], "cursor": int(cursor)}}
-
-
-def _in_order(target: Target, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with its rows numbered by age, if they fill a ring of another capacity than the buffer's.
-
-    The storage turns its rows when it loads them. A ring that went on where its newest row lies before the oldest one
-    would make windows of both, and replace other rows than the oldest.
-
-    Raises:
-        CheckpointError: if a part cannot follow.
-    """
-    engine, saved = target.engine, state["storage"]["state"]
-    _check_form(engine, state)
-    seam = engine.storage.seam(saved)
-    if not seam:
-        return state
-    _check_state(engine, state, target.batch_size)
-    if engine.tracker is not None and engine.tracker.wanted.fixed:
-        msg = f"{engine.tracker.wanted!r} tells the episodes of rows by their slots: load with the same max_size"
-        raise CheckpointError(msg)
-    rows, ring_state = saved_rows(state), state["stamps"]
-    array = ring_state["array"]
-    if array is not None:
-        array = torch.cat((array[seam:], array[:seam]))
-    sampler = engine.sampler.turn_state(state["sampler"]["state"], seam, rows)
-    return {
-        **{name: value for name, value in state.items() if name != "episodes"},  # they are read off the rows
-        "sampler": {**state["sampler"], "state": sampler},
-        "stamps": {**ring_state, "cursor": 0, "array": array},
-        "pending": [turn_ticket(ticket, seam, rows) for ticket in state["pending"]],
-    }
-
-
-def turn_ticket(ticket: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-    """Return a queued draw for rows of which the one in slot `seam` is in slot 0 now."""
-    if not seam:
-        return ticket
-    plan = {"plan": turn_plan(ticket["plan"], seam, rows)} if "plan" in ticket else {}
-    return {**ticket, "slots": (ticket["slots"] - seam).remainder_(rows), **plan}
-
-
 def read_generator(state: Tensor | None, device: torch.device) -> torch.Generator | None:
     """Return a generator in a saved state, or None where none was saved.
 
@@ -843,21 +459,13 @@ def read_generator(state: Tensor | None, device: torch.device) -> torch.Generato
     return generator
 
 
-def with_state(mine: torch.Generator | None, saved: torch.Generator) -> torch.Generator:
-    """Bring the buffer's generator to the saved state; a buffer without one gets one: torch's own is never set."""
-    if mine is None:
-        return saved
-    mine.set_state(saved.get_state())
-    return mine
-
-
 def saved_rows(state: dict[str, Any]) -> int:
     """Return how many rows a buffer's state holds."""
     storage = state["storage"]["state"]
     return int(storage["rows"]) if "rows" in storage else len(storage.get("items", ()))
 
 
-def _check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
+def check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
     mine, saved = engine.storage.form, state["storage"]["state"]["form"]
     if mine != saved:
         msg = (
@@ -865,33 +473,6 @@ def _check_form(engine: LocalEngine | Parts, state: dict[str, Any]) -> None:
             f"{type(engine.storage).__name__} ({mine}): make the buffer with a matching storage"
         )
         raise CheckpointError(msg)
-
-
-def _load_parts(pairs: Sequence[tuple[Target, dict[str, Any]]]) -> None:
-    """Load the parts, the storages last."""
-    for target, state in pairs:
-        begin_load(target.engine)
-        with readable("this sampler"):
-            target.engine.sampler.load_state_dict(state["sampler"]["state"])
-        with readable("this writer"):
-            target.engine.writer.load_state_dict(state["writer"]["state"])
-        with readable("these transforms"):
-            target.transform.load_state_dict(state["transforms"])
-    for target, state in pairs:
-        with readable("this storage"):
-            target.engine.storage.load_state_dict(state["storage"]["state"])
-
-
-def revive(engine: LocalEngine, ticket: Ticket) -> Ticket | None:
-    """Return a draw that was read for a buffer just loaded, expanded; None if its windows are not whole."""
-    draw = ticket.draw
-    if draw.generations is not None:  # rows replaced since the draw are read as they are now
-        draw = draw._replace(generations=engine.ring.generations(draw.slots))
-    plan, schema = ticket.plan, engine.storage.schema
-    if plan is not None and schema is not None:
-        plan = plan._replace(schema=schema)
-        return ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring, plan=plan)
-    return engine.expand_again(ticket._replace(draw=draw, serial=engine.ring.written, ring=engine.ring))
 
 
 def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
@@ -905,7 +486,7 @@ def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
     if plan is not None and not engine.replaced(ticket):
-        held["plan"] = show_plan(plan)
+        held["plan"] = plan.state_dict()
     return {**state, "pad": draw.pad, "length": draw.length, **held}
 
 
@@ -945,5 +526,5 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     draw = Draw(slots, weights, None, generations, lengths, pad, length)
     plan = None
     if "plan" in state:
-        plan = read_plan(state["plan"], Schema.from_json(schema), slots, rows)
+        plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
     return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)

@@ -1,4 +1,4 @@
-"""What goes into a packet comes out of it; all else is left to parcels."""
+"""The encoding of small data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from ostinato.distributed.serialization import pack, unpack
+from ostinato.distributed.serialization import decode_small, encode_small
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
+Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (as users write it)
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 shapes = st.lists(st.integers(0, 5), max_size=3)
 tensors = st.builds(lambda shape, dtype: (torch.rand(shape) * 9).to(dtype), shapes, st.sampled_from(DTYPES))
@@ -46,16 +46,16 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(data=trees)
-def test_trees_come_back(data: Any) -> None:
-    packet = pack(data)
-    assert packet is not None
-    assert same(unpack(packet), data)
+def test_trees_are_unchanged(data: Any) -> None:
+    encoded = encode_small(data)
+    assert encoded is not None
+    assert same(decode_small(encoded), data)
 
 
-def test_what_arrives_may_be_written_to() -> None:
-    packet = pack({"flags": torch.zeros(3, dtype=torch.bool), "x": torch.zeros(5, dtype=torch.float64)})
-    assert packet is not None
-    one, other = unpack(packet), unpack(packet)
+def test_decoded_tensors_are_writable() -> None:
+    encoded = encode_small({"flags": torch.zeros(3, dtype=torch.bool), "x": torch.zeros(5, dtype=torch.float64)})
+    assert encoded is not None
+    one, other = decode_small(encoded), decode_small(encoded)
     one["x"] += 1
     one["flags"][:] = True
     assert float(other["x"].sum()) == 0.0
@@ -63,12 +63,12 @@ def test_what_arrives_may_be_written_to() -> None:
     assert one["x"].data_ptr() % 8 == 0
 
 
-def test_views_arrive_as_what_they_show() -> None:
+def test_views_are_encoded_as_their_values() -> None:
     base = torch.arange(60.0).reshape(6, 10)
     for view in (base.T, base[::2], base[:, 3:4], base[0].expand(4, 10)):
-        packet = pack(view)
-        assert packet is not None
-        assert torch.equal(unpack(packet), view)
+        encoded = encode_small(view)
+        assert encoded is not None
+        assert torch.equal(decode_small(encoded), view)
 
 
 SHARED = torch.ones(3)
@@ -96,20 +96,20 @@ SHARED = torch.ones(3)
         {("a", "b"): torch.ones(3)},
     ],
 )
-def test_all_else_is_no_packet(data: Any) -> None:
-    assert pack(data) is None
-    assert pack({"inside": [data]}) is None
+def test_other_data_is_not_encoded(data: Any) -> None:
+    assert encode_small(data) is None
+    assert encode_small({"inside": [data]}) is None
 
 
-def test_data_that_holds_itself_is_no_packet() -> None:
+def test_recursive_data_is_not_encoded() -> None:
     data: list[Any] = []
     data.append(data)
-    assert pack(data) is None
+    assert encode_small(data) is None
 
 
-def test_text_beside_tensors_comes_back() -> None:
+def test_text_beside_tensors_is_encoded() -> None:
     rows = {"x": torch.arange(2), "t": ["a", None]}
-    packet = pack(rows)
-    assert packet is not None
-    assert same(unpack(packet), rows)
-    assert pack(TensorDict({"x": torch.arange(2), "t": ["a", "b"]}, [2])) is None  # which a parcel pickles
+    encoded = encode_small(rows)
+    assert encoded is not None
+    assert same(decode_small(encoded), rows)
+    assert encode_small(TensorDict({"x": torch.arange(2), "t": ["a", "b"]}, [2])) is None  # left to `Serialized`

@@ -1,4 +1,4 @@
-"""What goes into a parcel comes out of it, and large tensors are not copied on the way out."""
+"""Serialization for Ray: data is unchanged, and large tensors are not copied on arrival."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 
-from ostinato.distributed.serialization import Parcel
+from ostinato.distributed.serialization import Serialized
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (a named tuple as users have them)
+Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (as users write it)
 
 
 def sent(data: Any) -> tuple[Any, list[bytearray]]:
-    """Send through a pickle whose buffers lie in memory of their own, as an object of Ray's store does."""
+    """Send through a pickle whose buffers have their own memory, as in Ray's object store."""
     beside: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(Parcel(data), 5, buffer_callback=beside.append)
+    pickled = pickle.dumps(Serialized(data), 5, buffer_callback=beside.append)
     memory = [bytearray(buffer.raw()) for buffer in beside]
     return pickle.loads(pickled, buffers=[memoryview(one).toreadonly() for one in memory]), memory
 
@@ -52,13 +52,13 @@ def test_tensors_keep_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int,
         lambda x: x.requires_grad_(),
     ],
 )
-def test_views_arrive_as_what_they_show(view: Any) -> None:
+def test_views_are_sent_as_their_values(view: Any) -> None:
     tensor = view(torch.rand(200, 300))
     back, _ = sent(tensor)
     assert torch.equal(back, tensor)
 
 
-def test_large_tensors_are_views_that_may_be_written_to() -> None:
+def test_large_tensors_are_writable_views() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         back, memory = sent({"large": torch.zeros(1 << 18, dtype=torch.uint8), "small": torch.zeros(8192)})
@@ -73,7 +73,7 @@ def test_large_tensors_are_views_that_may_be_written_to() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (900, 33)])
 @pytest.mark.parametrize("dtype", ["f4", "u1", "?", "M8[s]", "U3", [("a", "i4"), ("b", "f8")]])
-def test_arrays_may_be_written_to(dtype: Any, shape: tuple[int, ...]) -> None:
+def test_arrays_are_writable(dtype: Any, shape: tuple[int, ...]) -> None:
     array = np.asarray(np.arange(math.prod(shape)).reshape(shape).astype("i8").astype(dtype), order="F")
     back, _ = sent({"array": array, "object": np.array([None, "x"])})
     found = back["array"]
@@ -83,7 +83,7 @@ def test_arrays_may_be_written_to(dtype: Any, shape: tuple[int, ...]) -> None:
     assert back["object"].tolist() == [None, "x"]
 
 
-def test_kinds_and_nesting_come_back() -> None:
+def test_kinds_and_nesting_are_unchanged() -> None:
     inner = TensorDict({"y": torch.rand(4, 2)}, [4])
     data = {
         "td": TensorDict({"x": torch.rand(4), "next": inner}, [4]),
@@ -109,14 +109,14 @@ def test_kinds_and_nesting_come_back() -> None:
     assert back["function"](1) == 2
 
 
-def test_one_tensor_in_two_places_travels_once() -> None:
+def test_one_tensor_in_two_places_is_sent_once() -> None:
     tensor = torch.rand(1 << 16)
     back, memory = sent([tensor, tensor])
     assert back[0] is back[1]
     assert len(memory) == 1
 
 
-def test_text_beside_tensors_comes_back() -> None:
+def test_text_beside_tensors_is_unchanged() -> None:
     rows = TensorDict({"x": torch.arange(2), "t": ["a", "b"], "n": {"m": NonTensorData({"k": 1}, batch_size=[2])}}, [2])
     for given in (rows, {"rows": rows, "t": ["c", "d"]}):
         found, _ = sent(given)

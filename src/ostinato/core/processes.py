@@ -1,22 +1,19 @@
-"""Locks that are free in a forked process.
-
-Threads do not survive a fork; locks that they hold do, for ever. So a process that forks (for the workers of a data
-loader, say) takes all locks before, which also means that the child finds nothing half changed, and gives them back
-after it, on both sides.
-"""
+"""What processes need of each other: locks that are free in a forked child, and objects that are sent as copies."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, TypeAlias
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["next_place", "whole_in_forks"]
+__all__ = ["next_place", "send_as_copies", "whole_in_forks"]
 
 _Lock: TypeAlias = "threading.Lock | threading.RLock"
 
@@ -59,3 +56,18 @@ def _after() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
+
+
+def send_as_copies(*kinds: type) -> None:
+    """Let `multiprocessing` send objects of exactly these classes as `pickle` writes them: by value.
+
+    `multiprocessing` pickles tensors as torch tells it to: their memory would move to shared memory, through a file
+    descriptor for each tensor. Tensors of a buffer share memory, for which starting a process raises "bad value(s) in
+    fds_to_keep".
+    """
+    for kind in kinds:
+        ForkingPickler.register(kind, _by_value)
+
+
+def _by_value(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    return pickle.loads, (pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL),)

@@ -1,0 +1,41 @@
+"""The `ostinato` command: in a process of its own as users run it, or in this one, which has imported torch already."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+__all__ = ["START", "run_here", "run_process"]
+
+START = "from ostinato.cli.main import main; main()"
+_PLAIN = {"COLUMNS": "100", "TERM": "dumb"}
+
+
+def run_process(*arguments: str, start: str = START, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own: for what depends on the process, as it takes seconds to start."""
+    settings = {**os.environ, **_PLAIN, **env}
+    settings.pop("FORCE_COLOR", None) if "FORCE_COLOR" not in env else None
+    command = [sys.executable, "-W", "ignore", "-c", start, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=settings, timeout=280, check=False)
+
+
+def run_here(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process."""
+    from ostinato.cli.main import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["ostinato", *map(str, arguments)])
+        patch.delenv("FORCE_COLOR", raising=False)
+        for name, value in {**_PLAIN, **env}.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
