@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ENDS = [("next", "terminated"), ("next", "truncated")]
 LIMIT = 1e-4
-"""With seeds fixed a right law stays above for good."""
+"""With seeds fixed a correct distribution stays above for good."""
 DRAWS = 12_000
 
 
@@ -44,12 +44,12 @@ def filled(log: Log, rows: int, **options: Any) -> ReplayBuffer:
     return rb
 
 
-def follows(counts: Counter[Any], law: Mapping[Any, float]) -> None:
-    """Nothing impossible was drawn, everything possible was, and as often as the law says."""
-    assert set(counts) == set(law)
-    keys = sorted(law)
+def follows(counts: Counter[Any], distribution: Mapping[Any, float]) -> None:
+    """Nothing impossible was drawn, everything possible was, and as often as the distribution says."""
+    assert set(counts) == set(distribution)
+    keys = sorted(distribution)
     if len(keys) > 1:
-        assert p_value([counts[key] for key in keys], [law[key] for key in keys]) > LIMIT
+        assert p_value([counts[key] for key in keys], [distribution[key] for key in keys]) > LIMIT
 
 
 def slots(log: Log, info: dict[Any, Any]) -> list[int]:
@@ -96,11 +96,11 @@ def test_short_slices_take_the_whole_of_a_short_episode() -> None:
     rb = filled(log, 47, sampler=SliceSampler(slice_len=4, end_keys=ENDS, strict_length=False))
     batch, info = rb.sample(4 * DRAWS, return_info=True)
     pieces = check_slices(log, batch, info, length=4, strict=False)
-    law = {}
+    distribution = {}
     for line, _ in log.episodes():
         starts = max(1, len(line) - 3)
-        law.update({tuple(line[at : at + 4]): 1 / starts for at in range(starts)})
-    follows(Counter(map(tuple, pieces)), law)
+        distribution.update({tuple(line[at : at + 4]): 1 / starts for at in range(starts)})
+    follows(Counter(map(tuple, pieces)), distribution)
 
 
 @pytest.mark.parametrize("span", [True, 1, (False, True), (True, False), (2, 1), (False, 2)], ids=str)
@@ -111,7 +111,7 @@ def test_spans_begin_uniformly_within_their_reach(span: Any, strict: bool) -> No
     sides = span if isinstance(span, tuple) else (span, span)
     batch, info = rb.sample(length * DRAWS, return_info=True)
     pieces = check_slices(log, batch, info, length=length, strict=strict, span=sides)
-    law: Counter[tuple[int, ...]] = Counter()
+    distribution: Counter[tuple[int, ...]] = Counter()
     for line, _ in log.episodes():
         full = min(length, len(line))
         if strict and full < length:
@@ -119,8 +119,8 @@ def test_spans_begin_uniformly_within_their_reach(span: Any, strict: bool) -> No
         left, right = (full - 1 if side is True else min(int(side), full - 1) for side in sides)
         starts = range(-left, len(line) - full + right + 1)
         for at in starts:
-            law[tuple(line[max(at, 0) : at + full])] += 1 / len(starts)  # type: ignore[assignment]
-    follows(Counter(map(tuple, pieces)), law)
+            distribution[tuple(line[max(at, 0) : at + full])] += 1 / len(starts)  # type: ignore[assignment]
+    follows(Counter(map(tuple, pieces)), distribution)
 
 
 def test_passes_begin_uniformly_within_each_episode() -> None:
@@ -149,7 +149,7 @@ def test_goals_are_chosen_uniformly_from_where_the_strategy_says(strategy: str, 
     drawn = slots(log, info)
     goals = batch["desired_goal"].tolist()
     pairs = Counter((slot, g) for slot, g, yes in zip(drawn, goals, batch["relabelled"].tolist(), strict=True) if yes)
-    law: Counter[tuple[int, float]] = Counter()
+    distribution: Counter[tuple[int, float]] = Counter()
     for slot, (line, at) in places.items():
         first = 1 if late else 0
         span = {
@@ -160,9 +160,9 @@ def test_goals_are_chosen_uniformly_from_where_the_strategy_says(strategy: str, 
         }[strategy]
         for s in span:
             row = present[s]
-            law[slot, row.episode * 1024.0 + row.t + (0 if late else 1)] += 1 / len(span)  # type: ignore[assignment]
-    follows(pairs, law)
-    able = {slot for slot, _ in law}
+            distribution[slot, row.episode * 1024.0 + row.t + (0 if late else 1)] += 1 / len(span)  # type: ignore[assignment]
+    follows(pairs, distribution)
+    able = {slot for slot, _ in distribution}
     share = batch["relabelled"][torch.tensor([slot in able for slot in drawn])].double().mean()
     assert abs(float(share) - 0.7) < 0.02
 

@@ -470,23 +470,31 @@ class LocalEngine:
                 return self.pending.popleft()
             generator = self.generator
             rng = generator.get_state() if ahead and generator is not None else None
-            ticket = self.fresh(batch_size, generator, ask.max_age)
+            view = self.view()
+            ticket = self.fresh(batch_size, generator, ask.max_age, view)
             if self.unit is not None or ticket.draw.length or ticket.draw.lengths is not None:
-                ticket = self.expand(ticket, generator)
+                ticket = self.expand(ticket, generator, view)
             if rng is not None:
                 ticket = ticket._replace(rng=rng)
             if self.gate is not None:
                 self.gate.drew(ticket)
             return ticket
 
-    def fresh(self, batch_size: int, generator: torch.Generator | None, max_age: int | None = None) -> Ticket:
+    def fresh(
+        self,
+        batch_size: int,
+        generator: torch.Generator | None,
+        max_age: int | None = None,
+        view: View | None = None,
+    ) -> Ticket:
         """Draw slots with this generator, whatever draws a checkpoint left; not yet expanded.
 
         Raises:
             EmptyBufferError: if there are no rows.
         """
         with self.lock:
-            view, sampler, ring = self.view(), self.sampler, self.ring
+            sampler, ring = self.sampler, self.ring
+            view = self.view() if view is None else view
             if view.rows == 0 or view.starts is not None:
                 self.check_drawable(view)
             if max_age is None:
@@ -514,19 +522,20 @@ class LocalEngine:
             msg = f"no row has {need} rows of its episode from itself on: add longer episodes or shorten the window"
             raise EmptyBufferError(msg)
 
-    def expand(self, ticket: Ticket, generator: torch.Generator | None) -> Ticket:
+    def expand(self, ticket: Ticket, generator: torch.Generator | None, view: View | None = None) -> Ticket:
         """Plan what slices and units make of the rows drawn; the caller holds the lock.
 
         Raises:
             OptionError: if the storage has no fields.
         """
         unit, draw, dice = self.unit, ticket.draw, ticket.dice
-        each = draw.rows_each
+        each = draw.length or draw.lengths
         if (unit is None or unit.plain) and each is None:
             return ticket
-        schema, view = self.storage.schema, self.view()
+        storage = self.source.storage
+        schema, view = storage.schema, self.view() if view is None else view
         if schema is None:
-            msg = f"{type(self.storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
+            msg = f"{type(storage).__name__} has no fields for {unit or self.sampler!r}: use LazyTensorStorage"
             raise OptionError(msg)
         if each is None:
             plan = Plan(schema, draw.slots, draw.slots)

@@ -19,7 +19,6 @@ from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.storages import LazyTensorStorage
 from ostinato.units import NStep, SampleUnit
-from ostinato.units.base import require_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -334,7 +333,7 @@ class _SeparateRewards(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Remove the weights of the sum."""
-        position = require_field(plan, ("reward",), "the reward of a step")
+        position = plan.require(("reward",), "the reward of a step")
         return plan.with_columns({position: plan.changed[position]._replace(weights=None)})
 
 

@@ -391,7 +391,7 @@ def find_field(data: Any, path: Sequence[Hashable]) -> Any:
             if not isinstance(key, int) or key >= len(data):
                 return None
             data = data[key]
-        elif is_tensor_collection(data) and key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
+        elif (is_tensordict(data) or is_tensorclass(data)) and key in data.keys():  # noqa: SIM118 (it iterates over rows)
             data = data.get(key)
         else:
             return None

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ostinato._backend import backend
+from ostinato.core.kinds import show_path
 from ostinato.core.rows import as_bits
-from ostinato.errors import CheckpointError, KindError, OptionError, SlotError
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, SchemaError, SlotError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -334,6 +335,51 @@ class Plan(NamedTuple):
             if leaf.path == path:
                 return position
         return None
+
+    def require(self, path: Path, what: str) -> int:
+        """Return the position of the leaf at a path.
+
+        Args:
+            path: of the leaf.
+            what: the role of the field, for messages.
+
+        Raises:
+            KeyMissingError: if there is none.
+            KindError: if the field holds Python objects.
+        """
+        position = self.find(path)
+        if position is None and path in {leaf.path for leaf in self.schema.objects}:
+            msg = f"{show_path(path)} ({what}) holds Python objects, such as text: name a field of tensors"
+            raise KindError(msg)
+        if position is None:
+            known = ", ".join(show_path(leaf.path) for leaf in self.schema.leaves)
+            msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name an existing field"
+            raise KeyMissingError(msg)
+        return position
+
+    def require_alike(self, first: int, *others: int) -> None:
+        """Check that leaves have one dtype and shape.
+
+        Raises:
+            SchemaError: if they differ.
+        """
+        leaves = [self.schema.leaves[position] for position in (first, *others)]
+        if len({(leaf.dtype, leaf.shape) for leaf in leaves}) > 1:
+            forms = ", ".join(f"{show_path(leaf.path)} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+            msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
+            raise SchemaError(msg)
+
+    def require_absent(self, *names: str) -> None:
+        """Check that rows do not have fields of these names, which a unit adds to batches.
+
+        Raises:
+            SchemaError: if they have one.
+        """
+        known = self.schema.paths
+        for name in names:
+            if (name,) in known:
+                msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
+                raise SchemaError(msg)
 
     def slots_read(self) -> Tensor:
         """Return all slots that the batch is read from, int64 `[n]`."""

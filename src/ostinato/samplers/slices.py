@@ -148,9 +148,11 @@ class _Slicer:
         if plan.last is not None or plan.owner is not None:
             return plan.last_of_each()
         key = (plan.records.shape, plan.repeat, plan.records.device)
-        if self._last[0] != key:
-            self._last = (key, plan.last_of_each())
-        return self._last[1].clone()
+        known, last = self._last  # read once: batches may be made in several threads
+        if known != key:
+            last = plan.last_of_each()
+            self._last = (key, last)
+        return last.clone()
 
     @property
     def _form(self) -> str:
@@ -340,10 +342,6 @@ class SliceSampler(_Slicer, Sampler):
             f"strict_length={options.strict_length})"
         )
 
-    def _need(self, length: int) -> int:
-        """Return the number of rows that an episode must have to be drawn."""
-        return length if self._options.strict_length else 1
-
     def _starts(self, view: View, length: int) -> Starts:
         """Return the rows of the episodes that are long enough.
 
@@ -351,7 +349,7 @@ class SliceSampler(_Slicer, Sampler):
             EmptyBufferError: if there is none.
         """
         table = view.require_episodes()
-        starts = table.starts(self._need(length))
+        starts = table.starts(length if self._options.strict_length else 1)
         if not starts.rows:
             raise self._too_short(length, table)
         return starts
@@ -470,6 +468,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """Options, and episodes drawn in this pass."""
         return f"{SliceSampler.__repr__(self)[:-1]}, drawn={self._at} of {self._firsts.shape[0]} episodes)"
 
+    def _least(self, length: int) -> int:
+        """Return the number of rows that an episode must have to be drawn."""
+        return length if self._options.strict_length else 1
+
     def restart(self) -> None:
         """Begin a new pass with the next draw."""
         SamplerWithoutReplacement.restart(self)
@@ -487,7 +489,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         if self.drop_last and firsts.shape[0] < number:
             msg = (
                 f"a batch of {number} slices needs as many episodes with drop_last=True, there are "
-                f"{firsts.shape[0]} of {self._need(length)} rows or more: add some or lower batch_size"
+                f"{firsts.shape[0]} of {self._least(length)} rows or more: add some or lower batch_size"
             )
             raise OptionError(msg)
         if fresh:  # only now: a draw that raises leaves the pass as it was
@@ -507,7 +509,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         table = view.require_episodes()
         spans = table.episodes()
-        firsts = spans.first[spans.rows >= self._need(length)].to(view.device)
+        firsts = spans.first[spans.rows >= self._least(length)].to(view.device)
         if not firsts.shape[0]:
             raise self._too_short(length, table)
         return firsts
@@ -537,7 +539,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         SamplerWithoutReplacement.check_state(self, state, rows)
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
-        """Return a state for rows that have moved: a pass knows its episodes by the slots of their first rows."""
+        """Return a state for rows that have moved: the slots of first rows identify the episodes of a pass."""
         return {**state, "firsts": (state["firsts"] - seam).remainder_(rows)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Units: what a drawn row becomes. Index arithmetic before the one gather, tensor arithmetic after it."""
+"""Units turn drawn rows into records: index arithmetic before the gather, tensor arithmetic after it."""
 
 from ostinato.units.base import SampleUnit
 from ostinato.units.chain import chain_units

@@ -1,12 +1,11 @@
-"""What every unit can do: change the plan of a batch before the gather, and finish the batch after it."""
+"""The base class of units, which turn drawn rows into the records of a batch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
+from ostinato.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -14,37 +13,36 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Plan, View
-    from ostinato.core.rows import Path
 
-__all__ = ["SampleUnit", "check_count", "refuse_fields", "require_field", "require_like"]
+__all__ = ["SampleUnit", "check_count"]
 
 
 class SampleUnit(ABC):
-    """Base of all units; a unit of your own subclasses it and implements `expand`.
+    """Base class of all units. Subclass it and implement `expand` for a unit of your own.
 
-    *Which* row is drawn is the sampler's, *what it becomes* the unit's: each combines with every sampler. `expand` and
-    `roll` run under the buffer's lock, `finish` outside it, maybe in another thread: a unit keeps no state that a batch
-    changes.
+    The sampler draws rows, and the unit turns each row into records of the batch. Each unit combines with every
+    sampler. `expand` and `roll` run under the buffer's lock, `finish` runs outside it and possibly in another thread.
+    A unit has no state that depends on a batch.
     """
 
     episodes: Episodes | None = None
-    """Where episodes begin and end; None for a unit that need not know."""
+    """Where episodes begin and end; None for a unit that does not need episodes."""
     notes: tuple[str, ...] = ()
-    """Keys that it adds to the info, and to TensorDict samples; they are dropped from what is written back."""
+    """Keys that the unit adds to the info and to TensorDict samples; they are removed from rows that are written."""
     single: bool = False
-    """Whether it makes windows of single rows, so that a sampler of slices leaves nothing to do."""
+    """Whether it makes windows of single rows, and so does not combine with slice samplers."""
     plain: bool = False
-    """Whether it leaves rows as they are, so that any storage will do."""
+    """Whether it returns every plan unchanged, and so works with every storage."""
     options: tuple[str, ...] = ()
-    """Attributes that stay as the unit was made: buffers have fitted themselves to them."""
+    """Attributes that cannot be set again: buffers depend on them."""
     rank: int = 0
-    """Where it stands in a chain: units of lower rank change the plan first; two of one rank exclude each other."""
+    """Position in a list of units: units of lower rank change the plan first; two of one rank cannot be combined."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but no option a second time.
+        """Set an attribute.
 
         Raises:
-            UsageError: for an option.
+            UsageError: for one of `options` that was set before.
         """
         if name in self.options and name in self.__dict__:
             msg = f"{name} of a {type(self).__name__} is fixed when it is made, got {value!r}: make another unit"
@@ -53,88 +51,44 @@ class SampleUnit(ABC):
 
     @property
     def need(self) -> int:
-        """Rows that a row must have in its episode, from itself on, to be drawn at all."""
+        """Rows that a row must have in its episode, counted from itself, to be drawn."""
         return 1
 
     @property
     def span(self) -> int:
-        """Rows of one lane that a window takes: a capacity below that is refused."""
+        """Rows of one environment that a window covers; a buffer with a smaller capacity raises `CapacityError`."""
         return 1
 
     @property
     def rows(self) -> int:
-        """Records that each row becomes."""
+        """Records of the batch for each row drawn."""
         return 1
 
     @abstractmethod
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
-        """Return the plan changed: other records, or other rows to read for some fields. No data is at hand.
+        """Return the plan with other records, or with other rows to read for some fields. No data has been read yet.
 
-        The same arguments give the same plan.
+        The result depends on the arguments alone.
 
         Args:
-            plan: of the rows drawn, or as the unit before left it.
-            view: the buffer; `view.episodes` is there where the unit has `episodes`.
-            dice: what `roll` gave.
+            plan: of the rows drawn, or the result of the unit before.
+            view: the buffer; it has `episodes` if the unit has.
+            dice: the result of `roll`.
         """
 
     def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor | None:  # noqa: ARG002
-        """Return the random numbers of one batch, if the unit needs any: its only source of chance.
+        """Return the random numbers for one batch, or None. A unit uses no other random numbers.
 
         Args:
-            records: records of the batch.
+            records: number of records of the batch.
             view: the buffer.
             generator: None stands for torch's global one.
         """
         return None
 
     def finish(self, data: Any, plan: Plan) -> Any:  # noqa: ARG002
-        """Return the finished batch. `data` is fresh memory, nested as rows were put in."""
+        """Return the finished batch. `data` is a copy, nested like the rows that were added."""
         return data
-
-
-def require_field(plan: Plan, path: Path, what: str) -> int:
-    """Return the position of a field.
-
-    Raises:
-        KeyMissingError: naming it, what it is for, and the fields there are.
-        KindError: if it holds Python objects.
-    """
-    position = plan.find(path)
-    if position is None and path in {leaf.path for leaf in plan.schema.objects}:
-        msg = f"{show_path(path)} ({what}) holds Python objects, such as text: name a field of tensors"
-        raise KindError(msg)
-    if position is None:
-        known = ", ".join(show_path(leaf.path) for leaf in plan.schema.leaves)
-        msg = f"rows have no field {show_path(path)} ({what}); they have {known}: name the right one"
-        raise KeyMissingError(msg)
-    return position
-
-
-def refuse_fields(plan: Plan, *names: str) -> None:
-    """Refuse rows that have a field which a unit would write over.
-
-    Raises:
-        SchemaError: naming it.
-    """
-    objects = {leaf.path for leaf in plan.schema.objects}
-    for name in names:
-        if plan.find((name,)) is not None or (name,) in objects:
-            msg = f"rows have a field {name!r}, which the unit adds to batches: store it under another name"
-            raise SchemaError(msg)
-
-
-def require_like(plan: Plan, first: int, *others: int) -> None:
-    """Refuse fields that cannot stand for each other.
-
-    Raises:
-        SchemaError: if they have not one dtype and shape.
-    """
-    leaves = [plan.schema.leaves[position] for position in (first, *others)]
-    if len({(leaf.dtype, leaf.shape) for leaf in leaves}) > 1:
-        forms = ", ".join(f"{show_path(leaf.path)} {leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-        msg = f"these fields must have one dtype and shape: {forms}; convert them before writing"
-        raise SchemaError(msg)
 
 
 def check_count(name: str, value: Any, least: int) -> int:

@@ -1,4 +1,4 @@
-"""Several units, one after the other."""
+"""A list of units as one unit."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["chain_units"]
 
 
 def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit | None:
-    """Return the unit of a buffer: the one given, or the several given as one, in the order of their ranks.
+    """Return the unit of a buffer: the one given, or one unit that applies those of a list in the order of their ranks.
 
     Raises:
-        KindError: if something is no unit.
-        OptionError: if two units exclude each other.
+        KindError: if something is not a unit.
+        OptionError: if two units cannot be combined.
     """
     if given is None:
         return None
@@ -45,18 +45,18 @@ def chain_units(given: SampleUnit | Sequence[SampleUnit] | None) -> SampleUnit |
     units.sort(key=lambda unit: unit.rank)
     ranks = [unit.rank for unit in units]
     if len(set(ranks)) < len(ranks):
-        msg = f"sample_unit takes units that do different things, got {units!r}: leave one of the like ones out"
+        msg = f"two units of one kind cannot be combined, got {units!r}: leave one out"
         raise OptionError(msg)
     kinds = {type(unit) for unit in units}
     if {NStep, Hindsight} <= kinds:
-        msg = "NStep and Hindsight exclude each other: a new goal changes the rewards of all n steps. Leave one out"
+        msg = "NStep and Hindsight cannot be combined: a new goal changes the rewards of all n steps. Leave one out"
         raise OptionError(msg)
     return _Chain(units)
 
 
 @final
 class _Chain(SampleUnit):
-    """Units one after the other: each gets the plan that the one before it made."""
+    """Units applied one after the other: each gets the plan of the one before it."""
 
     def __init__(self, units: list[SampleUnit]) -> None:
         self._units = units
@@ -65,44 +65,48 @@ class _Chain(SampleUnit):
         self.episodes = merge_episodes([unit.episodes for unit in units])
 
     def __repr__(self) -> str:
-        """Its units."""
+        """The units."""
         return repr(self._units)
 
     @property
     def rows(self) -> int:
-        """The records that all of them together make of each row."""
+        """Records of the batch for each row drawn: the product over the units."""
         return math.prod(unit.rows for unit in self._units)
 
     @property
     def need(self) -> int:
-        """The most that one of them needs."""
+        """Rows that a row must have in its episode: the largest number of the units."""
         return max(unit.need for unit in self._units)
 
     @property
     def span(self) -> int:
-        """The rows that windows of windows take."""
+        """Rows that a window of windows covers."""
         return sum(unit.span - 1 for unit in self._units) + 1
 
     def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor | None:
-        """Return the random numbers of the one that needs some."""
+        """Return the random numbers of the unit that needs some.
+
+        Raises:
+            OptionError: if several units need random numbers.
+        """
         found = None
         for unit in self._units:
             dice = unit.roll(records, view, generator)
             if dice is not None and found is not None:
-                msg = f"only one unit of several may need random numbers, got {self._units!r}: leave one out"
+                msg = f"only one unit of a list can need random numbers, got {self._units!r}: leave one out"
                 raise OptionError(msg)
             found = dice if found is None else found
             records *= unit.rows
         return found
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
-        """Let all of them change the plan."""
+        """Return the plan after all units."""
         for unit in self._units:
             plan = unit.expand(plan, view, dice)
         return plan
 
     def finish(self, data: Any, plan: Plan) -> Any:
-        """Let all of them finish the batch."""
+        """Return the batch finished by all units."""
         for unit in self._units:
             data = unit.finish(data, plan)
         return data

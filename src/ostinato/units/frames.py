@@ -1,4 +1,4 @@
-"""FrameStack: stacks of the newest frames, made from single frames when they are drawn."""
+"""FrameStack: stacks of the last frames, made from single frames when they are drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Column, Request, next_path
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, require_field, require_like
+from ostinato.units.base import SampleUnit, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Plan, View
+    from ostinato.core.rows import Schema
 
 __all__ = ["FrameStack"]
 
@@ -29,23 +30,23 @@ _Seen: TypeAlias = "dict[tuple[int, int], tuple[Tensor, Tensor]]"
 
 @final
 class FrameStack(SampleUnit):
-    """Each observation drawn becomes the stack of the `k` newest frames up to it, the oldest first.
+    """Turns each observation drawn into a stack of `k` frames: the frames before it, oldest first, and itself.
 
-    Rows hold single frames, so nothing is stored `k` times. The field becomes `[B, k, *shape]`; its `next` field, where
-    there is one, becomes the stack that ends with the next frame. No stack reaches back into another episode: before
-    its first row the first frame is repeated, or the stack is filled with zeros. That holds for the first row present
-    as well, where rows of the episode before it have been overwritten.
+    Rows hold single frames, so frames are stored once. The field becomes `[B, k, *shape]`. If rows have its `next`
+    field, that becomes the stack that ends with the next frame. No stack contains frames of two episodes: before the
+    first row of an episode the first frame is repeated, or the stack is filled with zeros. If rows of the episode were
+    overwritten, the same applies to its first row present.
 
     Args:
         k: frames, at least 1.
-        keys: fields to stack; each with its `next` field (`("next", *key)`, or `next_` before its last name) where
-            rows have it.
+        keys: fields to stack, each with its `next` field (`("next", *key)`, or `next_` before its last name) if rows
+            have it.
         padding: "repeat" or "zeros".
-        merge: join the frames with the first dimension of a frame: `[B, k * C, H, W]` of frames `[C, H, W]`.
-        done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
+        merge: merge the frames with the first dimension of a frame: `[B, k * C, H, W]` for frames `[C, H, W]`.
+        done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
-        OptionError: for another padding, no keys, or `k` below 1; in a sample, for a field that another unit makes.
+        OptionError: for another padding, no keys, or `k` below 1; in a sample, for a field that another unit computes.
 
     Example:
         >>> import torch
@@ -80,7 +81,8 @@ class FrameStack(SampleUnit):
             raise OptionError(msg)
         self.padding = padding
         self.merge = bool(merge)
-        self._known = torch.empty(0, 0, dtype=torch.bool, device="cpu")
+        self._last = torch.empty(0, 0, dtype=torch.bool, device="cpu")  # result of `_is_last` for the last batch
+        self._fields: tuple[Schema | None, list[tuple[int, int | None]]] = (None, [])
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
 
     def __repr__(self) -> str:
@@ -95,40 +97,50 @@ class FrameStack(SampleUnit):
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
         """Read the frames before each frame as well."""
-        table, columns = view.require_episodes(), {}
+        schema, fields = self._fields  # read once: another buffer may share the unit
+        if schema is not plan.schema:
+            fields = self._find(plan)
+            self._fields = (plan.schema, fields)
+        table, columns = view.require_episodes(), dict(plan.changed)
         seen: _Seen = {}
-        for frame, after in self._find(plan):
+        for frame, after in fields:
+            if plan.changed:
+                self._check_read(plan, frame, after)
             columns[frame] = self._stack(plan, frame, table, seen)
             if after is not None:
                 columns[after] = self._stack_next(plan, frame, after, table, seen)
-        return plan.with_columns(columns)
+        return plan._replace(changed=columns)
+
+    def _check_read(self, plan: Plan, *positions: int | None) -> None:
+        """Raise `OptionError` if another unit does more with a field than to read it at other rows."""
+        columns = {position: plan.changed[position] for position in positions if position in plan.changed}
+        made = sorted(i for i, column in columns.items() if column.tail or column.request.other is not None)
+        if made:
+            names = ", ".join(show_path(plan.schema.leaves[position].path) for position in made)
+            msg = f"another unit computes {names}, frames of it cannot be stacked: leave it out of keys"
+            raise OptionError(msg)
 
     def _find(self, plan: Plan) -> list[tuple[int, int | None]]:
-        """Return the positions of the fields to stack, each with that of its `next` field; checked."""
+        """Return the positions of the fields to stack, each with that of its `next` field, for the rows' schema."""
         leaves = plan.schema.leaves
         known = {leaf.path for leaf in leaves}
         afters = {path: next_path(path, known) for path in self.keys}
         found = []
         for path in self.keys:
             if path in afters.values():
-                continue  # done with the field that it is the next one of
-            frame = require_field(plan, path, "frames to stack")
+                continue  # it is the `next` field of another one
+            frame = plan.require(path, "frames to stack")
             after = None if afters[path] is None else plan.find(afters[path])  # type: ignore[arg-type]
-            made = {position for position in (frame, after) if position in plan.changed and _is_made(plan, position)}
-            if made:
-                names = ", ".join(show_path(leaves[position].path) for position in sorted(made))
-                msg = f"{names} is made by another unit already, frames of it cannot be stacked: leave it out of keys"
-                raise OptionError(msg)
             if self.merge and not leaves[frame].shape:
                 msg = f"merge=True needs frames with a first dimension, {show_path(path)} has none: leave merge out"
                 raise SchemaError(msg)
             if after is not None:
-                require_like(plan, frame, after)
+                plan.require_alike(frame, after)
             found.append((frame, after))
         return found
 
     def _window(self, slots: Tensor, back: int, table: EpisodeTable, seen: _Seen) -> tuple[Tensor, Tensor]:
-        """Return the `back` rows before each slot, and itself; fields that end at the same rows share them."""
+        """Return the `back` rows before each slot, and itself; fields with the same last rows share them."""
         key = (id(slots), back)
         if key not in seen:
             seen[key] = table.window(slots, back, 0)
@@ -139,32 +151,26 @@ class FrameStack(SampleUnit):
         return self._column(Request(frame, rows.reshape(-1)), valid)
 
     def _stack_next(self, plan: Plan, frame: int, after: int, table: EpisodeTable, seen: _Seen) -> Column:
-        """The stack that ends with the next frame: `k - 1` frames up to the row, and what follows it."""
+        """Return the stack that ends with the next frame: `k - 1` frames up to the row, and the frame after it."""
         ends = plan.slots_of(after)
         if self.k == 1:
             return self._column(Request(after, ends), torch.ones_like(ends, dtype=torch.bool)[:, None])
         rows, valid = self._window(ends, self.k - 2, table, seen)
-        newest = self._newest(ends)
+        is_last = self._is_last(ends)
         slots = torch.cat([rows, ends[:, None]], 1)
         if self.padding == "zeros":
-            valid = torch.cat([valid, newest[:, -1:]], 1)
-        return self._column(Request(frame, slots.reshape(-1), after, newest.reshape(-1)), valid)
+            valid = torch.cat([valid, is_last[:, -1:]], 1)
+        return self._column(Request(frame, slots.reshape(-1), after, is_last.reshape(-1)), valid)
 
-    def _newest(self, ends: Tensor) -> Tensor:
-        """Return which frames of stacks are the newest ones, bool `[R, k]`; not to be written to."""
-        newest = self._known
-        if newest.shape[0] != ends.shape[0] or newest.device != ends.device:
-            newest = torch.zeros(ends.shape[0], self.k, dtype=torch.bool, device=ends.device)
-            newest[:, -1] = True
-            self._known = newest
-        return newest
+    def _is_last(self, ends: Tensor) -> Tensor:
+        """Return bool `[R, k]`, True for the last frame of each stack; it is shared, so do not write to it."""
+        last = self._last
+        if last.shape[0] != ends.shape[0] or last.device != ends.device:
+            last = torch.zeros(ends.shape[0], self.k, dtype=torch.bool, device=ends.device)
+            last[:, -1] = True
+            self._last = last
+        return last
 
     def _column(self, request: Request, valid: Tensor) -> Column:
         blank = ~valid if self.padding == "zeros" else None
         return Column(request, (self.k,), None, blank, self.merge)
-
-
-def _is_made(plan: Plan, position: int) -> bool:
-    """Whether another unit does more with a field than to read it at other rows."""
-    column = plan.changed[position]
-    return bool(column.tail) or column.request.other is not None

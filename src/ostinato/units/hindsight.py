@@ -1,4 +1,4 @@
-"""Hindsight: goals that were reached after all (Andrychowicz et al. 2017), chosen when rows are drawn."""
+"""Hindsight: relabels rows with goals that were achieved later in the episode (Andrychowicz et al. 2017)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ostinato.core import kinds
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.records import Column, Request, next_path
 from ostinato.errors import KindError, OptionError, SchemaError
-from ostinato.units.base import SampleUnit, refuse_fields, require_field, require_like
+from ostinato.units.base import SampleUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.core.episodes.keys import Key
     from ostinato.core.records import Plan, View
+    from ostinato.core.rows import Schema
 
 __all__ = ["Hindsight"]
 
@@ -26,7 +27,7 @@ _STRATEGIES = ("future", "final", "episode", "random")
 
 
 class _Fields(NamedTuple):
-    """Positions of the fields that play a part; the last two None where rows have no such field."""
+    """Positions of the fields; None if rows have no such `next` field."""
 
     goal: int
     achieved: int
@@ -36,30 +37,35 @@ class _Fields(NamedTuple):
 
 @final
 class Hindsight(SampleUnit):
-    """Gives a share of the rows drawn another goal, one that their episode reached later, and the reward that follows.
+    """Relabels rows at random: replaces the goal by one that was achieved later, and computes the reward again.
 
-    Hindsight experience replay (Andrychowicz et al. 2017, section 3.2 and 4.5). A row `t` that is relabelled takes its
-    goal from a state that was reached after step `u` of its own episode: "future": `u` uniform in `[t, T)`, `T` the
-    rows of the episode so far; "final": `u = T - 1`; "episode": `u` uniform over the rows of the episode that are
-    present; "random": `u` uniform over all rows of the buffer. Rows that hold no achieved goal for the end of a step
-    take that of the step after it instead, so "future" is `u` in `(t, T)` there, and the last row of an episode keeps
-    its goal. No goal comes from another episode (but with "random"), nor from a row that has been overwritten.
+    Hindsight experience replay (Andrychowicz et al. 2017, sections 3.2 and 4.5). A relabelled row `t` gets the goal
+    that was achieved after step `u` of its own episode. With T rows in the episode so far:
 
-    The batch has the bool field `relabelled`, `[B]`.
+    - "future": `u` is uniform in `[t, T)`
+    - "final": `u = T - 1`
+    - "episode": `u` is uniform over the rows of the episode that are present
+    - "random": `u` is uniform over all rows of the buffer
+
+    If rows have no `next` field of the achieved goal, that of the following row is used: "future" is then `u` in
+    `(t, T)`, and the last row of an episode keeps its goal. No goal comes from another episode (except with "random"),
+    or from a row that was overwritten.
+
+    The batch has the field `relabelled`, bool `[B]`.
 
     Args:
-        reward_fn: gets the batch with its new goals, nested as rows were put in, and returns the rewards `[B]` or
-            `[B, 1]`; those of relabelled rows are kept. It may run in the prefetch thread.
-        her_ratio: probability of a row to be relabelled, in [0, 1]; 0.8 is the paper's k = 4.
+        reward_fn: gets the batch with its new goals, nested like the rows that were added, and returns the rewards
+            `[B]` or `[B, 1]`; those of relabelled rows are used. It may run in the prefetch thread.
+        her_ratio: probability of relabelling a row, in [0, 1]; 0.8 is the paper's k = 4.
         strategy: see above.
-        goal_key: field of the goal; its `next` field, where there is one, takes the new goal as well.
-        achieved_goal_key: field of what was achieved before the step; its `next` field holds what was achieved by it.
-        reward_key: field of the reward; None is `("next", "reward")`, or `reward` where that is not there.
-        done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
+        goal_key: field of the goal; its `next` field, if rows have it, gets the new goal as well.
+        achieved_goal_key: field of the goal achieved before the step; its `next` field has the goal achieved after it.
+        reward_key: field of the reward; None: `("next", "reward")` if rows have it, else `reward`.
+        done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
         OptionError: for numbers or strategies out of range.
-        KindError: if `reward_fn` cannot be called.
+        KindError: if `reward_fn` is not callable.
 
     Example:
         >>> import torch
@@ -90,7 +96,7 @@ class Hindsight(SampleUnit):
         done_key: Key | None = None,
     ) -> None:
         if not callable(cast("Any", reward_fn)):
-            msg = f"reward_fn must be a callable that gives rewards for a batch, got {type(reward_fn).__name__}"
+            msg = f"reward_fn must be a function from a batch to its rewards, got {type(reward_fn).__name__}"
             raise KindError(msg)
         if not 0.0 <= float(her_ratio) <= 1.0:
             msg = f"her_ratio must be in [0, 1], got {her_ratio!r}"
@@ -104,6 +110,7 @@ class Hindsight(SampleUnit):
         self.goal_path = as_path(goal_key)
         self.achieved_path = as_path(achieved_goal_key)
         self.reward_path = None if reward_key is None else as_path(reward_key)
+        self._fields: tuple[Schema | None, _Fields] = (None, _Fields(-1, -1, None, None))
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
 
     def __repr__(self) -> str:
@@ -111,30 +118,36 @@ class Hindsight(SampleUnit):
         return f"Hindsight(her_ratio={self.her_ratio:g}, strategy={self.strategy!r})"
 
     def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor:
-        """Return two numbers for each record: whether it is relabelled, and with which row's goal; float64 `[2, R]`."""
+        """Return two random numbers for each record, float64 `[2, R]`: whether to relabel it, and with which goal."""
         return torch.rand(2, records, dtype=torch.float64, generator=generator, device=view.device)
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:
-        """Read the goal of relabelled rows from the row that reached it."""
+        """Read the goal of relabelled rows from the row that achieved it."""
         if dice is None or dice.shape != (2, plan.records.shape[0]):
             got = "none" if dice is None else list(dice.shape)
-            msg = f"Hindsight needs the random numbers that roll() gives, [2, {plan.records.shape[0]}], got {got}"
+            msg = f"Hindsight needs the random numbers of roll(), [2, {plan.records.shape[0]}], got {got}"
             raise OptionError(msg)
-        fields = self._find(plan)
+        schema, fields = self._fields  # read once: another buffer may share the unit
+        if schema is not plan.schema:
+            fields = self._find(plan)
+            self._fields = (plan.schema, fields)
         chosen, relabelled = self._choose(plan.records, view, dice, late=fields.next_achieved is None)
         source = fields.achieved if fields.next_achieved is None else fields.next_achieved
         slots = torch.where(relabelled, chosen, plan.records)
         goals = [position for position in (fields.goal, fields.next_goal) if position is not None]
         columns = {position: Column(Request(position, slots, source, relabelled)) for position in goals}
-        return plan.with_columns(columns)._replace(fields={**plan.fields, "relabelled": relabelled})
+        fields_added = {**plan.fields, "relabelled": relabelled}
+        return plan._replace(changed={**plan.changed, **columns}, fields=fields_added)
 
     def _choose(self, rows: Tensor, view: View, dice: Tensor, *, late: bool) -> tuple[Tensor, Tensor]:
-        """Return the row whose goal each row takes, and which rows take one. `late` goals come from the row after."""
+        """Return the row with the new goal of each row, and which rows are relabelled.
+
+        `late` goals are those achieved before the step of a row, so they were achieved after the row before it.
+        """
         table = view.require_episodes()
         relabelled = dice[0] < self.her_ratio
         if self.strategy == "random":
-            top = table.starts(1)
-            return top.draw((dice[1] * 2.0**53).to(torch.int64) << 10), relabelled
+            return table.starts(1).draw((dice[1] * 2.0**53).to(torch.int64) << 10), relabelled
         ahead = table.ahead(rows)
         if self.strategy == "final":
             return table.shift(rows, ahead), relabelled & ((ahead > 0) if late else (ahead >= 0))
@@ -145,9 +158,10 @@ class Hindsight(SampleUnit):
         return table.shift(rows, steps), relabelled & (count > 0)
 
     def _find(self, plan: Plan) -> _Fields:
+        """Return the positions of the fields for the rows' schema."""
         known = {leaf.path for leaf in plan.schema.leaves}
-        goal = require_field(plan, self.goal_path, "the goal")
-        achieved = require_field(plan, self.achieved_path, "what was achieved")
+        goal = plan.require(self.goal_path, "the goal")
+        achieved = plan.require(self.achieved_path, "the achieved goal")
         next_goal, next_achieved = next_path(self.goal_path, known), next_path(self.achieved_path, known)
         found = _Fields(
             goal,
@@ -155,15 +169,15 @@ class Hindsight(SampleUnit):
             None if next_goal is None else plan.find(next_goal),
             None if next_achieved is None else plan.find(next_achieved),
         )
-        require_like(plan, *(position for position in found if position is not None))
-        refuse_fields(plan, "relabelled")
+        plan.require_alike(*(position for position in found if position is not None))
+        plan.require_absent("relabelled")
         return found
 
     def finish(self, data: Any, plan: Plan) -> Any:
-        """Compute the rewards of relabelled rows."""
+        """Replace the rewards of relabelled rows."""
         known = {leaf.path for leaf in plan.schema.leaves}
         path = self.reward_path or (("next", "reward") if ("next", "reward") in known else ("reward",))
-        require_field(plan, path, "the reward of a step")
+        plan.require(path, "the reward of a step")
         old = kinds.find_field(data, path)
         new: Any = self.reward_fn(data)
         new = new.to(old.device) if isinstance(new, Tensor) else torch.as_tensor(np.asarray(new), device=old.device)

@@ -1,4 +1,4 @@
-"""NStep: transitions over n steps, made from single steps when they are drawn."""
+"""NStep: transitions over n steps, computed from single steps when they are drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.kinds import show_path
 from ostinato.core.records import Column, Request
 from ostinato.errors import OptionError, SchemaError
-from ostinato.units.base import SampleUnit, check_count, refuse_fields, require_field
+from ostinato.units.base import SampleUnit, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,23 +30,23 @@ _FLAGS = frozenset({"done", "terminated", "truncated"})
 
 @final
 class NStep(SampleUnit):
-    """Each row drawn becomes the transition over the next `n` steps of its episode.
+    """Turns each row drawn into the transition over the next `n` steps of its episode.
 
-    With `k` the steps taken, `n` or as many as the episode has from the row on, the reward is
-    `sum_{i<k} gamma^i r_{t+i}` (Sutton 1988; Hessel et al. 2018, section 3), and everything after the step (`next`
-    observation, `done`, `terminated`, `truncated`) is that of step `t + k - 1`. So a return stops at a termination; at
-    a truncation, at the newest row of a running episode and at the write cursor it stops as well, and the target
-    bootstraps from the true last observation: `reward + gamma * (1 - terminated) * value(next)`, with the field `gamma`
-    of the batch, `gamma^k` `[B]`. The batch also has `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` may be set
-    at any time; they hold from the next draw on.
+    Let `k` be the number of steps: `n`, or fewer if the episode has fewer rows from the row on. The reward is
+    `sum_{i<k} gamma^i r_{t+i}` (Sutton 1988; Hessel et al. 2018, section 3). The fields after the step (`next`
+    observation, `done`, `terminated`, `truncated`) are those of step `t + k - 1`. A return stops at a termination. It
+    also stops at a truncation and at the newest row of an episode that continues, and the target bootstraps from the
+    true last observation: `reward + gamma * (1 - terminated) * value(next)`, where the field `gamma` of the batch is
+    `gamma^k`, float32 `[B]`. The batch also has the field `steps_to_next_obs`, `k`, int64 `[B]`. `n` and `gamma` can be
+    set at any time, and apply from the next draw on.
 
     Args:
-        n: most steps, at least 1.
+        n: maximum number of steps, at least 1.
         gamma: discount of one step, in [0, 1].
-        reward_key: field of the reward, floating; None is `("next", "reward")`, or `reward` where that is not there.
-        next_keys: fields that belong to the end of the step; None takes all under `next` but the reward, or where there
-            are none, those whose name begins with `next_`, and the flags `done`, `terminated` and `truncated`.
-        done_key: field that ends episodes; None takes the buffer's `episodes`, or the usual flags.
+        reward_key: field of the reward, floating; None: `("next", "reward")` if rows have it, else `reward`.
+        next_keys: fields after the step; None: all fields under `next` except the reward. If there are none, the fields
+            whose names begin with `next_`, and the flags `done`, `terminated` and `truncated`.
+        done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
 
     Raises:
         OptionError: for numbers out of range.
@@ -86,7 +86,7 @@ class NStep(SampleUnit):
         self._templates = (
             torch.empty(0, dtype=torch.float32, device="cpu"),
             torch.empty(0, 0, dtype=torch.float32, device="cpu"),
-        )  # of the last batch: to make tensors by
+        )  # with the shapes of the last batch, for `empty_like`
         self._roles: tuple[Schema | None, int, tuple[int, ...]] = (None, -1, ())
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class NStep(SampleUnit):
 
     @property
     def n(self) -> int:
-        """Most steps of a transition."""
+        """Maximum number of steps of a transition."""
         return self._n
 
     @n.setter
@@ -121,21 +121,21 @@ class NStep(SampleUnit):
         return self._n
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
-        """Read the reward of all steps, and what follows the last one."""
+        """Read the rewards of all steps, and the other fields after the last step."""
         reward, after = self._find(plan)
-        n, gamma, table = self._n, self._gamma, view.require_episodes()  # once: another thread may set them
-        rows, valid = table.window(plan.records, 0, n - 1)
+        n, gamma = self._n, self._gamma  # read once: another thread may set them
+        rows, valid = view.require_episodes().window(plan.records, 0, n - 1)
         exact = plan.schema.leaves[reward].dtype is torch.float64
         powers = self._powers(n, gamma, plan.records.device, torch.float64 if exact else torch.float32)
         steps, discounts, last, weights = self._discount(rows, valid, powers, plan.records)
-        columns = {position: Column(Request(position, last)) for position in after}
+        columns = {**plan.changed, **{position: Column(Request(position, last)) for position in after}}
         columns[reward] = Column(Request(reward, rows.view(-1)), (n,), weights)
         fields = {**plan.fields, "steps_to_next_obs": steps, "gamma": discounts}
         elsewhere = {**plan.elsewhere, **dict.fromkeys(self._object_paths(plan), last)} if plan.schema.objects else {}
-        return plan.with_columns(columns)._replace(fields=fields, elsewhere=elsewhere)
+        return plan._replace(changed=columns, fields=fields, elsewhere=elsewhere)
 
     def _object_paths(self, plan: Plan) -> list[Path]:
-        """Return the fields of Python objects that belong to the end of the step."""
+        """Return the fields of Python objects after the step."""
         objects = [leaf.path for leaf in plan.schema.objects]
         if self._next is not None:
             return [path for path in objects if path in self._next]
@@ -144,7 +144,7 @@ class NStep(SampleUnit):
     def _discount(
         self, rows: Tensor, valid: Tensor, powers: Tensor, records: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return steps of the windows `[R, n]`, their discounts float32 and last slots, `[R]`, and weights `[R, n]`."""
+        """Return steps int64, discounts float32 and last slots of windows, `[R]` each, and weights `[R, n]`."""
         n, width = rows.shape
         native = backend.native
         if native is None or not rows.is_cpu:
@@ -173,18 +173,18 @@ class NStep(SampleUnit):
         return powers
 
     def _find(self, plan: Plan) -> tuple[int, tuple[int, ...]]:
-        """Return the positions of the reward, and of the fields after the step; looked up once for each schema."""
+        """Return the positions of the reward and of the fields after the step; computed once for each schema."""
         schema, reward, after = self._roles
         if schema is plan.schema:
             return reward, after
         paths = [leaf.path for leaf in plan.schema.leaves]
         objects = [leaf.path for leaf in plan.schema.objects]
         path: Path = self._reward or (("next", "reward") if ("next", "reward") in paths else ("reward",))
-        reward = require_field(plan, path, "the reward of a step")
+        reward = plan.require(path, "the reward of a step")
         dtype = plan.schema.leaves[reward].dtype
         if dtype not in _ADDABLE:
             msg = (
-                f"{show_path(path)} must be float16, bfloat16, float32 or float64, to add up discounted rewards, got "
+                f"{show_path(path)} must be float16, bfloat16, float32 or float64, to sum discounted rewards, got "
                 f"{dtype}: convert it before writing"
             )
             raise SchemaError(msg)
@@ -192,14 +192,14 @@ class NStep(SampleUnit):
             after = tuple(i for i, other in enumerate(paths) if i != reward and _follows(other, [*paths, *objects]))
         else:
             named = [other for other in self._next if other not in objects]
-            after = tuple(require_field(plan, other, "a field after the step") for other in named)
-        refuse_fields(plan, "steps_to_next_obs", "gamma")
+            after = tuple(plan.require(other, "a field after the step") for other in named)
+        plan.require_absent("steps_to_next_obs", "gamma")
         self._roles = (plan.schema, reward, after)
         return reward, after
 
 
 def _follows(path: Path, paths: list[Path]) -> bool:
-    """Whether a field belongs to the end of its step, by its name."""
+    """Return whether a field is one after the step, by its name."""
     if any(other[:1] == ("next",) for other in paths):
         return path[:1] == ("next",)
     last = path[-1] if path else None

@@ -1,4 +1,4 @@
-"""Transition and Sequence: a drawn row as it is, and windows of rows around it."""
+"""Transition and Sequence: the drawn row itself, and windows of rows around it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.episodes.keys import Key
+    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import View
 
 __all__ = ["Sequence", "SequenceUnit", "Transition"]
@@ -24,7 +25,7 @@ _BOUNDARIES = ("pad", "stop", "strict", "include_reset")
 
 @final
 class Transition(SampleUnit):
-    """Each row drawn is one record of the batch: what a buffer does without a unit.
+    """Each row drawn is one record of the batch, as in a buffer without a unit.
 
     Example:
         >>> import torch
@@ -38,41 +39,41 @@ class Transition(SampleUnit):
     plain = True
 
     def __repr__(self) -> str:
-        """Class alone."""
+        """The class."""
         return "Transition()"
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
 
 @final
 class Sequence(SampleUnit):
-    """Each row drawn (the anchor) becomes a window of `burn_in + length + bootstrap` rows of its episode.
+    """Turns each row drawn, the anchor, into a window of `burn_in + length + bootstrap` rows of its episode.
 
-    The window holds `burn_in` rows before the anchor, `length` rows from the anchor on, and `bootstrap` rows after
-    these, `dilation` rows apart. No window spans two episodes, nor the write cursor. The batch is flat,
-    `[B * T, *shape]`; the info (and a TensorDict sample) has, `[B * T]` each: `validity_mask` (False where a row
-    repeats the episode's first or last one, because the window reaches beyond), `learning_mask` (True for the `length`
-    rows), `sequence_id`, `step_in_sequence` and `anchor_index`.
+    The window has `burn_in` rows before the anchor, `length` rows from the anchor on, and `bootstrap` rows after these,
+    `dilation` rows apart. No window contains rows of two episodes, or continues past the newest row. The batch is flat,
+    `[B * T, *shape]`. The info and a TensorDict sample have five more fields, `[B * T]` each: `validity_mask` (False
+    where the window reaches out of the episode, and its first or last row is repeated), `learning_mask` (True for the
+    `length` rows), `sequence_id`, `step_in_sequence` and `anchor_index`.
 
-    In prioritized buffers the weight is that of the anchor, `index_generation` the stamp of each row, and
-    `anchor_generation` that of the anchor; handing the sample to `update_tensordict_priority` or `update_priority`
-    gives the anchor the largest priority of its valid rows.
+    In prioritized buffers the weight is that of the anchor, `index_generation` has the generation of each row, and
+    `anchor_generation` that of the anchor. `update_tensordict_priority` or `update_priority` with a sample gives the
+    anchor the largest priority of its valid rows.
 
     Burn-in for recurrent learners: Kapturowski et al. 2019, section 3.
 
     Args:
         length: rows to learn from.
-        episode_boundary: what happens where the episode is too short after the anchor: "pad" repeats its last row
-            (every row can be an anchor); "stop" moves the window back until it fits, as far as the episode goes;
-            "strict" draws only anchors with all of the rows; "include_reset" goes on into the next episode of the
-            lane, up to the newest row (rows of no episode are replaced by the anchor, and not valid).
-        done_key: field that ends episodes; None is one endless episode. With the default, the buffer's `episodes` or
-            the usual flags are taken.
-        burn_in: rows before the anchor; those before the episode's start repeat its first row.
-        bootstrap: rows after the ones to learn from.
-        dilation: distance of the rows.
+        episode_boundary: what to do if the episode is too short after the anchor. "pad" repeats its last row, so that
+            every row can be an anchor. "stop" moves the window back until it fits, but not before the first row of the
+            episode. "strict" draws only anchors with all of the rows. "include_reset" continues with the next episode
+            of the environment, up to the newest row; rows of no episode are replaced by the anchor, and not valid.
+        done_key: field that ends episodes; None: all rows are one episode. With the default, the buffer's `episodes`
+            are used, or the usual flags.
+        burn_in: rows before the anchor; before the start of the episode its first row is repeated.
+        bootstrap: rows after the rows to learn from.
+        dilation: distance between the rows.
 
     Raises:
         OptionError: for numbers or boundaries out of range.
@@ -134,19 +135,19 @@ class Sequence(SampleUnit):
 
     @property
     def need(self) -> int:
-        """Rows that an anchor must have from itself on: all of them if strict, else one."""
+        """Rows that an anchor must have in its episode, counted from itself: all of them with "strict", else one."""
         return self._ahead + 1 if self.episode_boundary == "strict" else 1
 
     @property
     def span(self) -> int:
-        """Rows from the first to the last of a window."""
+        """Rows from the first to the last row of a window."""
         return self._ahead + 1 + self.dilation * self.burn_in
 
     def expand(self, plan: Plan, view: View, dice: Tensor | None) -> Plan:  # noqa: ARG002
-        """Let each record become a window."""
+        """Turn each record into a window."""
         table, anchors = view.require_episodes(), plan.records
         if self.episode_boundary == "include_reset":
-            rows, valid = self._in_lane(anchors, view, table.num_envs)
+            rows, valid = self._in_environment(anchors, view, table)
         else:
             if self.episode_boundary == "stop":
                 short = (self._ahead - table.ahead(anchors)).clamp_(min=0)
@@ -155,16 +156,15 @@ class Sequence(SampleUnit):
         notes = self._notes(plan.records, valid)
         return Plan(plan.schema, plan.anchors, rows.view(-1), repeat=self.rows, notes=notes)
 
-    def _in_lane(self, anchors: Tensor, view: View, lanes: int) -> tuple[Tensor, Tensor]:
-        """Windows over whatever rows follow each other in a lane, from its oldest to its newest row."""
-        capacity, steps = view.capacity, view.rows // lanes
+    def _in_environment(self, anchors: Tensor, view: View, table: EpisodeTable) -> tuple[Tensor, Tensor]:
+        """Return windows over consecutive rows of an environment, whatever their episodes."""
+        capacity, num_envs = view.capacity, table.num_envs
         oldest = view.cursor if view.rows == capacity else 0
         offsets = torch.arange(-self.burn_in, self.length + self.bootstrap, device=anchors.device) * self.dilation
-        at = ((anchors - oldest) % capacity // lanes)[:, None] + offsets
-        inside = at.clamp(0, steps - 1)
-        rows, valid = (inside * lanes + anchors[:, None] % lanes + oldest) % capacity, inside == at
-        table = view.require_episodes()
-        if table.masked:  # rows of no episode are in no window: the anchor takes their place
+        at = ((anchors - oldest) % capacity // num_envs)[:, None] + offsets
+        inside = at.clamp(0, view.rows // num_envs - 1)
+        rows, valid = (inside * num_envs + anchors[:, None] % num_envs + oldest) % capacity, inside == at
+        if table.masked:  # rows of no episode are in no window
             known = table.ahead(rows.view(-1)).view(rows.shape) >= 0
             rows, valid = torch.where(known, rows, anchors[:, None]), valid & known
         return rows, valid

@@ -326,7 +326,7 @@ def test_rows_that_lie_evenly_take_no_list_and_lists_are_no_longer_than_the_ring
 
 @kinds
 @pytest.mark.parametrize("by_episode", [False, True])
-def test_draws_follow_their_law(kind: Kind, by_episode: bool) -> None:
+def test_draws_follow_their_distribution(kind: Kind, by_episode: bool) -> None:
     """Chi-square: every start alike, or every episode alike and the starts within one."""
     table, need = make(kind, 60), 3
     ends = torch.zeros(75, dtype=torch.bool)
@@ -336,13 +336,13 @@ def test_draws_follow_their_law(kind: Kind, by_episode: bool) -> None:
     randoms = torch.randint(0, TOP, (40_000,), generator=torch.Generator().manual_seed(1))
     drawn = starts.draw_episodes(randoms) if by_episode else starts.draw(randoms)
     first, rows, _, _ = table.episodes()
-    law = torch.zeros(60, dtype=torch.float64)
+    probability = torch.zeros(60, dtype=torch.float64)
     for f, n in zip(first.tolist(), (rows - need + 1).tolist(), strict=True):
         for k in range(n):
-            law[(f + k) % 60] = 1 / n / starts.episodes if by_episode else 1 / starts.rows
-    counts, expected = torch.bincount(drawn, minlength=60).double(), law * drawn.numel()
-    assert not counts[law == 0].any()
-    some = law > 0
+            probability[(f + k) % 60] = 1 / n / starts.episodes if by_episode else 1 / starts.rows
+    counts, expected = torch.bincount(drawn, minlength=60).double(), probability * drawn.numel()
+    assert not counts[probability == 0].any()
+    some = probability > 0
     chi = float(((counts - expected)[some] ** 2 / expected[some]).sum())
     free = int(some.sum()) - 1
     assert abs(chi - free) < 4 * math.sqrt(2 * free)

@@ -66,13 +66,13 @@ BAD: list[tuple[Callable[[], object], type[OstinatoError], str]] = [
     (lambda: FrameStack(2, [3]), OptionError, "a key is a string, or a tuple of strings"),  # type: ignore[list-item]
     (lambda: SequenceUnit(2, "never"), OptionError, "episode_boundary must be one of"),
     (lambda: SequenceUnit(2, dilation=0), OptionError, "dilation must be an integer of at least 1"),
-    (lambda: Hindsight(3), KindError, "reward_fn must be a callable"),  # type: ignore[arg-type]
+    (lambda: Hindsight(3), KindError, "reward_fn must be a function from a batch"),  # type: ignore[arg-type]
     (lambda: Hindsight(reward_of, her_ratio=1.5), OptionError, r"her_ratio must be in \[0, 1\]"),
     (lambda: Hindsight(reward_of, strategy="past"), OptionError, "strategy must be one of"),
     (lambda: ReplayBuffer(sample_unit=[]), OptionError, "empty list"),
     (lambda: ReplayBuffer(sample_unit=[3]), KindError, "SampleUnit or a list of them, got int"),  # type: ignore[list-item]
-    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "do different things"),
-    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "exclude each other"),
+    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), NStep(3, 0.9)]), OptionError, "two units of one kind"),
+    (lambda: ReplayBuffer(sample_unit=[NStep(2, 0.9), Hindsight(reward_of)]), OptionError, "cannot be combined"),
     (lambda: Episodes("done", ends=torch.zeros(3)), OptionError, "mutually exclusive"),
     (lambda: SliceSampler(slice_len=2, span=2), OptionError, "span is True, False or a number of rows below"),
     (lambda: SliceSampler(slice_len=2, span=(True, -1)), OptionError, "span is True, False"),
@@ -107,14 +107,14 @@ def with_field(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 UNFIT: list[tuple[Any, Any, type[OstinatoError], str]] = [
     (NStep(2, 0.9), without("done", "terminated", "truncated"), KeyMissingError, "no field done, terminated"),
     (NStep(2, 0.9, done_key="over"), None, KeyMissingError, "no field 'over'"),
-    (NStep(2, 0.9), without("reward"), KeyMissingError, "'reward'.*name the right one"),
+    (NStep(2, 0.9), without("reward"), KeyMissingError, "'reward'.*name an existing field"),
     (NStep(2, 0.9, next_keys=["zip"]), None, KeyMissingError, "'zip'"),
     (NStep(2, 0.9), with_next(reward=torch.zeros(20, dtype=torch.int32)), SchemaError, "must be float16"),
     (NStep(2, 0.9), with_field("gamma"), SchemaError, "a field 'gamma', which the unit adds"),
     (NStep(2, 0.9), with_field("steps_to_next_obs"), SchemaError, "which the unit adds"),
     (Hindsight(reward_of), with_field("relabelled"), SchemaError, "which the unit adds"),
     (Hindsight(reward_of, goal_key="zip"), None, KeyMissingError, "'zip' .the goal."),
-    (Hindsight(reward_of, achieved_goal_key="zip"), None, KeyMissingError, "'zip' .what was achieved."),
+    (Hindsight(reward_of, achieved_goal_key="zip"), None, KeyMissingError, "'zip' .the achieved goal."),
     (Hindsight(reward_of, goal_key="obs"), None, SchemaError, "one dtype and shape"),
     (Hindsight(lambda batch: torch.zeros(3)), None, SchemaError, "one reward per row"),
     (FrameStack(2, ["zip"]), None, KeyMissingError, "'zip' .frames to stack."),
@@ -125,8 +125,8 @@ UNFIT: list[tuple[Any, Any, type[OstinatoError], str]] = [
         SchemaError,
         "one dtype and shape",
     ),
-    ([NStep(2, 0.9), FrameStack(2, [("next", "reward")])], None, OptionError, "made by another unit already"),
-    ([Hindsight(reward_of), FrameStack(2, ["desired_goal"])], None, OptionError, "made by another unit already"),
+    ([NStep(2, 0.9), FrameStack(2, [("next", "reward")])], None, OptionError, "another unit computes"),
+    ([Hindsight(reward_of), FrameStack(2, ["desired_goal"])], None, OptionError, "another unit computes"),
 ]
 
 
@@ -277,7 +277,7 @@ def test_a_unit_of_ones_own() -> None:
     batch = rb.sample()
     assert batch["dice"].shape == (30,)
     assert (batch["t"] > 0).any()
-    with pytest.raises(OptionError, match="only one unit of several may need random numbers"):
+    with pytest.raises(OptionError, match="only one unit of a list can need random numbers"):
         filled([Later(), Hindsight(reward_of)]).sample()
 
 

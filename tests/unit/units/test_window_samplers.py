@@ -93,12 +93,12 @@ SLICES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", SLICES)
 def test_slices_by_priority_are_what_the_log_says(name: str, tmp_path: Path) -> None:
-    options, law, need = SLICES[name]
-    strict = law.get("strict", True)
+    options, expected, need = SLICES[name]
+    strict = expected.get("strict", True)
 
     def check(log: Log, batch: Any, info: dict[Any, Any]) -> None:
         # a start by priority may lie in an episode shorter than a slice where the right side may reach out of it
-        check_slices(log, batch, info, **{**law, "strict": strict and name in {"strict", "number"}})
+        check_slices(log, batch, info, **{**expected, "strict": strict and name in {"strict", "number"}})
         weights = info["priority_weight"]
         assert weights.shape == info["index_generation"].shape == batch["id"].shape
         assert (weights > 0).all()
