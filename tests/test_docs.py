@@ -113,6 +113,18 @@ def test_readme_is_short_and_in_order() -> None:
     assert text.count("![") == 1
 
 
+def test_benchmarks_in_readme_are_those_of_their_page() -> None:
+    def rows(page: Path) -> dict[str, list[str]]:
+        lines = [
+            line.strip("| ").split(" | ") for line in page.read_text().splitlines() if re.match(r"\| .*\*\*", line)
+        ]
+        return {line[0]: line[1:] for line in lines}
+
+    shown, all_rows = rows(ROOT / "README.md"), rows(ROOT / "docs" / "benchmarks.md")
+    assert shown
+    assert shown == {work: all_rows.get(work, [])[: len(cells)] for work, cells in shown.items()}
+
+
 def test_tests_named_in_readme_exist() -> None:
     for target in re.findall(r"\((tests/[^)#]+)#([\w]+)\)", (ROOT / "README.md").read_text()):
         assert f"def {target[1]}(" in (ROOT / target[0]).read_text(), f"README names {target[0]}:{target[1]}"

@@ -1,9 +1,8 @@
-"""The switch between the compiled part and torch alone.
+"""The choice between the native extension and torch alone.
 
-What lives here: `backend`, whose `native` is the compiled module or None. What does not: any use of it.
-The environment variable OSTINATO_NATIVE decides at import: "0" switches the compiled part off, "1" requires it.
-`use_backend` switches for a block of code. Other modules read `backend.native` when a function runs or an object is
-made, never when they are imported.
+`backend.native` is the compiled module or None. The environment variable OSTINATO_NATIVE chooses at import: "0" is
+torch alone, "1" requires the extension. `use_backend` chooses for a block of code. Other modules read `backend.native`
+when a function runs or an object is made, never when they are imported.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "backend", "load_native", "use_backend"]
 
 _MISSING = (
-    "ostinato runs without its compiled part: the results are the same, but sample() and extend() of CPU "
+    "ostinato runs without its native extension: the results are the same, but sample() and extend() of CPU "
     "storages are several times slower. To get it, install a wheel of ostinato for this platform, or a C++20 "
     "compiler and run `pip install --force-reinstall --no-cache-dir --no-deps ostinato`. OSTINATO_NATIVE=0 "
     "accepts the slower path and silences this warning."
@@ -33,7 +32,7 @@ _MISSING = (
 
 
 def load_native(setting: str | None) -> ModuleType | None:
-    """Load the compiled part as the environment variable OSTINATO_NATIVE asks.
+    """Load the native extension as the environment variable OSTINATO_NATIVE asks.
 
     Args:
         setting: Value of the variable: "0" for off, "1" for required, None (unset) for "if it is there".
@@ -42,13 +41,13 @@ def load_native(setting: str | None) -> ModuleType | None:
         The module `ostinato._native`, or None: the caller then goes through torch.
 
     Raises:
-        ImportError: `setting` is "1" and the compiled part is missing or does not load.
+        ImportError: `setting` is "1" and the native extension is missing or does not load.
         OptionError: `setting` is any other value.
     """
     if setting not in {None, "0", "1"}:
         message = (
             f"environment variable OSTINATO_NATIVE must be 0 (off), 1 (required) or unset, got {setting!r}: "
-            "unset it to use the compiled part where it is installed"
+            "unset it to use the native extension where it is installed"
         )
         raise OptionError(message)
     if setting == "0":
@@ -58,7 +57,7 @@ def load_native(setting: str | None) -> ModuleType | None:
     except ImportError as error:
         if setting == "1":
             message = (
-                f"OSTINATO_NATIVE=1 requires the compiled part of ostinato, which did not load ({error}): "
+                f"OSTINATO_NATIVE=1 requires the native extension of ostinato, which did not load ({error}): "
                 "install a wheel, or a C++20 compiler and ostinato from source, or unset the variable"
             )
             raise ImportError(message) from error
@@ -67,7 +66,7 @@ def load_native(setting: str | None) -> ModuleType | None:
 
 
 class Backend:
-    """What runs the loops over rows: the compiled part, or torch alone.
+    """What runs the loops over rows: the native extension, or torch alone.
 
     Attributes:
         native: The module `ostinato._native`, or None where torch alone is used. To be read only: see `use_backend`.
@@ -87,7 +86,7 @@ backend = Backend(load_native(os.environ.get("OSTINATO_NATIVE")))
 
 @contextmanager
 def use_backend(name: Literal["native", "torch"]) -> Iterator[None]:
-    """Use the compiled part, or torch alone, inside a `with` block.
+    """Use the native extension, or torch alone, inside a `with` block.
 
     The choice holds for all threads of the process, and for objects made inside the block as long as they live: a
     priority tree or an episode table keeps the code it was made with. Blocks may be nested. A block in another thread
@@ -100,17 +99,17 @@ def use_backend(name: Literal["native", "torch"]) -> Iterator[None]:
         ```
 
     Args:
-        name: "native" for the compiled part, "torch" for torch alone.
+        name: "native" for the native extension, "torch" for torch alone.
 
     Raises:
-        OptionError: `name` is another one, or is "native" where the compiled part is not installed or switched off.
+        OptionError: `name` is another one, or is "native" where the native extension is not installed or switched off.
     """
     if name not in {"native", "torch"}:
         message = f"name must be 'native' or 'torch', got {name!r}"
         raise OptionError(message)
     if name == "native" and backend.installed is None:
         message = (
-            "the compiled part of ostinato is not installed, or OSTINATO_NATIVE=0 switched it off when ostinato was "
+            "the native extension of ostinato is not installed, or OSTINATO_NATIVE=0 switched it off when ostinato was "
             "imported: use 'torch', or import ostinato with OSTINATO_NATIVE=1"
         )
         raise OptionError(message)

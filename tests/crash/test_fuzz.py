@@ -57,7 +57,7 @@ def test_no_mutation_of_many_does_harm(manner: str, way: tuple[str, str], tmp_pa
 
 
 ROWS = "rows.0"
-"""Where small fields lie side by side; without the compiled part the first field has a file of its own."""
+"""Where small fields lie side by side; without the native extension the first field has a file of its own."""
 
 
 def _set(*way: Any, to: Any) -> Callable[[dict[str, Any]], None]:

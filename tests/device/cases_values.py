@@ -483,7 +483,7 @@ def test_draws_that_find_their_place_on_the_device() -> None:
         parts = [rb.sample(15)["id"] for _ in range(6)] + [rb.sample(5)["id"]]
     drawn = torch.cat(parts).tolist()
     assert sorted(drawn[45:]) == list(range(20, 70))
-    assert rb.sampler._passes.place == 0  # type: ignore[attr-defined]
+    assert rb.sampler._passes.position == 0  # type: ignore[attr-defined]
 
 
 class _Elsewhere(ostinato.RandomSampler):

@@ -29,7 +29,7 @@ def load_file(path: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def native() -> ModuleType:
-    """The compiled part; tests skip where it is switched off or missing."""
+    """The native extension; tests skip where it is switched off or missing."""
     path = os.environ.get("OSTINATO_TEST_NATIVE")
     if path:
         return load_file(path)

@@ -29,7 +29,7 @@ HEAVY = ("tensordict", "torchrl", "typer", "rich", "matplotlib", "gymnasium", "r
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the compiled part had never been built."""
+    """As if the native extension had never been built."""
     monkeypatch.setitem(sys.modules, "ostinato._native", None)
 
 
@@ -41,14 +41,14 @@ def test_zero_switches_it_off_without_a_word() -> None:
 
 @pytest.mark.usefixtures("missing")
 def test_missing_and_not_asked_for_warns_once() -> None:
-    with pytest.warns(RuntimeWarning, match=r"runs without its compiled part.*wheel.*compiler") as caught:
+    with pytest.warns(RuntimeWarning, match=r"runs without its native extension.*wheel.*compiler") as caught:
         assert load_native(None) is None
     assert len(caught) == 1
 
 
 @pytest.mark.usefixtures("missing")
 def test_missing_but_required_is_an_error() -> None:
-    with pytest.raises(ImportError, match="OSTINATO_NATIVE=1 requires the compiled part"):
+    with pytest.raises(ImportError, match="OSTINATO_NATIVE=1 requires the native extension"):
         load_native("1")
 
 
@@ -60,7 +60,7 @@ def test_other_values_are_refused(setting: str) -> None:
 
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_the_environment_decides_at_import(setting: str) -> None:
-    """In a process of its own: no tree, table or copy of the compiled part is made where it is switched off."""
+    """In a process of its own: no tree, table or copy of the native extension is made where it is switched off."""
     if setting == "1" and backend.installed is None:
         pytest.skip("the native extension is switched off or not installed")
     code = (

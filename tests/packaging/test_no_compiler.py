@@ -60,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tools / "python").symlink_to(sys.executable)
     pip = [sys.executable, "-m", "pip", "install", "--verbose", "--no-deps", "--no-build-isolation", "--no-index"]
     said = run([*pip, "--target", str(place / "site"), str(place / "source")], PATH=str(tools))
-    assert "installed WITHOUT its compiled part" in said.stdout + said.stderr
+    assert "installed WITHOUT its native extension" in said.stdout + said.stderr
     return place / "site"
 
 
@@ -95,7 +95,7 @@ def test_nothing_compiled_is_installed(site: Path) -> None:
 def test_import_warns_once_and_says_what_to_do(report: dict[str, Any]) -> None:
     ((category, message),) = report["warnings"]
     assert category == "RuntimeWarning"
-    assert "runs without its compiled part" in message
+    assert "runs without its native extension" in message
     assert "several times slower" in message
     assert "wheel" in message
     assert "compiler" in message

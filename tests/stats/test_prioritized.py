@@ -84,7 +84,7 @@ def test_stratified_draws_have_the_same_law_and_less_variance(shape: str) -> Non
 
 
 def test_rows_of_priority_zero_are_never_drawn() -> None:
-    """90 % of the rows have priority zero, among 10^7 draws (10^6 without the compiled part) there is none of them."""
+    """90 % of the rows have priority zero, among 10^7 draws (10^6 with torch alone) there is none of them."""
     given = priorities("zeros", 20_000)
     rb = made(given, alpha=0.6)
     zero = given == 0

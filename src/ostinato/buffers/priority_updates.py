@@ -38,7 +38,7 @@ _CPU = torch.device("cpu")
 _INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
 _GENERATIONS_PER_ERA = 2**44
-"""Loading a checkpoint starts a new era, in which generations are counted anew: those of older batches must differ."""
+"""Offset between eras: a load starts a new era, so that generations of older batches match no row."""
 
 
 def check_sampler(storage: Storage, sampler: Sampler) -> None:
@@ -64,7 +64,7 @@ def as_sampler(sampler: Sampler) -> PrioritySampler:
 
 
 class Indexing(Protocol):
-    """What of a storage says how an index names its slots."""
+    """The properties of a storage that its indices depend on."""
 
     @property
     def ndim(self) -> int:
@@ -139,7 +139,7 @@ def parse_update(
         index, priority, generation = _unpack_sample(index, priority, generation)
     if env_first:
         priority = _in_storage_order(priority, index)
-    # what samples give as a rule, ready for the sampler: found in one native call
+    # the usual case needs no conversion: one native call checks dtypes, shapes and memory
     native = backend.native
     if type(index) is Tensor and type(priority) is Tensor and index.ndim == storage.ndim == 1 and native is not None:
         dtype, shape = priority.dtype, index.shape

@@ -48,27 +48,26 @@ class DevicePasses:
         self.capacity = capacity
         self.device = device
         with torch.inference_mode(mode=False):  # changed in place in any mode
-            self.order = torch.arange(
-                capacity + 1, device=device
-            )  # slots without rows are in order; the last item is scratch
+            # slots without rows are in order; the last item is scratch
+            self.order = torch.arange(capacity + 1, device=device)
             self._at = torch.zeros((), dtype=torch.int64, device=device)
             self._count = torch.zeros((), dtype=torch.int64, device=device)
         self.rows = 0
-        self._place: int | None = 0
+        self._position: int | None = 0
         self._shuffled = False  # whether the order is shuffled from the position on
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """Rows of the pass that were drawn; a host sync if only the device has the number."""
-        return int(self._at) if self._place is None else self._place
+        return int(self._at) if self._position is None else self._position
 
-    def load(self, order: Tensor, place: int) -> None:
-        """Continue with a permutation of `[0, n)`, int64 `[n]`, of which `place` rows were drawn."""
+    def load(self, order: Tensor, position: int) -> None:
+        """Continue with a permutation of `[0, n)`, int64 `[n]`, of which `position` rows were drawn."""
         self.rows = order.shape[0]
         self.order[: self.rows] = order.to(self.device)
         self._count.fill_(self.rows)
-        self._at.fill_(place)
-        self._place = place
+        self._at.fill_(position)
+        self._position = position
         self._shuffled = False
 
     def record(self, rows: int) -> None:
@@ -90,36 +89,35 @@ class DevicePasses:
         self._at.zero_()
         self._count.zero_()
         self.rows = 0
-        self._place = None if self._place is None else 0
+        self._position = None if self._position is None else 0
         self._shuffled = False
 
     def leave_host(self) -> None:
         """Read the position on the device for all draws from now on."""
-        self._place = None
+        self._position = None
 
     def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Draw `count` slots, int64 `[count]`; a copy."""
-        if self._place is not None and _is_capturing(self.device):
+        if self._position is not None and _is_capturing(self.device):
             self.leave_host()
-        place = self._place
-        return (
-            self._draw_on_device(count, generator) if place is None else self._draw_from_host(place, count, generator)
-        )
+        if self._position is None:
+            return self._draw_on_device(count, generator)
+        return self._draw_from_host(self._position, count, generator)
 
-    def _draw_from_host(self, place: int, count: int, generator: torch.Generator | None) -> Tensor:
+    def _draw_from_host(self, position: int, count: int, generator: torch.Generator | None) -> Tensor:
         parts = []
         while count:
-            rest = self.order[place : self.rows]
+            rest = self.order[position : self.rows]
             if not self._shuffled:
                 rest.copy_(rest[torch.randperm(rest.shape[0], generator=generator, device=self.device)])
                 self._shuffled = True
             parts.append(rest[:count].clone())
             count -= parts[-1].shape[0]
-            place += parts[-1].shape[0]
-            if place == self.rows:
-                place, self._shuffled = 0, False
-        self._place = place
-        self._at.fill_(place)
+            position += parts[-1].shape[0]
+            if position == self.rows:
+                position, self._shuffled = 0, False
+        self._position = position
+        self._at.fill_(position)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _draw_on_device(self, count: int, generator: torch.Generator | None) -> Tensor:

@@ -99,10 +99,10 @@ class SamplerEnsemble(Group[Sampler]):
         if value is not None and self.sample_from_all:
             msg = "an ensemble with sample_from_all=True takes equal parts from all members: p cannot be set"
             raise OptionError(msg)
-        self._p = value if value is None or isinstance(value, str) else _shares(value, len(self.members))
         if isinstance(value, str) and value != _SAMPLEABLE:
             msg = f'p must be numbers, None or "sampleable", got {value!r}'
             raise OptionError(msg)
+        self._p = value if value is None or isinstance(value, str) else _shares(value, len(self.members))
 
     def choose(self, rows: Sequence[int], generator: torch.Generator | None) -> list[int]:
         """Draw which members the parts of the next batch come from.

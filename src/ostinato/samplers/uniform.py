@@ -125,7 +125,7 @@ class SamplerWithoutReplacement(RandomSampler):
         """Show options and position in the pass."""
         endless = ", endless=True" if self.endless else ""
         passes = self._passes
-        drawn = f"{self._at} of {self._rows}" if passes is None else f"{passes.place} of {passes.rows}"
+        drawn = f"{self._at} of {self._rows}" if passes is None else f"{passes.position} of {passes.rows}"
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}{endless}, drawn={drawn})"
 
     @property
@@ -214,9 +214,8 @@ class SamplerWithoutReplacement(RandomSampler):
     def _count_due(self, starts: Starts) -> int:
         """Return a lower bound of the rows left in the pass that may be drawn; 0 only if there is none."""
         if self._due <= 0:
-            rest = (
-                self._order[self._at : self._rows] if self.shuffle else torch.arange(self._at, self._rows, device="cpu")
-            )
+            left = slice(self._at, self._rows)
+            rest = self._order[left] if self.shuffle else torch.arange(left.start, left.stop, device="cpu")
             self._due = int(starts.allowed(rest).sum())
         return self._due
 
@@ -226,6 +225,7 @@ class SamplerWithoutReplacement(RandomSampler):
         return begun and view.starts is not None and self._count_due(view.starts) == 0
 
     def _draw_pass(self, view: View, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Draw the next slots of the pass, fewer where it ends."""
         if self.endless:
             return self._draw_endless(view, batch_size, generator)
         over = self.ran_out  # rows written after the end of a pass belong to the next one
@@ -236,11 +236,10 @@ class SamplerWithoutReplacement(RandomSampler):
             if self.shuffle and view.device != _CPU:
                 self._shuffle_rest(generator)
         count = min(batch_size, left)
-        slots = (
-            self._draw_next(count, generator)
-            if self.shuffle
-            else torch.arange(self._at, self._at + count, device=view.device)
-        )
+        if self.shuffle:
+            slots = self._draw_next(count, generator)
+        else:
+            slots = torch.arange(self._at, self._at + count, device=view.device)
         self._at += count
         left -= count
         self.ran_out = left == 0 or (self.drop_last and left < batch_size)
@@ -257,9 +256,8 @@ class SamplerWithoutReplacement(RandomSampler):
             slots = self._draw_next(count, generator)
         else:
             slots = torch.arange(self._at, self._at + count, device=view.device).remainder_(view.rows)
-        self._at = (
-            self._at + count
-        ) % view.rows  # the end of a pass is the start of the next: rows written now belong to it
+        # the end of a pass is the start of the next: rows written now belong to it
+        self._at = (self._at + count) % view.rows
         return slots
 
     def _passes_on(self, view: View) -> DevicePasses:
@@ -303,6 +301,7 @@ class SamplerWithoutReplacement(RandomSampler):
         rest.copy_(rest[torch.randperm(rest.shape[0], generator=generator, device=rest.device)])
 
     def _draw_next(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Draw `count` slots by steps of a shuffle; on other devices than the CPU the order is shuffled already."""
         if self._order.device != _CPU:
             return self._order[self._at : self._at + count].clone()
         randoms = torch.randint(0, _TOP, (count,), generator=generator, device=_CPU)
@@ -315,10 +314,9 @@ class SamplerWithoutReplacement(RandomSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return order and position in the pass."""
-        passes = self._passes
-        order, rows, at = (
-            (self._order, self._rows, self._at) if passes is None else (passes.order, passes.rows, passes.place)
-        )
+        order, rows, at = self._order, self._rows, self._at
+        if self._passes is not None:
+            order, rows, at = self._passes.order, self._passes.rows, self._passes.position
         return {
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,

@@ -44,11 +44,11 @@ def require_sharing() -> None:
     """Refuse to share where it cannot be done.
 
     Raises:
-        OptionError: without the compiled part, or on another system than Linux.
+        OptionError: without the native extension, or on another system than Linux.
     """
     native = backend.native
     if getattr(native, "SharedRing", None) is None:
-        missing = "the compiled part of ostinato is missing or switched off" if native is None else _MISSING
+        missing = "the native extension of ostinato is missing or switched off" if native is None else _MISSING
         msg = f"shared=True cannot be had here: {missing}. Leave it out, or keep the buffer in one process"
         raise OptionError(msg)
 

@@ -13,10 +13,11 @@ class TestMyStorage(StorageContract):
 Each test method states one requirement in its docstring. The tests need no plugin and no fixture.
 """
 
+from ostinato._backend import use_backend
 from ostinato.testing.samplers import SamplerContract
 from ostinato.testing.storages import StorageContract
 from ostinato.testing.units import UnitContract
 from ostinato.testing.views import make_view
 from ostinato.testing.writers import WriterContract
 
-__all__ = ["SamplerContract", "StorageContract", "UnitContract", "WriterContract", "make_view"]
+__all__ = ["SamplerContract", "StorageContract", "UnitContract", "WriterContract", "make_view", "use_backend"]

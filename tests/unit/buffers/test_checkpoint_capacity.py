@@ -277,7 +277,7 @@ def test_members_of_ensembles() -> None:
         assert torch.equal(x["next_obs"], x["obs"] + x["steps_to_next_obs"])
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
+@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 def test_shared_buffers_take_rows_by_age() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(5), batch_size=4)
     rb.extend({"x": torch.arange(7)})

@@ -421,7 +421,7 @@ def test_too_little_memory_for_a_copy_is_said_before_anything_changes(monkeypatc
     assert torch.equal(rb[:]["obs"], other[:]["obs"])
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
+@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 def test_transforms_that_do_not_fit_a_shared_buffer() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, shared=True)
     rb.extend(tagged(range(5)))
@@ -522,7 +522,7 @@ def test_members_of_ensembles_are_checked(tmp_path: Path) -> None:
     assert [len(rb) for rb in other.members] == [16, 16]
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
+@pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 def test_shared_buffers_are_checked(tmp_path: Path) -> None:
     rb = ReplayBuffer(
         storage=LazyTensorStorage(16), sampler=PrioritizedSampler(16, 0.6, 0.4), batch_size=4, shared=True

@@ -287,6 +287,14 @@ def test_empty_members_raise_before_anything_is_drawn_if_asked_to() -> None:
     assert "when_empty='raise'" in repr(rb)
 
 
+@pytest.mark.parametrize("wrong", ["best", [1.0], [-1.0, 2.0]], ids=str)
+def test_weights_that_are_refused_leave_the_old_ones(wrong: Any) -> None:
+    rb = ReplayBufferEnsemble(plain(0), plain(100), p="sampleable")
+    with pytest.raises(OptionError):
+        rb.sampler.p = wrong
+    assert rb.sampler.p == "sampleable"
+
+
 @pytest.mark.parametrize("options", [{}, {"p": "sampleable"}, {"sample_from_all": True}, {"p": [1.0, 0.0]}], ids=str)
 def test_without_a_row_in_any_member_nothing_is_drawn(options: dict[str, Any]) -> None:
     generator = seeded()

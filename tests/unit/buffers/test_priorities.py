@@ -43,7 +43,10 @@ pytestmark = pytest.mark.usefixtures("backend")
 OPTIONS: dict[str, Any] = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
 
 
-MANY = [pytest.mark.slow, pytest.mark.skipif(backend.native is None, reason="takes minutes without the compiled part")]
+MANY = [
+    pytest.mark.slow,
+    pytest.mark.skipif(backend.native is None, reason="takes minutes with torch alone"),
+]
 
 
 def plain(rows: int = 5, capacity: int = 8, **options: Any) -> PrioritizedReplayBuffer:

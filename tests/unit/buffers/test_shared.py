@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 
 def pair(capacity: int, *, ranked: bool, **options: Any) -> list[ReplayBuffer]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato import ReplayBuffer
 
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the compiled part, on Linux")
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 
 RANKED = pytest.mark.parametrize("ranked", [False, True], ids=["uniform", "prioritized"])

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ostinato._backend import backend
 
 native = backend.native
-pytestmark = pytest.mark.skipif(native is None, reason="the compiled part is switched off or not installed")
+pytestmark = pytest.mark.skipif(native is None, reason="the native extension is switched off or not installed")
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

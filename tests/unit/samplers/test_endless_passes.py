@@ -141,7 +141,7 @@ def test_a_device_draws_whole_passes_whoever_knows_the_place(script: list[tuple[
                 assert slot < rows
                 assert slot not in drawn
                 drawn = drawn | {slot} if len(drawn) + 1 < rows else set()
-            assert passes.place == len(drawn)
+            assert passes.position == len(drawn)
     assert sorted(passes.order[:15].tolist()) == list(range(15))
 
 
@@ -174,9 +174,9 @@ def test_a_device_goes_on_from_a_saved_pass(unseen: bool) -> None:
         passes.leave_host()
     begun = passes.draw(3, seeded()).tolist()
     other = DevicePasses(12, CPU)
-    other.load(passes.order[: passes.rows].clone(), passes.place)
+    other.load(passes.order[: passes.rows].clone(), passes.position)
     assert sorted(begun + other.draw(4, seeded(1)).tolist()) == list(range(7))
-    assert other.place == 0
+    assert other.position == 0
 
 
 def test_a_device_has_a_most_of_rows() -> None:

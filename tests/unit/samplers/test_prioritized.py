@@ -164,7 +164,7 @@ def test_within_the_buffer_a_priority_that_did_not_last_does_not_count() -> None
 
 
 def test_draws_are_those_of_torchs_random_numbers() -> None:
-    """A seed means the same with and without the compiled part, and whatever else the sampler computes."""
+    """A seed means the same with and without the native extension, and whatever else the sampler computes."""
     rb = filled(8, capacity=8)
     rb.update_priority(torch.arange(8), torch.arange(1, 9))
     assert isinstance(rb._engine.generator, torch.Generator)

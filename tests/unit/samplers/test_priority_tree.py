@@ -172,7 +172,7 @@ def test_of_equal_slots_the_last_wins(kind: Kind) -> None:
 
 def test_both_kinds_agree_to_the_last_bit() -> None:
     if backend.native is None:
-        pytest.skip("the compiled part is switched off or not installed")
+        pytest.skip("the native extension is switched off or not installed")
     random = torch.Generator().manual_seed(7)
     ours, other = (make(kind, 70_001) for kind in KINDS)
     for n in (1, 300, 20_000, 200_000):
@@ -301,7 +301,7 @@ def test_many_updates_do_not_drift(kind: Kind) -> None:
 @pytest.mark.slow
 def test_ten_million_updates_do_not_drift() -> None:
     if backend.native is None:
-        pytest.skip("the compiled part is switched off or not installed; in torch this takes a minute")
+        pytest.skip("the native extension is switched off or not installed; in torch this takes a minute")
     _update_many("native", 1_000_000, 10_000_000)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 NAME = "0.id" if backend.native is None else "rows.0"
-"""An array with the rows: small fields share one with the compiled part only."""
+"""An array with the rows: small fields share one with the native extension only."""
 
 
 def make() -> ReplayBuffer:
