@@ -180,7 +180,7 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
     root = Path(path)
     reader = CheckpointReader(root, format_name=FORMAT)
     try:
-        return _report(root, reader, read_data=read_data)
+        return _checkpoint_report(root, reader, read_data=read_data)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedFileError):
             raise
@@ -188,7 +188,7 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
         raise DamagedFileError(msg) from error
 
 
-def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> CheckpointReport:
+def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool) -> CheckpointReport:
     state = reader.state()
     storage = state["storage"]["state"]
     columns = list(_columns(reader, storage))
@@ -197,7 +197,7 @@ def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> Checkpo
         for name, record in reader.arrays.items():
             if name not in streamed:
                 verify_array(root, record)
-    fields = tuple(_measured(root, reader, column) if read_data else column.field for column in columns)
+    fields = tuple(_with_statistics(root, reader, column) if read_data else column.field for column in columns)
     manifest = sum(file.stat().st_size for file in root.glob("manifest.json"))
     return CheckpointReport(
         path=str(root),
@@ -260,7 +260,7 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         yield _Column(field, "items")
         return
     if "hooked" in storage:
-        yield from _converted(reader, storage["hooked"]["tree"], ())
+        yield from _hooked_columns(reader, storage["hooked"]["tree"], ())
         return
     late = {name: (keys, mask) for keys, name, mask in storage["late"]}
     masks = {mask for _, mask in late.values()}
@@ -285,10 +285,10 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
 
 
-def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
+def _hooked_columns(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
     """Yield the arrays that saving hooks made from the rows."""
     for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
-        yield from _converted(reader, child, (*path, key))
+        yield from _hooked_columns(reader, child, (*path, key))
     if tree["kind"] == "tensor":
         record = reader.record(tree["name"])
         count, *shape = record.shape or (1,)
@@ -296,7 +296,7 @@ def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> It
         yield _Column(FieldReport(shown, record.dtype, tuple(shape), count, record.nbytes), tree["name"])
 
 
-def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
+def _with_statistics(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
     """Read a column, verify the checksum of each block, and return the field with its statistics."""
     record, field = reader.record(column.name), column.field
     if field.dtype == "object" or record.torch_dtype.is_complex:

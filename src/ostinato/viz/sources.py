@@ -271,13 +271,13 @@ class TrajectoryFolder:
         self.ids = tuple(self._listing.infos)
         what = "trajectory" if len(self.ids) == 1 else "trajectories"
         self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
-        self._places = {number: index for index, number in enumerate(self.ids)}
+        self._index_of = {number: index for index, number in enumerate(self.ids)}
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the index of an id in `ids`; None if it is not there."""
-        return self._places.get(trajectory_id)
+        return self._index_of.get(trajectory_id)
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
@@ -311,8 +311,8 @@ class TrajectoryFolder:
                 raise DamagedFileError(msg)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
-        words = (("weights", facts.model_weights_id), *columns.words)
-        return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), words)
+        texts = (("weights", facts.model_weights_id), *columns.texts)
+        return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
 
     def returns(self, index: int) -> float | None:
         """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
@@ -401,7 +401,7 @@ class _FileColumns:
         self._number = {field.path: number for number, field in enumerate(self.layout.fields)}
         self._whole: dict[TreePath, Tensor] = {}
         self.shapes = {field.path: field.row_shape for field in self.layout.fields}
-        self.words = _words(header)
+        self.texts = _texts(header)
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one transition."""
@@ -429,7 +429,7 @@ class _FileColumns:
         return array_of(whole.flatten(0, 1)[self.layout.rows(transitions)[:, number]])
 
 
-def _words(header: Header) -> tuple[tuple[str, Any], ...]:
+def _texts(header: Header) -> tuple[tuple[str, Any], ...]:
     """Return the strings in a file, such as task descriptions."""
     names = {"model_weights_id", "max_episode_length"}
     return tuple(
@@ -498,18 +498,18 @@ class SavedBuffer:
         """Priority of each row, float `[rows]`; None if the sampler has no priorities."""
         self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
         self._roles = _buffer_roles(self.columns, prioritized=self.priorities is not None)
-        self.unit, self._slots, self.ids = self._parts(_table(state, storage, self.columns, self.rows))
-        self._places = {number: index for index, number in enumerate(self.ids)}
+        self.unit, self._slots, self.ids = self._split(_episode_table(state, storage, self.columns, self.rows))
+        self._index_of = {number: index for index, number in enumerate(self.ids)}
         what = self.unit if len(self.ids) == 1 else plural(self.unit)
         self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
         self.history = _history(self.rows_drawn, self.rows_written)
         hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
         objects = [name.partition(".")[2] for name in storage.get("objects", ())]
         hidden += [f"{', '.join(objects)} (Python objects)"] if objects else []
-        self._words = tuple(("not shown", text) for text in hidden)
+        self._texts = tuple(("not shown", text) for text in hidden)
         self._open: tuple[int, OpenTrajectory] | None = None
 
-    def _parts(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
+    def _split(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
         """Return the unit, the slots of each item and the ids: episodes, or blocks of rows without episodes."""
         if table is None:
             order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
@@ -524,7 +524,7 @@ class SavedBuffer:
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the index of an episode id in `ids`; None if it is not there."""
-        return self._places.get(trajectory_id)
+        return self._index_of.get(trajectory_id)
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the number of rows of an episode, and 1."""
@@ -536,7 +536,7 @@ class SavedBuffer:
         if kept is None or kept[0] != index:
             slots = self._slots[index]
             name = f"{self.unit} {self.ids[index]}"
-            kept = self._open = index, OpenTrajectory(name, len(slots), 1, _Rows(self, slots), self._roles, self._words)
+            kept = self._open = index, OpenTrajectory(name, len(slots), 1, _Rows(self, slots), self._roles, self._texts)
         return kept[1]
 
     def returns(self, index: int) -> float | None:
@@ -633,7 +633,7 @@ def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath,
     return found
 
 
-def _table(
+def _episode_table(
     state: dict[str, Any], storage: dict[str, Any], columns: dict[TreePath, _Column], rows: int
 ) -> EpisodeTable | None:
     """Return the saved episodes, or the episodes that the default flags mark; None if there are no such flags."""
