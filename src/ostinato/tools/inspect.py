@@ -471,36 +471,36 @@ def inspect_store(
         DamagedFileError: A file is damaged; the message names it.
     """
     root = Path(path)
-    listing = read_index(root)
-    facts = listing.infos.values()
+    index = read_index(root)
+    infos = index.infos.values()
     entries: list[Entry] = []
     if read_headers:
-        listing.check_pickle(allow_pickle=allow_pickle)
-        for _, found in listing.check_files(listing.infos, allow_pickle=allow_pickle):
+        index.check_pickle(allow_pickle=allow_pickle)
+        for _, found in index.check_files(index.infos, allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found
             entries.append(found)
     return StoreReport(
         path=str(root),
-        trajectory_format=listing.head.trajectory_format,
-        trajectories=len(listing.infos),
-        total_samples=sum(fact.num_samples for fact in facts),
-        trajectory_counter=listing.head.counter,
-        seed=listing.head.seed,
-        exact_resume=listing.head.generator is not None,
+        trajectory_format=index.head.trajectory_format,
+        trajectories=len(index.infos),
+        total_samples=sum(info.num_samples for info in infos),
+        trajectory_counter=index.head.counter,
+        seed=index.head.seed,
+        exact_resume=index.head.generator is not None,
         journal=(root / JOURNAL).exists(),
-        models=len({fact.model_weights_id for fact in facts}),
-        shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
-        unlisted=unlisted(listing),
+        models=len({info.model_weights_id for info in infos}),
+        shapes=tuple(sorted({info.shape[:2] for info in infos})),
+        unlisted=unlisted(index),
         nbytes=sum(e.file.nbytes for e in entries if e.file is not None) if read_headers else None,
         keys=_keys(entries),
     )
 
 
-def unlisted(listing: DirectoryIndex) -> tuple[str, ...]:
+def unlisted(index: DirectoryIndex) -> tuple[str, ...]:
     """Return the names of trajectory files that are not in the index."""
-    listed = {fact.file_name(listing.head.trajectory_format) for fact in listing.infos.values()}
-    names = (path.name for path in listing.directory.iterdir())
+    listed = {info.file_name(index.head.trajectory_format) for info in index.infos.values()}
+    names = (path.name for path in index.directory.iterdir())
     return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
 
 

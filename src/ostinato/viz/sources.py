@@ -258,17 +258,17 @@ class TrajectoryFolder:
             CheckpointError: The trajectories are pickled and `allow_pickle` is False, or the index is empty.
             DamagedFileError: The index is damaged.
         """
-        self._listing = read_index(Path(path).absolute(), strict=False)
+        self._index = read_index(Path(path).absolute(), strict=False)
         try:
-            self._format = check_format(self._listing.head.trajectory_format, allow_pickle=allow_pickle)
+            self._format = check_format(self._index.head.trajectory_format, allow_pickle=allow_pickle)
         except OptionError as error:
             msg = f"{path}: {error}"
             raise CheckpointError(msg) from error
-        if not self._listing.infos:
+        if not self._index.infos:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
-        self.ids = tuple(self._listing.infos)
+        self.ids = tuple(self._index.infos)
         what = "trajectory" if len(self.ids) == 1 else "trajectories"
         self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
         self._index_of = {number: index for index, number in enumerate(self.ids)}
@@ -281,7 +281,7 @@ class TrajectoryFolder:
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
-        shape = self._listing.infos[self.ids[index]].shape
+        shape = self._index.infos[self.ids[index]].shape
         return shape[0], shape[1]
 
     def open(self, index: int) -> OpenTrajectory:
@@ -301,27 +301,27 @@ class TrajectoryFolder:
 
     def _read(self, index: int) -> OpenTrajectory:
         number = self.ids[index]
-        facts = self._listing.infos[number]
-        path = self._listing.directory / facts.file_name(self._format)
+        info = self._index.infos[number]
+        path = self._index.directory / info.file_name(self._format)
         name = f"trajectory {number}"
         try:
             columns = _FileColumns(path, self._format, allow_pickle=self._pickle)
-            if columns.layout.shape[:2] != facts.shape[:2]:
-                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(facts.shape[:2])} [T, B]"
+            if columns.layout.shape[:2] != info.shape[:2]:
+                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(info.shape[:2])} [T, B]"
                 raise DamagedFileError(msg)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
-        texts = (("weights", facts.model_weights_id), *columns.texts)
+        texts = (("weights", info.model_weights_id), *columns.texts)
         return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
 
     def returns(self, index: int) -> float | None:
         """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
         number = self.ids[index]
-        known = self._listing.entries.get(number)
+        known = self._index.entries.get(number)
         try:
             if known is None or known.file is None or known.file.strides or -1 in known.file.offsets:
                 return _mean_return(self.open(index))
-            path = self._listing.directory / known.info.file_name(self._format)
+            path = self._index.directory / known.info.file_name(self._format)
             if path.stat().st_size != known.file.nbytes:
                 return None
             for column, offset in zip(known.layout.fields, known.file.offsets, strict=True):
@@ -334,14 +334,14 @@ class TrajectoryFolder:
 
     def row_ages(self) -> np.ndarray:
         """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
-        counts = np.array([fact.num_samples for fact in self._listing.infos.values()])
+        counts = np.array([info.num_samples for info in self._index.infos.values()])
         return np.repeat(counts.sum() - np.cumsum(counts), counts)
 
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field over all trajectories that can be opened."""
         found: Counter[str] = Counter()
         for index, number in enumerate(self.ids):
-            known = self._listing.entries.get(number)
+            known = self._index.entries.get(number)
             columns = None if known is not None else self.open(index).columns
             layout = columns.layout if isinstance(columns, _FileColumns) else None if known is None else known.layout
             if layout is not None:
