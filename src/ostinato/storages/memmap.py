@@ -139,7 +139,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             {
                 "rows": self._rows,
                 "cursor": self._cursor,
-                "lanes": self.num_envs,
+                "lanes": self.num_envs,  # its name in the checkpoint format
                 "max_size": self.max_size,
                 "capacity": self._table.capacity,
                 "ndim": self.ndim,

@@ -569,7 +569,7 @@ class TensorStorage(Storage):
             "form": self.form,
             "rows": self._rows,
             "cursor": self._cursor,
-            "lanes": self.num_envs,
+            "lanes": self.num_envs,  # its name in the checkpoint format
             "ndim": self.ndim,
             "capacity": self.capacity,
             "schema": None,
