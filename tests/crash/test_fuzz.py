@@ -79,8 +79,8 @@ def _nest(depth: int) -> Any:
 
 STORAGE = ("state", "storage", "state")
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "a path upwards": (_set("arrays", ROWS, "file", to="../rows.bin"), "names may not leave the directory"),
-    "an absolute path": (_set("arrays", ROWS, "file", to="/etc/passwd"), "names may not leave the directory"),
+    "a path upwards": (_set("arrays", ROWS, "file", to="../rows.bin"), "names must not leave the directory"),
+    "an absolute path": (_set("arrays", ROWS, "file", to="/etc/passwd"), "names must not leave the directory"),
     "an absurd size": (_set("arrays", ROWS, "shape", to=[2**50]), "nbytes is|implausible"),
     "sizes that overflow": (_set("arrays", ROWS, "shape", to=[2**40, 2**40]), "implausible shape"),
     "an unknown dtype": (_set("arrays", ROWS, "dtype", to="object"), "unknown dtype"),

@@ -333,7 +333,7 @@ def test_the_ring_of_isaacgymenvs() -> None:
     buffer.reset()
     buffer.store({"id": torch.arange(5, device=DEVICE)})
     assert sorted(buffer.sample(5)["id"].tolist()) == list(range(5))
-    with pytest.raises(ostinato.errors.OptionError, match="field 'id' lies on cpu, this buffer on fakegpu:0"):
+    with pytest.raises(ostinato.errors.OptionError, match="field 'id' is on cpu, but this buffer is on fakegpu:0"):
         buffer.store({"id": torch.arange(5)})
 
 

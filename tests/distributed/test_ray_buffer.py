@@ -110,7 +110,7 @@ def members(cls: type) -> set[str]:
 def test_a_handle_has_every_public_name_of_a_buffer() -> None:
     words = members(ReplayBuffer) | {"update_tensordict_priority", "priority_key"}
     assert words - members(RayReplayBuffer) == set()
-    assert members(RayReplayBuffer) - words == {"actor", "apply", "close"}
+    assert members(RayReplayBuffer) - words == {"actor", "apply"}
     for name in words:
         local = getattr(TensorDictReplayBuffer, name)
         if inspect.isfunction(local):
@@ -440,7 +440,8 @@ def test_invalid_options_and_calls_raise(cluster: Any) -> None:
         handle.sample(4, include_info=True)
     with pytest.raises(UsageError, match=r"update_tensordict_priority\(\) is of a TensorDictReplayBuffer"):
         handle.update_tensordict_priority({})
-    handle.close()
+    with handle as same:
+        assert same is handle
     with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):
         len(other)
     with pytest.raises(LostBufferError, match=r"was closed, by close\(\)|is gone, and its rows with it"):

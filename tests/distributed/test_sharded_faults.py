@@ -174,8 +174,10 @@ def test_any_handle_closes_the_shards_without_waiting(cluster: Any) -> None:
     time.sleep(1.0)
     began = time.monotonic()
     rb.empty()
-    rb.pinned(1).close()
+    with rb.pinned(1) as handle:
+        assert handle.num_shards == 2
     assert time.monotonic() - began < 20
+    handle.close()
     reader.join(60)
     assert len(raised) == 1
 

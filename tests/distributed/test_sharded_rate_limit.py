@@ -281,10 +281,7 @@ def test_rows_that_a_reader_has_taken_are_not_lost(remade: Any) -> None:
 
 
 def counted_offers(rb: ShardedReplayBuffer) -> Any:
-
-    counted = rb._batches.sampler.consumer
-    assert counted is not None
-    return counted._request_offers(1)
+    return rb._shards.request_offers(dict.fromkeys(range(2), (1,)))
 
 
 @pytest.mark.parametrize("times", [1, 3])

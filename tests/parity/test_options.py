@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ostinato.buffers.options import BufferOptions
+
 from ._script import library
 
 PAGE = Path(__file__).parents[2] / "docs" / "compat" / "torchrl.md"
@@ -33,7 +35,14 @@ TABLES = _tables()
 
 
 def _arguments(cls: Any) -> list[str]:
-    return [name for name in inspect.signature(cls.__init__).parameters if name not in {"self", "args"}]
+    """Return the names of the arguments of a class, those that it passes on as `Unpack[BufferOptions]` included."""
+    found: list[str] = []
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        if "BufferOptions" in str(parameter.annotation):
+            found += BufferOptions.__annotations__
+        elif name not in {"self", "args"}:
+            found.append(name)
+    return found
 
 
 @pytest.mark.parametrize("name", TABLES)

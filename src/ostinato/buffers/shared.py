@@ -20,7 +20,7 @@ from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
-from ostinato.storages.shared import SharedStorage, refuse_edit
+from ostinato.storages.shared import SharedStorage, raise_edit
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
@@ -353,11 +353,11 @@ class SharedEngine:
 
     def edit_rows(self, index: Any, data: Any, *, swap: bool) -> None:  # noqa: ARG002
         """Raise: other processes could read a row while it is edited."""
-        refuse_edit()
+        raise_edit()
 
     def edit_fields(self, values: dict[tuple[str, ...], Any], index: Any, *, swap: bool) -> None:  # noqa: ARG002
         """Raise: other processes could read a row while it is edited."""
-        refuse_edit()
+        raise_edit()
 
     def move_cursor(self, slot: int) -> None:
         """Raise: other processes are writing at the cursor."""

@@ -109,9 +109,9 @@ class VectorEnvRecorder:
         self._episode_fields = _check_buffer(rb, num_envs, self._mode, self._layout)
         self._obs: dict[Path, Tensor] | None = None
         # environments whose episode ended and that were not reset
-        self._idle = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
+        self._ended = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
         # environments whose newest row belongs to an unfinished episode
-        self._open = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
+        self._unfinished = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
         self._newest = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
 
     @classmethod
@@ -152,21 +152,23 @@ class VectorEnvRecorder:
             SchemaError: The number of environments or a shape differs; nothing is changed.
             UsageError: The first call does not reset all environments.
         """
-        chosen = torch.ones_like(self._idle) if mask is None else _one_each("mask", mask, self._num_envs).bool().cpu()
+        chosen = (
+            torch.ones_like(self._ended) if mask is None else _value_per_env("mask", mask, self._num_envs).bool().cpu()
+        )
         fresh = _observations(obs, self._num_envs, self._obs, self._warned)
         if self._obs is None:
             if not bool(chosen.all()):
                 msg = "the first reset() must begin an episode in every environment: leave mask out"
                 raise UsageError(msg)
-            self._find_newest()
+            self._find_unfinished()
         else:
-            self._follow()
+            self._refresh()
             kept = {path: chosen.to(value.device).view(-1, *[1] * (value.ndim - 1)) for path, value in fresh.items()}
             fresh = {path: torch.where(kept[path], value, self._obs[path]) for path, value in fresh.items()}
-        self._break_off(chosen & self._open)
+        self._truncate(chosen & self._unfinished)
         self._obs = fresh
-        self._idle = self._idle & ~chosen  # not in place: torch.inference_mode may differ between calls
-        self._open = self._open & ~chosen
+        self._ended = self._ended & ~chosen  # not in place: torch.inference_mode may differ between calls
+        self._unfinished = self._unfinished & ~chosen
 
     def add_step(
         self,
@@ -205,18 +207,20 @@ class VectorEnvRecorder:
                 "add_step() was called before reset(): call reset(obs) with the observations of the environment's reset"
             )
             raise UsageError(msg)
-        self._follow()
+        self._refresh()
         after = _observations(obs, self._num_envs, before, self._warned)
         ends = {
-            "terminated": _flag_each("terminated", terminated, self._num_envs),
-            "truncated": _flag_each("truncated", truncated, self._num_envs),
+            "terminated": _flag_per_env("terminated", terminated, self._num_envs),
+            "truncated": _flag_per_env("truncated", truncated, self._num_envs),
         }
         ended = ends["terminated"] | ends["truncated"]
         self._check_mode(ended, info or {})
         following = after
         if self._mode == "SAME_STEP":
             following = _final_observations(after, ended, info or {}, self._warned)
-        rewards = cast(_one_each("reward", reward, self._num_envs), self._reward_dtype, layout["reward"], self._warned)
+        rewards = cast(
+            _value_per_env("reward", reward, self._num_envs), self._reward_dtype, layout["reward"], self._warned
+        )
         fields = _join(
             [
                 layout.observation(before, after=False),
@@ -227,18 +231,18 @@ class VectorEnvRecorder:
                 {layout["reward"]: layout.column(rewards)},
                 layout.observation(following, after=True),
                 layout.flags(ends),
-                self._origin(),
+                self._episode_columns(),
                 _per_env("extra", dict(extra or {}), self._num_envs),
             ]
         )
         index = self._write(fields)
         self._writes = self._rb.write_count
         self._obs = after
-        self._open = ~(ended | self._idle)
-        self._idle = torch.zeros_like(ended) if self._mode == "SAME_STEP" else ended
+        self._unfinished = ~(ended | self._ended)
+        self._ended = torch.zeros_like(ended) if self._mode == "SAME_STEP" else ended
         return index
 
-    def _follow(self) -> None:
+    def _refresh(self) -> None:
         """Find the unfinished episodes again if the buffer was modified by others or its parts were replaced."""
         rb = self._rb
         parts = (rb.storage, rb.sampler)
@@ -247,22 +251,22 @@ class VectorEnvRecorder:
         if parts != self._parts:
             self._episode_fields = _check_buffer(rb, self._num_envs, self._mode, self._layout)
         self._parts, self._writes = parts, rb.write_count
-        self._open = torch.zeros_like(self._open)
-        self._find_newest()
+        self._unfinished = torch.zeros_like(self._unfinished)
+        self._find_unfinished()
 
     def _check_mode(self, ended: Tensor, info: Mapping[str, Any]) -> None:
         """Raise `UsageError` for results that an environment of this mode does not return."""
-        if self._mode == "DISABLED" and bool(self._idle.any()):
+        if self._mode == "DISABLED" and bool(self._ended.any()):
             msg = (
-                f"environment(s) {_names(self._idle)} ended and have not been reset: with autoreset_mode 'DISABLED' "
+                f"environment(s) {_which(self._ended)} ended and have not been reset: with autoreset_mode 'DISABLED' "
                 "reset them and call reset(obs, mask) before the next add_step()"
             )
             raise UsageError(msg)
         if self._mode != "NEXT_STEP":
             return
-        if bool((ended & self._idle).any()):
+        if bool((ended & self._ended).any()):
             msg = (
-                f"environment(s) {_names(ended & self._idle)} ended in the step that resets them, which NEXT_STEP "
+                f"environment(s) {_which(ended & self._ended)} ended in the step that resets them, which NEXT_STEP "
                 "environments do not: check autoreset_mode"
             )
             raise UsageError(msg)
@@ -270,26 +274,26 @@ class VectorEnvRecorder:
             msg = "info has 'final_obs', which NEXT_STEP environments do not return: is autoreset_mode 'SAME_STEP'?"
             raise UsageError(msg)
 
-    def _origin(self) -> dict[Path, Tensor]:
+    def _episode_columns(self) -> dict[Path, Tensor]:
         """Return the fields that separate episodes, if the buffer uses them."""
         out = {}
         if self._episode_fields.env:
             out[self._layout["env"]] = torch.arange(self._num_envs, device="cpu")
         if self._episode_fields.mask:
-            out[self._layout["mask"]] = ~self._idle
+            out[self._layout["mask"]] = ~self._ended
         return out
 
     def _write(self, fields: dict[Path, Tensor]) -> Tensor:
         """Write rows and store their slots."""
-        rb, layout, whole = self._rb, self._layout, self._num_envs
+        rb, layout, count = self._rb, self._layout, self._num_envs
         if rb.storage.ndim > 1:
-            index: Tensor = rb.add(layout.rows(fields, whole, collection=self._collection))
+            index: Tensor = rb.add(layout.rows(fields, count, collection=self._collection))
             self._newest = (index[:, 0] * rb.storage.num_envs + index[:, 1]).cpu()
             return index
-        written = ~self._idle
-        index = torch.full((whole,), -1, dtype=torch.int64, device=rb.storage.device)
+        written = ~self._ended
+        index = torch.full((count,), -1, dtype=torch.int64, device=rb.storage.device)
         if bool(written.all()):
-            index = rb.extend(layout.rows(fields, whole, collection=self._collection))
+            index = rb.extend(layout.rows(fields, count, collection=self._collection))
         elif bool(written.any()):
             chosen = {path: value[written.to(value.device)] for path, value in fields.items()}
             rows = layout.rows(chosen, int(written.sum()), collection=self._collection)
@@ -297,7 +301,7 @@ class VectorEnvRecorder:
         self._newest = torch.where(written, index.cpu(), self._newest)
         return index
 
-    def _find_newest(self) -> None:
+    def _find_unfinished(self) -> None:
         """Find the unfinished episodes in the stored rows."""
         rb, storage, envs = self._rb, self._rb.storage, self._num_envs
         rows, capacity = len(rb), storage.capacity
@@ -305,30 +309,30 @@ class VectorEnvRecorder:
             return
         order = (torch.arange(rows, device="cpu") + (storage.cursor if rows == capacity else 0)) % capacity
         if self._episode_fields.env:
-            ids = self._stored("env", order)
+            ids = self._read_part("env", order)
         elif storage.num_envs == envs:
             ids, order = torch.arange(envs, device="cpu"), order[-envs:]
         else:
             return  # without the number of the environment, rows have no episodes
-        newest, goes_on = self._newest.clone(), self._open.clone()
+        newest, unfinished = self._newest.clone(), self._unfinished.clone()
         for env in range(envs):
             at = (ids == env).nonzero()
             if at.numel():
                 newest[env] = order[at[-1, 0]]
-                goes_on[env] = True
-        goes_on &= ~(self._stored("terminated", newest) | self._stored("truncated", newest))
+                unfinished[env] = True
+        unfinished &= ~(self._read_part("terminated", newest) | self._read_part("truncated", newest))
         if self._episode_fields.mask:
-            goes_on &= self._stored("mask", newest)
-        self._newest, self._open = newest, goes_on
+            unfinished &= self._read_part("mask", newest)
+        self._newest, self._unfinished = newest, unfinished
 
-    def _stored(self, part: str, slots: Tensor) -> Tensor:
+    def _read_part(self, part: str, slots: Tensor) -> Tensor:
         """Return the stored values of a part with one value per row."""
         storage = self._rb.storage
         field: Tensor = storage.read(self._layout[part])
         flat = field.reshape(-1) if storage.ndim == 1 else field.reshape(len(storage))
         return flat[slots.to(flat.device)].cpu()
 
-    def _break_off(self, chosen: Tensor) -> None:
+    def _truncate(self, chosen: Tensor) -> None:
         """Mark the newest rows of interrupted episodes as truncated."""
         rb, storage = self._rb, self._rb.storage
         slots = self._newest[chosen]
@@ -347,7 +351,7 @@ class VectorEnvRecorder:
                 rb.set_at_(path, true, index)  # type: ignore[arg-type]
 
 
-def _names(environments: Tensor) -> list[int]:
+def _which(environments: Tensor) -> list[int]:
     return environments.nonzero().flatten().tolist()
 
 
@@ -412,7 +416,7 @@ def _check_buffer(rb: ReplayBuffer, envs: int, mode: str, layout: _Layout) -> _E
         )
         raise OptionError(msg)
     _check_ends(episodes, layout, found)
-    _check_room(rb, envs)
+    _check_capacity(rb, envs)
     return found
 
 
@@ -432,7 +436,7 @@ def _check_ends(episodes: Episodes, layout: _Layout, found: _EpisodeFields) -> N
         raise OptionError(msg)
 
 
-def _check_room(rb: ReplayBuffer, envs: int) -> None:
+def _check_capacity(rb: ReplayBuffer, envs: int) -> None:
     """Raise `CapacityError` if windows would be overwritten before they are complete."""
     unit, storage = rb.sample_unit, rb.storage
     span = max(rb.sampler.span, 1 if unit is None else unit.span)
@@ -448,15 +452,15 @@ def _check_room(rb: ReplayBuffer, envs: int) -> None:
 def _advice(layout: _Layout, env: str | None, *, mask: bool) -> str:
     """Return the `episodes=` argument to recommend."""
     usual = layout["terminated"][-1] == "terminated" and layout["truncated"][-1] == "truncated"
-    said = [] if env is None else [f"traj_key={_shown(layout, 'env')}"]
+    arguments = [] if env is None else [f"traj_key={_key(layout, 'env')}"]
     if env is not None or not usual:
-        said.append(f"end_key=[{_shown(layout, 'terminated')}, {_shown(layout, 'truncated')}]")
+        arguments.append(f"end_key=[{_key(layout, 'terminated')}, {_key(layout, 'truncated')}]")
     if mask:
-        said.append(f"mask_key={_shown(layout, 'mask')}")
-    return f"episodes=Episodes({', '.join(said)})"
+        arguments.append(f"mask_key={_key(layout, 'mask')}")
+    return f"episodes=Episodes({', '.join(arguments)})"
 
 
-def _shown(layout: _Layout, part: str) -> str:
+def _key(layout: _Layout, part: str) -> str:
     path = layout[part]
     return repr(path[0]) if len(path) == 1 else repr(path)
 
@@ -591,7 +595,7 @@ def _as_mode(mode: Any) -> str:
     return _MODES[text]
 
 
-def _one_each(name: str, values: Any, envs: int) -> Tensor:
+def _value_per_env(name: str, values: Any, envs: int) -> Tensor:
     """Return one value per environment, `[envs]`.
 
     Raises:
@@ -604,13 +608,13 @@ def _one_each(name: str, values: Any, envs: int) -> Tensor:
     return tensor.reshape(envs)
 
 
-def _flag_each(name: str, values: Any, envs: int) -> Tensor:
+def _flag_per_env(name: str, values: Any, envs: int) -> Tensor:
     """Return one bool per environment, `[envs]`, on the CPU.
 
     Raises:
         SchemaError: The shape differs, or a value is neither 0 nor 1.
     """
-    tensor = _one_each(name, values, envs).cpu()
+    tensor = _value_per_env(name, values, envs).cpu()
     flags = tensor != 0
     if tensor.dtype is not flags.dtype and not bool((tensor == flags).all()):
         msg = f"{name} must hold bools (or zeros and ones), got {tensor.dtype} {tensor.tolist()[:8]}"
@@ -633,7 +637,9 @@ def _per_env(name: str, data: Any, envs: int) -> dict[Path, Tensor]:
     for path, leaf in leaves.items():
         tensor = as_tensor(leaf, (name, *path))
         if tensor.shape[:1] != (envs,):
-            msg = f"{name}{_at(path)} must be of {envs} environment(s), [{envs}, ...], got shape {list(tensor.shape)}"
+            msg = (
+                f"{name}{_suffix(path)} must be of {envs} environment(s), [{envs}, ...], got shape {list(tensor.shape)}"
+            )
             raise SchemaError(msg)
         out[path] = tensor
     return out
@@ -662,7 +668,7 @@ def _check_like(data: dict[Path, Tensor], like: dict[Path, Tensor]) -> None:
         raise SchemaError(msg)
     for path, tensor in data.items():
         if tensor.shape != like[path].shape:
-            msg = f"obs{_at(path)} must have shape {list(like[path].shape)}, as before, got {list(tensor.shape)}"
+            msg = f"obs{_suffix(path)} must have shape {list(like[path].shape)}, as before, got {list(tensor.shape)}"
             raise SchemaError(msg)
 
 
@@ -692,7 +698,7 @@ def _final_observations(
             tensor = as_tensor(last, (str(name), *path))
             if tensor.shape != value.shape[1:]:
                 msg = (
-                    f"info[{name!r}]{_at(path)} of environment {env} must have shape {list(value.shape[1:])}, got "
+                    f"info[{name!r}]{_suffix(path)} of environment {env} must have shape {list(value.shape[1:])}, got "
                     f"{list(tensor.shape)}"
                 )
                 raise SchemaError(msg)
@@ -719,9 +725,9 @@ def _entry(final: Any, path: Path, env: int) -> Any:
             node = node[key]
         return node if chosen else node[env]
     except (KeyError, IndexError, TypeError):
-        msg = f"info['final_obs'] has no entry{_at(path)} of environment {env}, got {type(final).__name__}"
+        msg = f"info['final_obs'] has no entry{_suffix(path)} of environment {env}, got {type(final).__name__}"
         raise KindError(msg) from None
 
 
-def _at(path: Path) -> str:
+def _suffix(path: Path) -> str:
     return "".join(f"[{key!r}]" for key in path)

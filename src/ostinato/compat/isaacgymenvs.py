@@ -48,7 +48,7 @@ class ReplayBuffer:
 
     def __init__(self, buffer_size: int, device: torch.device | str | int) -> None:
         self._rows = buffers.ReplayBuffer(
-            storage=LazyTensorStorage(positive("buffer_size", buffer_size), device=_known(device)),
+            storage=LazyTensorStorage(positive("buffer_size", buffer_size), device=_as_device(device)),
             sampler=SamplerWithoutReplacement(endless=True),
         )
 
@@ -78,7 +78,7 @@ class ReplayBuffer:
             StorageMemoryError: In the first call, if there is not enough memory.
             UsageError: A CUDA graph is being captured: its replays would write to the same rows again.
         """
-        self._check(data_dict)
+        self._check_data(data_dict)
         self._rows.extend(dict(data_dict))
 
     def sample(self, n: int) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ class ReplayBuffer:
             f"total_count={self.get_total_count()})"
         )
 
-    def _check(self, data: Any) -> None:
+    def _check_data(self, data: Any) -> None:
         """Check the data; messages name the key."""
         if not isinstance(data, dict):
             msg = f"store() takes a dict of named tensors, got {type(data).__name__}"
@@ -131,7 +131,7 @@ class ReplayBuffer:
             raise UsageError(msg)
 
 
-def _known(device: Any) -> torch.device:
+def _as_device(device: Any) -> torch.device:
     """Convert to a `torch.device`; "auto" is not a device here."""
     try:
         return torch.device(device)

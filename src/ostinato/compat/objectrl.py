@@ -108,7 +108,7 @@ class ReplayBuffer:
     @storing_device.setter
     def storing_device(self, device: torch.device | str) -> None:
         device = torch.device(device)
-        self._exchange(self._make(self.buffer_size, device), self._newest(len(self)))
+        self._replace(self._make(self.buffer_size, device), self._newest(len(self)))
         self._storing_device = device
 
     @property
@@ -119,7 +119,7 @@ class ReplayBuffer:
     @buffer_size.setter
     def buffer_size(self, buffer_size: int) -> None:
         fresh = self._make(buffer_size)
-        self._exchange(fresh, self._newest(min(buffer_size, len(self))))
+        self._replace(fresh, self._newest(min(buffer_size, len(self))))
 
     @property
     def data_size(self) -> int:
@@ -128,9 +128,9 @@ class ReplayBuffer:
 
     @data_size.setter
     def data_size(self, rows: int) -> None:
-        _require("data_size", rows, len(self), "add rows, or load() saved rows")
+        _check_range("data_size", rows, len(self), "add rows, or load() saved rows")
         if rows < len(self):
-            self._exchange(self._make(self.buffer_size), torch.arange(rows, device="cpu"))
+            self._replace(self._make(self.buffer_size), torch.arange(rows, device="cpu"))
 
     @property
     def pointer(self) -> int:
@@ -139,7 +139,7 @@ class ReplayBuffer:
 
     @pointer.setter
     def pointer(self, slot: int) -> None:
-        _require("pointer", slot, min(len(self), self.buffer_size - 1), "there must be no empty slots between rows")
+        _check_range("pointer", slot, min(len(self), self.buffer_size - 1), "there must be no empty slots between rows")
         self._memory.cursor = slot
 
     @property
@@ -164,7 +164,7 @@ class ReplayBuffer:
         first = self.pointer if held == self.buffer_size else 0
         return (torch.arange(held - rows, held, device="cpu") + first) % max(held, 1)
 
-    def _exchange(self, fresh: buffers.TensorDictReplayBuffer, slots: Tensor) -> None:
+    def _replace(self, fresh: buffers.TensorDictReplayBuffer, slots: Tensor) -> None:
         """Replace the underlying buffer by `fresh` and copy the rows at `slots` to it."""
         if slots.numel():
             fresh.extend(self._memory[slots])
@@ -180,7 +180,7 @@ class ReplayBuffer:
         Args:
             buffer_size: New capacity; None keeps it.
         """
-        self._exchange(
+        self._replace(
             self._make(self.buffer_size if buffer_size is None else buffer_size), torch.arange(0, device="cpu")
         )
 
@@ -260,7 +260,7 @@ class ReplayBuffer:
             KeyMissingError: A field does not exist.
             SlotError: A slot is out of range.
         """
-        _require_names(fields)
+        _check_names(fields)
         index = plain_index(_check_indices(indices))
         columns = [self._memory[field] for field in fields]
         picked = tuple(apply_index(column, index.to(column.device)).to(self.device) for column in columns)
@@ -333,7 +333,7 @@ class ReplayBuffer:
         if n_epochs != 0:
             self.create_epoch_iterator(batch_size, n_epochs)
             return positive("n_epochs", n_epochs) * self.calculate_num_batches(batch_size)
-        _require("max_iter", max_iter, None, "it is the number of random batches")
+        _check_range("max_iter", max_iter, None, "it is the number of random batches")
         self._epochs = None
         return max_iter
 
@@ -376,7 +376,7 @@ class ReplayBuffer:
         if directory is not None:
             fresh = self._make(metadata.buffer_size)
             fresh.loads(directory)
-            self._exchange(fresh, torch.arange(0, device="cpu"))
+            self._replace(fresh, torch.arange(0, device="cpu"))
             return LoadReport(str(path), metadata, (*Metadata._fields, "experience"), len(self))
         if len(self) == 0:
             self.reset(metadata.buffer_size)
@@ -401,13 +401,13 @@ def _check_indices(indices: Any) -> Any:
     return indices
 
 
-def _require(name: str, given: Any, most: int | None, hint: str) -> None:
+def _check_range(name: str, given: Any, most: int | None, hint: str) -> None:
     if not isinstance(given, int) or isinstance(given, bool) or given < 0 or (most is not None and given > most):
         msg = f"{name} must be {'a non-negative integer' if most is None else f'in [0, {most}]'}, got {given!r}: {hint}"
         raise OptionError(msg)
 
 
-def _require_names(fields: Any) -> None:
+def _check_names(fields: Any) -> None:
     if not isinstance(fields, (list, tuple)) or not fields:
         msg = f"fields must be a list of names, such as ['obs'], got {fields!r}"
         raise KindError(msg)
@@ -536,12 +536,12 @@ def _read_metadata(path: str) -> tuple[Metadata, str | None, bool]:
         msg = f"{file} is damaged or not a metadata file: {str(error).splitlines()[0] if str(error) else error!r}"
         raise DamagedFileError(msg) from error
     if not isinstance(found, dict) or any(type(found.get(name)) is not int for name in _NUMBERS):
-        msg = f"{file} must hold the integers {', '.join(_NUMBERS)}, got {_show(found)}"
+        msg = f"{file} must hold the integers {', '.join(_NUMBERS)}, got {_describe(found)}"
         raise DamagedFileError(msg)
     numbers = Metadata(*(found[name] for name in _NUMBERS))
     size, rows, pointer = numbers
     if not (size > 0 and 0 <= rows <= size and 0 <= pointer < size and pointer <= rows):
-        msg = f"{file} contradicts itself: {_show(numbers._asdict())}"
+        msg = f"{file} contradicts itself: {_describe(numbers._asdict())}"
         raise CheckpointError(msg)
     name = found.get("experience")
     if name is not None and name not in {place.name for place in _directories(path)}:
@@ -563,11 +563,11 @@ def _find_experience(path: str, metadata: Metadata, name: str | None, *, told: b
         held = _saved_sizes(directory)
         if held == metadata:
             return directory
-        differs = f"{directory} holds {_show(held._asdict())}"
+        differs = f"{directory} holds {_describe(held._asdict())}"
     if differs:
         msg = (
-            f"{_metadata_file(path)} has {_show(metadata._asdict())}, but {differs}: they are not of one save; remove "
-            "the wrong one"
+            f"{_metadata_file(path)} has {_describe(metadata._asdict())}, but {differs}: they are not of one save; "
+            "remove the wrong one"
         )
         raise CheckpointError(msg)
     missing = f" {_metadata_file(path).with_name(name)} is missing" if name is not None else ""
@@ -611,7 +611,7 @@ def _metadata_file(path: str) -> Path:
     return file.with_name(f"{file.name}.metadata")
 
 
-def _show(found: object) -> str:
+def _describe(found: object) -> str:
     if not isinstance(found, dict):
         return f"a {type(found).__name__}"
     return ", ".join(f"{key}={value!r}" for key, value in list(found.items())[:5]) or "an empty dict"

@@ -110,7 +110,7 @@ class ReplayBuffer(HostBuffer):
             storage=LazyTensorStorage(steps * n_envs, ndim=2, single_copy=pairs),
             sampler=sampler,
             dim_extend=0,
-            sample_unit=None if self._unit is None else [self._unit, _EachReward()],
+            sample_unit=None if self._unit is None else [self._unit, _SeparateRewards()],
             episodes=None if self._unit is None else Episodes(traj_key="episode"),
         )
 
@@ -162,14 +162,14 @@ class ReplayBuffer(HostBuffer):
         else:
             self._rows.add({**row, "episode": self._episode_numbers.episodes(_leaves(now))})
             self._episode_numbers.record(_leaves(after), over | late)
-        self._count()
+        self._update_counters()
 
     def reset(self) -> None:
         """Remove all rows; memory is kept."""
         self._rows.empty()
-        self._count()
+        self._update_counters()
 
-    def _count(self) -> None:
+    def _update_counters(self) -> None:
         """Update the attributes of the base class."""
         rows = self._rows
         self.full = len(rows) == self.buffer_size * self.n_envs
@@ -271,15 +271,15 @@ class ReplayBuffer(HostBuffer):
             rewards = (rewards * torch.pow(self._unit.gamma, steps) * taken).sum(1, keepdim=True)
             discounts = batch["gamma"].unsqueeze(-1).to(self.device)
         return (ReplayBufferSamples if () in self._schemas else DictReplayBufferSamples)(
-            observations=self._seen(batch["obs"], env),
+            observations=self._for_learner(batch["obs"], env),
             actions=batch["action"].to(self.device),
-            next_observations=self._seen(batch["next_obs"], env),
+            next_observations=self._for_learner(batch["next_obs"], env),
             dones=batch["terminated"].unsqueeze(-1).to(self.device, torch.float32),
             rewards=rewards.to(self.device),
             discounts=discounts,
         )
 
-    def _seen(self, obs: Any, env: VecNormalize | None) -> Any:
+    def _for_learner(self, obs: Any, env: VecNormalize | None) -> Any:
         """Return normalized observations on `device`."""
         if env is not None:
             obs = map_leaves(env.normalize_obs(map_leaves(obs, torch.Tensor.numpy)), torch.from_numpy)
@@ -307,7 +307,7 @@ class _EpisodeNumbers:
     """
 
     def __init__(self, n_envs: int) -> None:
-        self._count = n_envs
+        self._num_envs = n_envs
         self._number = np.arange(n_envs)
         self._over = np.zeros(n_envs, np.bool_)
         self._after: list[Array] | None = None
@@ -316,8 +316,8 @@ class _EpisodeNumbers:
         """Return the number of each environment's episode, int64 `[n_envs]`, for a step that starts at `obs`."""
         fresh = self._over
         for before, now in zip(self._after or [], obs, strict=bool(self._after)):
-            fresh = fresh | (_bits(before) != _bits(now)).any(1)
-        self._number = self._number + self._count * fresh
+            fresh = fresh | (_row_bytes(before) != _row_bytes(now)).any(1)
+        self._number = self._number + self._num_envs * fresh
         return self._number
 
     def record(self, next_obs: list[Array], over: Array) -> None:
@@ -326,7 +326,7 @@ class _EpisodeNumbers:
 
 
 @final
-class _EachReward(SampleUnit):
+class _SeparateRewards(SampleUnit):
     """Keeps the rewards of n steps separate, `[B, n]`: they are normalized and clipped before they are summed."""
 
     rank = 4
@@ -362,6 +362,6 @@ def _leaves(obs: Any) -> list[Array]:
     return list(obs.values()) if isinstance(obs, dict) else [obs]
 
 
-def _bits(array: Array) -> Array:
+def _row_bytes(array: Array) -> Array:
     """Return rows as bytes, `[n, bytes]`, so that NaN equals NaN."""
     return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)

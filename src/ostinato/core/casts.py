@@ -1,4 +1,4 @@
-"""Casts of written data to the dtype stored: the one table, its checks and its warning. `docs/casts.md` shows both."""
+"""Casts of written data to the stored dtype: the rules, their checks and their warning; see `docs/casts.md`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "Rule", "cast", "fit", "read", "rule"]
 
 Rule: TypeAlias = Literal["exact", "usual", "rounds", "checked", "never"]
-"""What happens to values of one dtype that are written to a field of another.
+"""How values of one dtype are written to a field of another.
 
 - `exact`: cast silently; every value is kept.
-- `usual`: rounded silently (float64 to float32). Raises if a finite value would become infinite.
-- `rounds`: cast silently if every value is kept, else rounded with one warning per field and buffer. Raises if a finite
-  value would become infinite. On an accelerator, where values are not read, the warning follows from the dtypes.
-- `checked`: cast silently if every value is kept, else raises. On an accelerator always raises.
+- `usual`: rounded silently (float64 to float32); raises if a finite value would become infinite.
+- `rounds`: cast silently if every value is kept, else rounded with one warning per field and buffer; raises if a finite
+  value would become infinite. On an accelerator, values are not read, and the dtypes alone cause the warning.
+- `checked`: cast silently if every value is kept, else raises; always raises on an accelerator.
 - `never`: raises.
 """
 
@@ -47,7 +47,7 @@ DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-"""Dtypes that are cast; any other one, such as those of eight-bit floats, must be the dtype stored."""
+"""Dtypes that are cast; others, such as 8-bit floats, must be equal to the stored dtype."""
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _KNOWN = frozenset(DTYPES)
@@ -55,7 +55,7 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def rule(source: torch.dtype, stored: torch.dtype) -> Rule:
-    """Return what happens to values of dtype `source` that are written to a field of dtype `stored`."""
+    """Return how values of dtype `source` are written to a field of dtype `stored`."""
     if source is stored:
         return "exact"
     if source not in _KNOWN or stored not in _KNOWN or (source.is_complex and not stored.is_complex):
@@ -74,18 +74,18 @@ def rule(source: torch.dtype, stored: torch.dtype) -> Rule:
 
 
 def cast(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...], warned: set[Any]) -> Tensor:
-    """Return `value` in the dtype of the field that it is written to. Copy, unless the dtypes are equal.
+    """Return `value` in the dtype of a field. Copy, unless the dtypes are equal.
 
-    Never waits for a device: values are looked at only on the CPU.
+    Never waits for a device: values are read on the CPU only.
 
     Args:
         value: any shape.
         stored: dtype of the field.
         path: of the field, for messages.
-        warned: fields whose warning was given; added to.
+        warned: fields whose warning was issued; updated.
 
     Raises:
-        SchemaError: if the dtypes exclude each other, or a value does not fit; see `rule`.
+        SchemaError: if there is no cast between the dtypes, or a value does not fit; see `rule`.
     """
     source = value.dtype
     if source is stored:
@@ -103,23 +103,23 @@ def cast(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...], warned:
         _require(value, (torch.isfinite(value) & ~torch.isfinite(out)).numpy(), stored, path)
     if found == "rounds" and path not in warned and not (value.is_cpu and _kept(value, out)):
         _warn(value, stored, path)
-        warned.add(path)  # afterwards: a filter may turn the warning into an error
+        warned.add(path)  # afterwards, since a filter may turn the warning into an error
     return out
 
 
 def fit(value: Any, stored: torch.dtype, path: tuple[Hashable, ...], warned: set[Any]) -> Tensor:
-    """Return a leaf as a tensor of the dtype of the field that it is written to; see `read` and `cast`."""
+    """Return a leaf as a tensor in the dtype of a field; see `read` and `cast`."""
     return cast(read(value, stored, path), stored, path, warned)
 
 
 def read(value: Any, stored: torch.dtype, path: tuple[Hashable, ...]) -> Tensor:
-    """Return a leaf as a tensor that nothing has been rounded in yet; see `as_tensor`.
+    """Return a leaf as a tensor without rounding; see `as_tensor`.
 
-    Python numbers count as bool, int64, float64 and complex128; those that fit `stored` come in that dtype.
+    Python numbers become bool, int64, float64 and complex128, or the dtype `stored` if they fit.
 
     Raises:
-        KindError: if it is no tensor, array or number.
-        SchemaError: if it is a Python int that neither `stored` nor int64 holds.
+        KindError: if it is not a tensor, array or number.
+        SchemaError: if it is a Python int that fits neither `stored` nor int64.
     """
     if isinstance(value, (int, float, complex)) and not isinstance(value, np.generic):
         if _fits_plainly(value, stored):
@@ -137,7 +137,7 @@ def read(value: Any, stored: torch.dtype, path: tuple[Hashable, ...]) -> Tensor:
 
 
 def _fits_plainly(value: complex, stored: torch.dtype) -> bool:
-    """Tell whether a Python number fits a dtype silently: a quick check, False says nothing."""
+    """Whether a Python number certainly fits a dtype; False if that is not known."""
     if isinstance(value, float):
         small = -_FLOAT32_MAX <= value <= _FLOAT32_MAX or not math.isfinite(value)
         return stored is torch.float64 or (stored is torch.float32 and small)
@@ -150,7 +150,7 @@ def _fits_plainly(value: complex, stored: torch.dtype) -> bool:
 
 
 def _digits(dtype: torch.dtype) -> int:
-    """Return the bits of precision of a dtype of floats: it holds every integer up to 2 to that power."""
+    """Return the bits of precision of a floating-point dtype, which holds every integer up to 2 to that power."""
     return 1 - int(np.log2(torch.finfo(dtype).eps))
 
 
@@ -169,12 +169,12 @@ def _holds_range(source: torch.dtype, stored: torch.dtype) -> bool:
 
 
 def _array(value: Tensor) -> np.ndarray[Any, Any]:
-    """Return the values of a CPU tensor as an array: NumPy compares every dtype of integers, torch does not."""
+    """Return the values of a CPU tensor as an array: NumPy compares all integer dtypes, torch does not."""
     return (value.to(torch.float32) if value.dtype is torch.bfloat16 else value).numpy()
 
 
 def _kept_whole(value: Tensor, stored: torch.dtype) -> np.ndarray[Any, Any]:
-    """Tell for each value whether a dtype of integers, or bool, holds it."""
+    """Return for each value whether an integer dtype, or bool, can hold it."""
     array = _array(value)
     low, high = _range(stored)
     if array.dtype.kind == "f":
@@ -185,14 +185,16 @@ def _kept_whole(value: Tensor, stored: torch.dtype) -> np.ndarray[Any, Any]:
 
 
 def _kept(value: Tensor, out: Tensor) -> bool:
-    """Tell whether a cast to a dtype of floats has kept every value."""
+    """Whether a cast to a floating-point dtype has kept every value."""
     if value.dtype.is_floating_point or value.dtype.is_complex:
         back = out.to(value.dtype)
         return bool(((back == value) | value.isnan()).all())
     array, digits = _array(value).reshape(-1), _digits(_REAL.get(out.dtype, out.dtype))
-    size = array if array.dtype.kind == "u" else np.abs(array.astype(np.int64))  # -2**63 stays, and is 2**63 as uint64
+    size = (
+        array if array.dtype.kind == "u" else np.abs(array.astype(np.int64))
+    )  # -2**63 is unchanged, and is 2**63 as uint64
     size = size.astype(np.uint64)
-    lowest = size & (~size + np.uint64(1))  # the lowest bit that is set
+    lowest = size & (~size + np.uint64(1))  # the lowest set bit
     return bool(((size >> np.uint64(digits) < lowest) | (size == 0)).all())
 
 
@@ -200,7 +202,7 @@ def _require(value: Tensor, bad: np.ndarray[Any, Any], stored: torch.dtype, path
     """Raise for the first value that does not fit.
 
     Raises:
-        SchemaError: naming it and its position.
+        SchemaError: naming the value and its position.
     """
     if not bad.any():
         return
@@ -216,14 +218,14 @@ def _require(value: Tensor, bad: np.ndarray[Any, Any], stored: torch.dtype, path
 
 def _excluded(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
     return (
-        f"{_clash(value, stored, path)}, which is never cast to it: a storage keeps the dtypes of its first rows; "
+        f"{_clash(value, stored, path)}, which is never cast: a storage keeps the dtypes of its first rows; "
         "convert the values before writing"
     )
 
 
 def _unread(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> str:
     return (
-        f"{_clash(value, stored, path)} on {value.device}, where values are not read to see whether they fit: convert "
+        f"{_clash(value, stored, path)} on {value.device}, where values are not checked: convert "
         f"them before writing, with .to({stored})"
     )
 
@@ -233,7 +235,7 @@ def _clash(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> st
 
 
 def _warn(value: Tensor, stored: torch.dtype, path: tuple[Hashable, ...]) -> None:
-    """Warn at the line that called into this package."""
+    """Warn at the line that called this package."""
     frame, level = sys._getframe(1), 2  # noqa: SLF001 (warnings has skip_file_prefixes from Python 3.12 on)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "ostinato":
         frame, level = frame.f_back, level + 1

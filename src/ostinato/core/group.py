@@ -1,4 +1,4 @@
-"""A fixed group of like things, chosen from as a list is: what ensembles of parts and of buffers have in common."""
+"""Group: a fixed number of members that are selected like the items of a list; the base class of ensembles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Group(ABC, Generic[T]):
-    """Members of one kind, numbered from 0. `group[i]` is a member; a slice or list chooses a smaller group of them."""
+    """Members of one class, numbered from 0. `group[i]` is a member; a slice or list selects a smaller group."""
 
     def __init__(self, members: Sequence[T], base: type[T]) -> None:
         if not members:
@@ -44,7 +44,7 @@ class Group(ABC, Generic[T]):
         return iter(self.members)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a member, or a group of those that a slice, list or integer tensor chooses.
+        """Return a member, or a group of the members selected by a slice, list or integer tensor.
 
         Raises:
             SlotError: if a number is out of range.
@@ -57,11 +57,11 @@ class Group(ABC, Generic[T]):
 
 
 def choose(index: Any, count: int) -> int | list[int]:
-    """Return the position, or the positions, that an index of `count` members means.
+    """Return the position, or the positions, that an index selects from `count` members.
 
     Raises:
-        SlotError: if a number is out of range, or none is chosen.
-        KindError: for anything but integers, slices, `...`, and lists, ranges, arrays or tensors `[n]` of integers.
+        SlotError: if a number is out of range, or none is selected.
+        KindError: for other indices than integers, slices, `...`, and lists, ranges, arrays or tensors of integers.
     """
     if index is Ellipsis:
         return list(range(count))
@@ -78,8 +78,8 @@ def choose(index: Any, count: int) -> int | list[int]:
             return _checked([int(i) for i in found], index, count)
     if isinstance(index, bool) or not hasattr(index, "__index__") or isinstance(index, torch.Tensor | np.ndarray):
         msg = (
-            "members are chosen by an integer, a slice, `...`, or a list, range, array or tensor [n] of integers, got "
-            f"{index!r}"
+            "members are selected by an integer, a slice, `...`, or a list, range, array or tensor [n] of integers, "
+            f"got {index!r}"
         )
         raise KindError(msg)
     return _checked([int(index.__index__())], index, count)[0]

@@ -1,4 +1,4 @@
-"""What a user's index means: `rb[3]`, `rb[2:5]`, `rb[mask]`, `rb[:, 1]` become slots."""
+"""Indices of users, such as `rb[3]`, `rb[2:5]`, `rb[mask]` or `rb[:, 1]`, and the slots that they select."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Selection", "apply_index", "is_field", "plain_index", "select"]
 
 
 class Selection(NamedTuple):
-    """Slots chosen: a `span` where the index allows it, else `slots`; results have the shape `batch`."""
+    """Selected slots: a `span` if possible, else `slots`; results have the leading dimensions `batch`."""
 
     span: slice | None
     slots: Tensor
@@ -26,17 +26,17 @@ _NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def select(index: Any, shape: tuple[int, ...], device: torch.device, *, swap: bool = False) -> Selection:
-    """Turn an index into slots.
+    """Convert an index to slots.
 
     Args:
         index: int, slice, list, range, int or bool tensor or array of any device, `...`, None, or a tuple of these.
-        shape: `(rows,)`, or `(steps, num_envs)`; only rows that are present can be chosen.
+        shape: `(rows,)`, or `(steps, num_envs)` of the rows present.
         device: device of the slots.
-        swap: let the first two dimensions of the index be environments and steps, in this order.
+        swap: the first two dimensions of the index are environments and steps, in this order.
 
     Raises:
         SlotError: naming the index and the length, if it is out of range.
-        KindError: if it is no index.
+        KindError: if it is not an index.
     """
     rows = shape[0]
     if len(shape) == 1:
@@ -62,11 +62,11 @@ def select(index: Any, shape: tuple[int, ...], device: torch.device, *, swap: bo
 
 
 def apply_index(tensor: Tensor, index: Any) -> Tensor:
-    """Index a tensor; what torch says of a bad index becomes an error that names the shape.
+    """Index a tensor; errors of torch become errors that name the shape.
 
     Raises:
         SlotError: if it is out of range.
-        KindError: if it is no index.
+        KindError: if it is not an index.
     """
     try:
         return tensor[index]
@@ -79,22 +79,24 @@ def apply_index(tensor: Tensor, index: Any) -> Tensor:
 
 
 def is_field(index: Any) -> bool:
-    """Whether an index is the name of a field: text, or a tuple of texts."""
+    """Whether an index is the name of a field: a str, or a tuple of str."""
     if isinstance(index, str):
         return True
     return isinstance(index, tuple) and bool(index) and all(isinstance(key, str) for key in index)
 
 
 def plain_index(index: Any) -> Any:
-    """Bring lists, ranges and arrays in an index to tensors on the CPU; leave the rest."""
+    """Convert lists, ranges and arrays in an index to tensors on the CPU; the rest is unchanged."""
     return tuple(map(_plain, index)) if isinstance(index, tuple) else _plain(index)
 
 
 def _plain(index: Any) -> Any:
-    """Bring lists, ranges and arrays to tensors on the CPU; leave the rest."""
+    """Convert lists, ranges and arrays to tensors on the CPU; the rest is unchanged."""
     if isinstance(index, Tensor):
         require_values(index, "an index")
-        return (index if type(index) is Tensor else index.as_subclass(Tensor)).cpu()  # rows never take its class
+        return (
+            index if type(index) is Tensor else index.as_subclass(Tensor)
+        ).cpu()  # without its class, which rows must not get
     if isinstance(index, slice) and index.step is not None and index.step < 0:
         msg = f"slices of rows have a positive step, got {index!r}: index with a tensor to reverse"
         raise KindError(msg)

@@ -1,4 +1,7 @@
-"""The door: kinds of data that come in and go out. The only file that knows tensordict; it asks before importing."""
+"""Kinds of data that buffers accept and return: TensorDicts, tensorclasses, dicts, lists, tuples, arrays, tensors.
+
+This is the only module that uses tensordict, which is not imported before its objects are given to a buffer.
+"""
 
 from __future__ import annotations
 
@@ -53,55 +56,55 @@ __all__ = [
 
 
 class Node(NamedTuple):
-    """One level of nested data: its kind and its keys, in order."""
+    """One level of nested data: its kind and its keys in order."""
 
     kind: str
     """`dict`, `list`, `tuple`, `namedtuple`, `tensordict` or `tensorclass`."""
     keys: tuple[Hashable, ...]
     cls: type | None = None
-    """The class to rebuild, for named tuples and tensorclasses."""
+    """The class, for named tuples and tensorclasses."""
     extra: tuple[int, ...] = ()
-    """Batch dimensions of a TensorDict that belong to the row, not to the batch."""
+    """Batch dimensions of a TensorDict that belong to the row."""
 
 
 def is_tensordict(data: object) -> TypeGuard[TensorDictBase]:
-    """Tell whether `data` is a TensorDict; tensordict is not imported if nobody else did."""
-    module = sys.modules.get("tensordict")  # another thread may be in the middle of importing it
+    """Whether `data` is a TensorDict. Does not import tensordict."""
+    module = sys.modules.get("tensordict")  # another thread may be importing it
     return module is not None and isinstance(data, getattr(module, "TensorDictBase", ()))
 
 
 def is_tensorclass(data: object) -> bool:
-    """Tell whether `data` is an instance of a tensorclass."""
+    """Whether `data` is an instance of a tensorclass."""
     module = sys.modules.get("tensordict")
     asks = getattr(module, "is_tensorclass", None)
     return asks is not None and bool(asks(data)) and not isinstance(data, type)
 
 
 def is_tensor_collection(data: object) -> bool:
-    """Tell whether `data` is a TensorDict or a tensorclass."""
+    """Whether `data` is a TensorDict or a tensorclass."""
     return is_tensordict(data) or is_tensorclass(data)
 
 
 def holds_collections(data: object) -> bool:
-    """Tell whether `data` is a TensorDict or a tensorclass, or a list of these."""
+    """Whether `data` is a TensorDict or a tensorclass, or a list of these."""
     return is_tensor_collection(data) or (type(data) is list and all(map(is_tensor_collection, data)))
 
 
 def show_path(path: Sequence[Hashable]) -> str:
-    """Write a path of keys as users would: `'obs'`, or `('next', 'obs')` where it is nested."""
+    """Return a path of keys as text: `'obs'`, or `('next', 'obs')` if it is nested."""
     return "the data itself" if not path else repr(path[0]) if len(path) == 1 else repr(tuple(path))
 
 
 def show_field(path: Sequence[Hashable]) -> str:
-    """Name a field in a message: `field 'obs'`, or `the data itself` where rows are no tree."""
+    """Return the name of a field for messages: `field 'obs'`, or `the data itself` if rows are not nested."""
     return f"field {show_path(path)}" if path else "the data itself"
 
 
 def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
-    """Split one level of nested data into its node and children; None where `data` is a leaf.
+    """Split one level of nested data into its node and children; None if `data` is a leaf.
 
     Args:
-        data: any value; dict, list, tuple, TensorDict and tensorclass are nodes, all else is a leaf.
+        data: any value; dicts, lists, tuples, TensorDicts and tensorclasses are nodes, everything else is a leaf.
         lead: number of leading batch dimensions of the rows (0 for one row).
     """
     if isinstance(data, Tensor):
@@ -125,12 +128,12 @@ def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
 
 
 def fields_of(data: TensorDictBase) -> dict[str, Any]:
-    """Return the fields of a TensorDict by name; a lazy stack is made dense.
+    """Return the fields of a TensorDict by name; a lazy stack is stacked.
 
     Raises:
-        SchemaError: if the parts of a lazy stack have other fields, or cannot be stacked; names the field.
+        SchemaError: if the parts of a lazy stack have different fields, or cannot be stacked; names the field.
     """
-    if type(data).__name__ == "TensorDict":  # by far the commonest; to ask for an attribute that it lacks takes long
+    if type(data).__name__ == "TensorDict":  # the most common class; the lookup of a missing attribute is slow
         return dict(data.items())
     parts = getattr(data, "tensordicts", None)
     if parts is None:
@@ -157,10 +160,10 @@ def fields_of(data: TensorDictBase) -> dict[str, Any]:
 
 
 def require_batch(data: Any, lead: int) -> None:
-    """Refuse a TensorDict or tensorclass with fewer than `lead` batch dimensions.
+    """Check that a TensorDict or tensorclass has at least `lead` batch dimensions.
 
     Raises:
-        SchemaError: one row came where rows were due.
+        SchemaError: if it has fewer: one row was given instead of rows.
     """
     if data.batch_dims < lead:
         msg = f"extend() needs {lead} batch dimension(s), got batch_size={list(data.batch_size)}: add() takes one row"
@@ -176,16 +179,16 @@ def _open_tensorclass(data: Any, lead: int) -> tuple[Node, list[Any]]:
 
 
 def is_non_tensor(data: object) -> bool:
-    """Tell whether `data` is what TensorDict wraps objects in: `NonTensorData`, `MetaData` or `NonTensorStack`."""
+    """Whether `data` is a wrapper of objects in a TensorDict: `NonTensorData`, `MetaData` or `NonTensorStack`."""
     asks = getattr(sys.modules.get("tensordict"), "is_non_tensor", None)
     return asks is not None and bool(asks(data)) and not isinstance(data, type)
 
 
 def is_text(data: object, lead: int) -> bool:
-    """Tell whether a leaf of plain data is text: str, bytes, or arrays and lists `[*batch]` of these.
+    """Whether a leaf of plain data is text: str, bytes, or arrays and lists `[*batch]` of these.
 
-    In arrays and lists some of the values may be None. A list is text only where it stands for rows (`lead` of at
-    least 1).
+    In arrays and lists, some of the values may be None. A list is text only if it represents rows (`lead` of at least
+    1).
     """
     if isinstance(data, (str, bytes)):
         return True
@@ -206,12 +209,12 @@ def _all_text(values: Sequence[Any]) -> bool:
 
 
 def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Turn one field of objects into an object array, one element for each row. The objects are not copied.
+    """Convert one field of objects to an object array, one element for each row. The objects are not copied.
 
     Args:
         value: `NonTensorData` and `MetaData` (one object for all rows), `NonTensorStack`, arrays of text or objects,
             lists `[*shape]`; one object where `shape` is empty.
-        path: where the field stands, for messages.
+        path: of the field, for messages.
         shape: leading dimensions of the rows, and batch dimensions that belong to the row.
 
     Raises:
@@ -228,7 +231,7 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
             raise SchemaError(_wrong_number(path, shape, f"batch size {list(own)}"))
         out.fill(value.data)
     elif out.size == 0 and isinstance(value, (Tensor, np.ndarray)) and _has_shape(value, shape):
-        return out  # TensorDict and NumPy make numbers of an empty list
+        return out  # TensorDict and NumPy convert an empty list to numbers
     elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind not in "USO"):
         msg = (
             f"{show_field(path)} holds Python objects, got a {type(value).__name__} of {value.dtype}: give one object "
@@ -247,12 +250,12 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
 
 
 def _has_shape(value: Tensor | np.ndarray[Any, Any], shape: tuple[int, ...]) -> bool:
-    nested = isinstance(value, Tensor) and value.is_nested  # which have no shape
+    nested = isinstance(value, Tensor) and value.is_nested  # nested tensors have no shape
     return not nested and tuple(value.shape) == shape
 
 
 def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> None:
-    """Put nested lists into an object array, as deep as it has dimensions."""
+    """Copy nested lists to an object array, one level for each dimension."""
     if out.ndim == 0:
         out[()] = items[0]
         return
@@ -270,14 +273,14 @@ def _fill(out: np.ndarray[Any, Any], items: Any, path: Sequence[Hashable], shape
 def _wrong_number(path: Sequence[Hashable], shape: tuple[int, ...], got: str) -> str:
     return (
         f"{show_field(path)} holds Python objects and needs one for each row (shape {list(shape)}), got {got}: "
-        "give as many objects as the other fields have rows, or tensordict.NonTensorData for one object that all share"
+        "give one object for each row, or tensordict.NonTensorData for one object that all rows share"
     )
 
 
 def make_objects(node: Node, values: np.ndarray[Any, Any]) -> Any:
-    """Return a column of objects as the level of data above it holds such: the inverse of `as_objects`.
+    """Convert an object array to a field of its node: the inverse of `as_objects`.
 
-    TensorDicts and tensorclasses hold `NonTensorStack` (`NonTensorData` for one row), other kinds lists (one object).
+    TensorDicts and tensorclasses get `NonTensorStack` (`NonTensorData` for one row), other kinds lists (one object).
     """
     if node.kind not in {"tensordict", "tensorclass"}:
         return values.tolist() if values.ndim else values[()]
@@ -310,16 +313,16 @@ def make(node: Node, children: Sequence[Any], batch: tuple[int, ...], device: to
         return tuple(children)
     if kind == "namedtuple":
         return node.cls(*children)  # type: ignore[misc]
-    # sys.modules, since an import statement costs half a microsecond; loaded rows may be the first TensorDicts here
+    # sys.modules, since an import statement takes 0.5 us; loaded rows may be the first TensorDicts of this process
     tensordict: Any = sys.modules.get("tensordict")
     if not hasattr(tensordict, "TensorDict"):
-        tensordict = importlib.import_module("tensordict")  # waits for another thread that has begun to import it
-    # The public constructor checks every shape again and takes 7 us for five fields; these were checked when stored.
+        tensordict = importlib.import_module("tensordict")  # waits if another thread is importing it
+    # The public constructor checks all shapes again, which takes 7 us for five fields; they were checked when written.
     td = tensordict.TensorDict._new_unsafe(  # noqa: SLF001
         dict(zip(node.keys, children, strict=True)),
         batch_size=torch.Size((*batch, *node.extra) if node.extra else batch),
     )
-    td._device = device  # noqa: SLF001 (as an argument it takes as long as all the rest)
+    td._device = device  # noqa: SLF001 (as an argument, it takes as long as everything else)
     return td if kind == "tensordict" else node.cls.from_tensordict(td)  # type: ignore[union-attr]
 
 
@@ -327,12 +330,12 @@ def put(data: Any, values: Mapping[Any, Tensor], lead: int = 1) -> None:
     """Add fields `[*B, *shape]` to a fresh TensorDict or tensorclass `[*B, *rest]`, repeated over `rest`.
 
     Args:
-        data: where to.
+        data: the TensorDict or tensorclass.
         values: fields by key; a tuple is a nested key.
         lead: dimensions of `B`.
     """
     batch = data.batch_size
-    if -1 in batch:  # a lazy stack of rows of different lengths: each holds its own, repeated as often as it is long
+    if -1 in batch:  # a lazy stack of rows of different lengths: each part repeats its own values
         for number, part in enumerate(data.unbind(0)):
             put(part, {key: value[number] for key, value in values.items()}, lead - 1)
         return
@@ -342,18 +345,18 @@ def put(data: Any, values: Mapping[Any, Tensor], lead: int = 1) -> None:
             value = value.reshape(*head, *[1] * (len(batch) - lead), *shape).expand(*batch, *shape)  # noqa: PLW2901
         plain = type(key) is str and is_tensordict(data)
         if plain and value.shape[:lead] == batch[:lead] and data.device in (None, value.device):
-            # set() checks all this again, and takes 2 us for each
+            # set() checks this again, which takes 2 us for each
             data._set_str(key, value, inplace=False, validated=True, non_blocking=False)  # noqa: SLF001
         else:
             data.set(key, value)
 
 
 def is_mapping(data: object) -> bool:
-    """Tell whether `data` has fields by name: a dict, a TensorDict or a tensorclass."""
+    """Whether `data` has named fields: a dict, a TensorDict or a tensorclass."""
     return isinstance(data, dict) or is_tensor_collection(data)
 
 
-# torch has no public name for the first, and torch.jit.is_tracing takes four times as long as the second
+# torch has no public name for the first; torch.jit.is_tracing takes four times as long as the second
 func_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
 """Return the transform of `torch.func` that is active, None if there is none."""
 is_tracing: Callable[[], bool] = torch._C._is_tracing  # noqa: SLF001
@@ -361,13 +364,13 @@ is_tracing: Callable[[], bool] = torch._C._is_tracing  # noqa: SLF001
 
 
 def require_eager(what: str) -> None:
-    """Refuse to read or write rows while torch records or transforms what is computed.
+    """Check that rows are not read or written inside a transform of `torch.func` or a trace.
 
-    Tensors made inside `torch.func.vmap`, `grad` and the like have no memory of their own and end with the transform; a
-    trace would repeat one batch for ever.
+    Tensors inside `torch.func.vmap`, `grad` and similar have no memory of their own and end with the transform; a trace
+    would return the same batch in every call.
 
     Args:
-        what: what the buffer was asked to do, for the message.
+        what: the operation, for the message.
 
     Raises:
         UsageError: inside a transform of `torch.func`, or `torch.jit.trace`; names it.
@@ -381,7 +384,7 @@ def require_eager(what: str) -> None:
 
 
 def find_field(data: Any, path: Sequence[Hashable]) -> Any:
-    """Return the field of nested data at a path, None if there is none."""
+    """Return the field of nested data at a path; None if there is none."""
     for key in path:
         if isinstance(data, dict):
             if key not in data:
@@ -399,7 +402,7 @@ def find_field(data: Any, path: Sequence[Hashable]) -> Any:
 
 
 def with_fields(data: Any, values: Mapping[tuple[str, ...], Tensor]) -> Any:
-    """Return a fresh batch with fields `[B, *shape]` set by their paths; levels that lack are made. In place."""
+    """Set fields `[B, *shape]` of a new batch by their paths and return it; missing levels are created. In place."""
     for path, value in values.items():
         *parents, last = path
         level = data
@@ -421,33 +424,33 @@ def _set(level: Any, key: str, value: Any) -> None:
 
 
 def as_tensor(value: Any, path: Sequence[Hashable]) -> Tensor:
-    """Turn one leaf into a tensor of its own dtype; tensors pass as they are, numpy arrays share their memory.
+    """Convert one leaf to a tensor of its own dtype. Tensors are not copied; numpy arrays share their memory.
 
     Args:
         value: a tensor, a numpy array or scalar, or a Python number.
-        path: where the leaf stands, for messages.
+        path: of the leaf, for messages.
 
     Returns:
-        The tensor. Python numbers become bool, int64, float32 and complex64, whatever torch's default dtype. They and
-        arrays lie on the CPU, whatever torch's default device.
+        The tensor. Python numbers become bool, int64, float32 and complex64, independently of torch's default dtype.
+        They and arrays are on the CPU, independently of torch's default device.
 
     Raises:
-        KindError: for anything else, text and ragged sequences included, naming what to use instead.
+        KindError: for everything else, including text and ragged sequences; the message says what to use instead.
     """
     if isinstance(value, Tensor):
         if value.is_nested or value.layout is not torch.strided or value.is_meta or value.is_quantized:
-            raise KindError(_refuse(path, "a nested, sparse, quantized or meta tensor"))
+            raise KindError(_unsuitable(path, "a nested, sparse, quantized or meta tensor"))
         followed = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
         return (value.detach() if followed else value).resolve_conj().resolve_neg()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "OUSVMm":
-            raise KindError(_refuse(path, f"a numpy array of dtype {value.dtype}"))
+            raise KindError(_unsuitable(path, f"a numpy array of dtype {value.dtype}"))
         return _from_numpy(np.asarray(value), path)
     if isinstance(value, (bool, int, float, complex)):
         try:
             tensor = torch.tensor(value, dtype=_number_dtype(value), device="cpu")
         except (OverflowError, RuntimeError, ValueError) as error:
-            raise KindError(_refuse(path, f"the number {value!r} ({error})")) from None
+            raise KindError(_unsuitable(path, f"the number {value!r} ({error})")) from None
         if isinstance(value, float) and math.isfinite(value) and not bool(tensor.isfinite()):
             msg = (
                 f"{show_field(path)} holds the number {value!r}, and first rows store Python floats as {tensor.dtype}, "
@@ -455,11 +458,11 @@ def as_tensor(value: Any, path: Sequence[Hashable]) -> Tensor:
             )
             raise KindError(msg)
         return tensor
-    raise KindError(_refuse(path, type(value).__name__))
+    raise KindError(_unsuitable(path, type(value).__name__))
 
 
 def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor:
-    """Share an array's memory where torch can, else copy it (read-only, foreign byte order, odd strides)."""
+    """Share the memory of an array if torch can, else copy it (read-only, other byte order, unsupported strides)."""
     try:
         if array.flags.writeable:
             return torch.from_numpy(array)
@@ -468,11 +471,11 @@ def _from_numpy(array: np.ndarray[Any, Any], path: Sequence[Hashable]) -> Tensor
     try:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True, order="C"))
     except TypeError:
-        raise KindError(_refuse(path, f"a numpy array of dtype {array.dtype}")) from None
+        raise KindError(_unsuitable(path, f"a numpy array of dtype {array.dtype}")) from None
 
 
 def _number_dtype(value: object) -> torch.dtype:
-    """Return what a bare Python number becomes: not torch's default dtype, which may change between two writes."""
+    """Return the dtype of a Python number; not torch's default dtype, which may change between two writes."""
     for kind, dtype in ((bool, torch.bool), (int, torch.int64), (float, torch.float32)):
         if isinstance(value, kind):
             return dtype
@@ -485,12 +488,12 @@ _TABLES_TAKE = (
 )
 
 
-def _refuse(path: Sequence[Hashable], what: str) -> str:
+def _unsuitable(path: Sequence[Hashable], what: str) -> str:
     return f"{show_field(path)} holds {what}{_TABLES_TAKE}"
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error without the advice to use ListStorage, for those who use it."""
+    """Return the message of an error without the advice to use ListStorage."""
     return str(error).replace(_TABLES_TAKE, "")
 
 
@@ -506,16 +509,14 @@ def stack(
     batches: bool = False,
     table: bool = False,
 ) -> Any:
-    """Stack a list of rows into one batch along a new first dimension: what a root list stands for.
-
-    Text and other objects of dicts become lists.
+    """Stack a list of rows into one batch along a new first dimension. Text and other objects of dicts become lists.
 
     Args:
         items: at least one row, all of one kind: TensorDicts, tensors, arrays, numbers, or trees of these.
-        fit: called as `fit(leaf, path)`, returns the tensor to be stored; None takes leaves in their own dtypes.
-        objects: paths of the fields that hold Python objects, whatever they look like.
+        fit: called as `fit(leaf, path)`; returns the tensor to store. None keeps the dtypes of the leaves.
+        objects: paths of the fields that contain Python objects.
         batches: the items are batches, whose lists without tensors are columns of objects.
-        table: the rows are for a tensor storage: say so in messages, and what to use instead.
+        table: the rows are for a tensor storage; error messages then name the alternatives.
 
     Raises:
         KindError: if the rows are of different kinds, or cannot be stacked.
@@ -536,7 +537,7 @@ def stack(
 
 
 def _share_dtypes(items: Sequence[Any]) -> bool:
-    """Tell whether TensorDicts have one dtype for each field: torch stacks others in a dtype that may round values."""
+    """Whether TensorDicts have one dtype for each field; torch would stack others in a dtype that may round values."""
     if not all(map(is_tensor_collection, items)):
         return False
     leaves = (
@@ -548,7 +549,7 @@ def _share_dtypes(items: Sequence[Any]) -> bool:
 
 
 def stack_rows(rows: Sequence[Any]) -> Any:
-    """Stack rows of any kind; TensorDicts of different fields or shapes into a lazy stack of copies, as TorchRL does.
+    """Stack rows of any kind. TensorDicts of different fields or shapes become a lazy stack of copies, as in TorchRL.
 
     Raises:
         KindError: if other rows are of different kinds, or cannot be stacked.
@@ -564,7 +565,7 @@ def stack_rows(rows: Sequence[Any]) -> Any:
 
 
 def stack_parts(items: Sequence[Any]) -> Any:
-    """Stack batches along a new first dimension; TensorDicts of different fields or shapes side by side, uncopied.
+    """Stack batches along a new first dimension. TensorDicts of different fields or shapes become a lazy stack.
 
     Raises:
         KindError: if they are of different kinds, or cannot be stacked.
@@ -583,20 +584,20 @@ def stack_parts(items: Sequence[Any]) -> Any:
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
-    """Put batches of one structure end to end, along the first dimension of each leaf. Copy.
+    """Concatenate batches of one structure along the first dimension of each leaf. Copy.
 
     Raises:
-        KindError: if a leaf has no first dimension to join: neither a tensor, an array nor a list.
+        KindError: if a leaf is neither a tensor, an array nor a list.
         SchemaError: if fields or shapes differ.
     """
-    if all(isinstance(batch, list) for batch in batches):  # a list at the root holds rows
+    if all(isinstance(batch, list) for batch in batches):  # a list at the root is a list of rows
         return [row for batch in batches for row in batch]
     try:
         if is_tensor_collection(batches[0]):
             return torch.cat(list(batches), 0)
         return tree_map(_join, *batches, is_leaf=_is_column)
     except (RuntimeError, ValueError, KeyError) as error:
-        msg = f"the batches cannot be put end to end ({error}): give all rows the same fields and shapes"
+        msg = f"the batches cannot be concatenated ({error}): give all rows the same fields and shapes"
         raise SchemaError(msg) from error
 
 
@@ -611,19 +612,19 @@ def _join(*leaves: Any) -> Any:
         return np.concatenate(leaves)
     if isinstance(leaves[0], Tensor) or is_tensor_collection(leaves[0]):
         return torch.cat(leaves, 0)
-    msg = f"a field holds {type(leaves[0]).__name__}, which has no rows to put end to end"
+    msg = f"a field holds {type(leaves[0]).__name__}, which cannot be concatenated"
     raise KindError(msg)
 
 
 class _Stacking(NamedTuple):
-    """How `stack` puts rows together; its arguments."""
+    """The arguments of `stack`."""
 
     fit: Fit | None
     objects: Collection[tuple[Hashable, ...]]
     batches: bool
 
     def stack(self, items: Sequence[Any], path: tuple[Hashable, ...]) -> Any:
-        """Stack one level of rows, and those below it."""
+        """Stack one level of rows and the levels below it."""
         if path and (path in self.objects or any(_is_object(item, batches=self.batches) for item in items)):
             return list(items)
         opened = open_node(items[0], 0)
@@ -654,14 +655,14 @@ def _stack_leaves(items: Sequence[Any], path: tuple[Hashable, ...], fit: Fit | N
             dtype = torch.float64 if fit is not None and widest is float else _number_dtype(widest())
             numbers = torch.tensor(list(items), dtype=dtype, device="cpu")
         except (OverflowError, RuntimeError, ValueError):
-            pass  # integers beyond int64: one by one
+            pass  # integers beyond int64 are converted one by one
         else:
             return numbers if fit is None else fit(numbers, path)
     return torch.stack([as_tensor(item, path) if fit is None else fit(item, path) for item in items], 0)
 
 
 def _is_object(item: Any, *, batches: bool) -> bool:
-    """Whether a field of a row is an object; of a batch, whether it is a list of objects: no tensor is in it."""
+    """Whether a field of a row is an object; of a batch, whether it is a list without tensors."""
     if batches and isinstance(item, list):
         return not _holds_tensor(item)
     return isinstance(item, (str, bytes)) or is_non_tensor(item)
@@ -676,7 +677,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def unstack(data: Any) -> list[Any]:
-    """Split a batch into its rows (a TensorDict, tensor or array by its first dimension, else any iterable)."""
+    """Split a batch into its rows: a TensorDict, tensor or array along its first dimension, or any iterable."""
     if is_tensordict(data) or is_tensorclass(data) or isinstance(data, Tensor):
         return list(data.unbind(0))
     return list(data)

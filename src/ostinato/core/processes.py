@@ -1,4 +1,9 @@
-"""What processes need of each other: locks that are free in a forked child, and objects that are sent as copies."""
+"""Objects in several processes: locks that are not held in a forked child, and objects that are sent as copies.
+
+A fork copies locks, but not the threads that hold them. So before a fork (for example for the workers of a data loader)
+the process acquires all registered locks, and afterwards the parent and the child release them. This also ensures that
+no object is in the middle of a change in the child.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +29,18 @@ _places: Iterator[int] = itertools.count(1)
 
 
 def next_place() -> int:
-    """Return a number above all that were returned before: a place in the order in which locks are taken."""
+    """Return a number larger than all that were returned before: a place in the order in which locks are acquired."""
     return next(_places)
 
 
 def whole_in_forks(owner: object, *locks: _Lock, place: int = 0) -> None:
-    """Let forks wait for the locks of an object as long as it lives.
+    """Acquire the locks of an object around each fork, as long as the object exists.
 
     Args:
         owner: The object.
-        *locks: Its locks, in the order in which they are taken. None is held for long.
-        place: Locks of objects at a lower place are taken first; who takes those of several objects at once must do
-            it in this order.
+        *locks: Its locks, in the order in which they are acquired. None is held for long.
+        place: Locks of objects at a lower place are acquired first; code that acquires locks of several objects at
+            once must use the same order.
     """
     _known[owner] = place, locks
 

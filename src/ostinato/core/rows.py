@@ -221,14 +221,23 @@ class Schema:
             SchemaError: naming the first field that differs, what was expected and what was given.
             KindError: if a leaf is not a tensor, array or number.
         """
-        values: list[Any] | None = None
-        if self._get is not None and type(data) is dict and len(data) == len(self.leaves):
+        seen = self._seen
+        if self._get is not None and batch is None and lead == seen.lead and type(data) is dict:
+            addresses = None
             try:
                 values = list(self._get(data))
-            except KeyError:
-                values = None
-        if values is None:
-            values = self._values(data, lead)
+                same = type(values[0]) is Tensor and values[0].shape == seen.shape and len(data) == len(values)
+                if same and backend.native is not None and not self._complex:
+                    addresses = backend.native.check_leaves(values, self._dtypes, seen.shapes, Tensor)
+            except (KeyError, NotImplementedError, RuntimeError):
+                pass  # the checks below name the field
+            if addresses is not None:
+                return Flat(values, seen.batch, addresses)
+        return self._flatten(data, batch, lead, exact=exact)
+
+    def _flatten(self, data: Any, batch: tuple[int, ...] | None, lead: int, *, exact: bool) -> Flat:
+        """Flatten rows that are not a dict of the same size as the last one."""
+        values = self._values(data, lead)
         found: list[Any] = []
         if self.objects:
             values, found = values[: len(self.leaves)], values[len(self.leaves) :]
@@ -295,9 +304,11 @@ class Schema:
             if open_node(data, lead) is not None:
                 raise SchemaError(_wrong_kind(None, data, ()))
             return [data]
-        if self._get is not None and kinds.is_tensordict(data):
-            kinds.require_batch(data, lead)
-            fields = kinds.fields_of(data)
+        if self._get is not None and (type(data) is dict or kinds.is_tensordict(data)):
+            fields = data
+            if type(data) is not dict:
+                kinds.require_batch(data, lead)
+                fields = kinds.fields_of(data)
             if fields.keys() == set(tree[0].keys):
                 return list(self._get(fields))
         out: list[Any] = []

@@ -156,6 +156,10 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         """Restore what `state_dict` returned; see `ReplayBuffer.load_state_dict`."""
         TensorDictReplayBuffer.load_state_dict(_here(self), state)
 
+    def close(self) -> None:
+        """End the prefetch thread; see `ReplayBuffer.close`."""
+        TensorDictReplayBuffer.close(_here(self))
+
 
 def _here(buffer: Any) -> RemoteTensorDictReplayBuffer:
     """Return the buffer of a reference to it, on its owner."""

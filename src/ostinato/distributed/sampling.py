@@ -206,7 +206,7 @@ class RowConsumer:
                 missing = size - sum(map(_num_rows, self._kept))
                 if missing <= 0:
                     return self._pop_batch(size)
-                offers = self._request_offers(missing)
+                offers = self._shards.request_offers(dict.fromkeys(self._shards.present(), (missing,)))
                 left = sum(offer.draws or 0 for offer in offers.values())
                 if left >= missing:
                     self._take(offers, missing, uniforms)
@@ -214,11 +214,6 @@ class RowConsumer:
             self._check(missing, size, left, limit_s, late=time.monotonic() >= until)
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(2 * pause, _POLL_S[1])
-
-    def _request_offers(self, rows: int) -> dict[int, Offer]:
-        return self._shards.record_offers(
-            self._shards.call("offer", dict.fromkeys(self._shards.present(), (rows,)), "read")
-        )
 
     def _check(self, missing: int, size: int, left: int, limit_s: float, *, late: bool) -> None:
         """Raise if there are too few rows and it is too late to wait."""
@@ -395,10 +390,7 @@ class ShardSampler:
         """Return an offer of each present shard: cached ones, and new ones."""
         present = self._shards.present()
         cached = {} if cache is None else {i: offer for i, offer in cache.pop(size).items() if i in present}
-        return {**cached, **self._request_offers({i: (size,) for i in present if i not in cached})}
-
-    def _request_offers(self, calls: dict[int, tuple[Any, ...]]) -> dict[int, Offer]:
-        return self._shards.record_offers(self._shards.call("offer", calls, "read"))
+        return {**cached, **self._shards.request_offers({i: (size,) for i in present if i not in cached})}
 
     def _recent_offers(self, size: int, max_age: int) -> dict[int, Offer]:
         """Return offers of recent rows; shards that did not know the newest version of all shards are asked again."""
@@ -406,7 +398,7 @@ class ShardSampler:
         newest = None
         called = self._shards.present()
         while called:
-            offers |= self._request_offers(dict.fromkeys(called, (size, max_age, newest)))
+            offers |= self._shards.request_offers(dict.fromkeys(called, (size, max_age, newest)))
             versions = {i: offer.newest for i, offer in offers.items() if offer.newest is not None}
             before, newest = newest, max(versions.values(), default=None)
             called = [i for i, version in versions.items() if newest not in {before, version}]

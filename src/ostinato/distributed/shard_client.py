@@ -142,6 +142,10 @@ class ShardClient:
 
     # -- rows and restarts of the shards ------------------------------------------------------------------------------
 
+    def request_offers(self, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Offer]:
+        """Call `ShardActor.offer` of several shards, and return the offers of those that answered."""
+        return self.record_offers(self.call("offer", arguments, "read"))
+
     def record_offers(self, found: Mapping[int, Any]) -> dict[int, Offer]:
         """Return the offers of shards, and record their numbers of rows and their eras."""
         offers = {i: Offer(*offer) for i, offer in found.items()}

@@ -1,4 +1,4 @@
-"""Bytes on disk: whole or absent, checked, never executed. Files, JSON and raw arrays; no replay words."""
+"""Durable files: atomic replacement, checksums, and checkpoints of arrays and JSON state."""
 
 from ostinato.durable.arrays import (
     BLOCK_BYTES,

@@ -1,4 +1,4 @@
-"""Streams of checksummed blocks: the one place where array bytes meet an open file."""
+"""Readers and writers of files in blocks with checksums."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockReader", "BlockWriter", "open_checked"]
 
-# Hashed and written, or read and hashed, in steps of few system calls that mostly stay in the cache.
+# Bytes are hashed and written, or read and hashed, in steps that mostly fit into the cache of the processor.
 _STEP_BYTES = 2 * 2**20
 _THREADS = 4
 _LARGE_BYTES = 8 * 2**20
-"""A thread more for so many bytes."""
+"""Bytes for each thread that reads a file."""
 
 
 @final
 class BlockWriter:
-    """Appends bytes to an open file and keeps a checksum of each block."""
+    """Appends bytes to an open file and computes a checksum of each block."""
 
     def __init__(self, fd: int, block_bytes: int) -> None:
-        """Start at the current end of `fd`, which stays the caller's."""
+        """Start at the end of `fd`, which the caller closes."""
         self._fd = fd
         self._block_bytes = block_bytes
         self._hash = xxhash.xxh3_64()
@@ -53,7 +53,7 @@ class BlockWriter:
             view = view[len(step) :]
 
     def finish(self) -> tuple[str, ...]:
-        """Return the checksums of all blocks, the last one perhaps short."""
+        """Return the checksums of all blocks; the last block may be shorter."""
         if self.nbytes % self._block_bytes:
             self._close_block()
         return tuple(self._checksums)
@@ -67,10 +67,10 @@ class BlockWriter:
 
 @final
 class BlockReader:
-    """Reads the bytes of a record in order and checks each block as soon as it is complete."""
+    """Reads the bytes of a file in order and verifies each block when it is complete."""
 
     def __init__(self, fd: int, record: ArrayRecord | FileRecord, path: Path, *, verify: bool, offset: int = 0) -> None:
-        """Start at a block of `fd`, which stays the caller's; `path` is for messages."""
+        """Start at a block of `fd`, which the caller closes; `path` is for messages."""
         self.fd = fd
         self._record = record
         self._path = path
@@ -82,7 +82,7 @@ class BlockReader:
         """Fill `view` with the next bytes.
 
         Raises:
-            DamagedFileError: A block has another checksum than the manifest says, or the file ends too early.
+            DamagedFileError: The checksum of a block differs from the recorded one, or the file ends too early.
         """
         block_bytes = self._record.block_bytes
         while len(view):
@@ -97,10 +97,10 @@ class BlockReader:
             view = view[len(step) :]
 
     def read_verified(self, view: memoryview) -> None:
-        """Fill `view` with the next bytes, and compare the checksums of all blocks that they lie in, in every mode.
+        """Fill `view` with the next bytes and verify all blocks that contain them, also without `verify`.
 
         Raises:
-            DamagedFileError: As `read_into`.
+            DamagedFileError: See `read_into`.
         """
         block = self._record.block_bytes
         checked = BlockReader(self.fd, self._record, self._path, verify=True, offset=self._offset // block * block)
@@ -110,7 +110,7 @@ class BlockReader:
         self.skip_to(self._offset + len(view))
 
     def skip_to(self, offset: int) -> None:
-        """Go on to a place; what is skipped is read where checksums are compared, since they cover it."""
+        """Continue at an offset. With `verify`, skipped bytes are read, since checksums cover them."""
         if not self._verify:
             self._offset = max(self._offset, offset)
             return
@@ -119,10 +119,10 @@ class BlockReader:
             self.read_into(scratch[: offset - self._offset])
 
     def read_all_into(self, view: memoryview) -> None:
-        """Fill `view` with the whole file, in several threads where it is large.
+        """Fill `view` with the whole file; a large file is read by several threads.
 
         Raises:
-            DamagedFileError: As `read_into`.
+            DamagedFileError: See `read_into`.
         """
         block, total = self._record.block_bytes, self._record.nbytes
         threads = min(_THREADS, os.cpu_count() or 1, total // _LARGE_BYTES)
@@ -162,19 +162,19 @@ class BlockReader:
 
 @contextlib.contextmanager
 def open_checked(root: Path, record: ArrayRecord | FileRecord, *, verify: bool) -> Iterator[BlockReader]:
-    """Open a file of the size that its record says.
+    """Open a file of the recorded size.
 
     Raises:
-        DamagedFileError: The file is missing or of another size.
+        DamagedFileError: The file is missing or has another size.
     """
     fd, size = open_inside(root, record.file)
     try:
         path = root / record.file
         if size != record.nbytes:
-            msg = f"{path} has {size} bytes, {record.nbytes} expected: the file was cut, lengthened or replaced"
+            msg = f"{path} has {size} bytes, {record.nbytes} expected: the file was truncated, lengthened or replaced"
             raise DamagedFileError(msg)
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice the read-ahead
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
         yield BlockReader(fd, record, path, verify=verify)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Names of the dtypes that files may hold, and tensors seen as raw memory."""
+"""Names of the dtypes in files, and tensors as raw memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = (
     "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
     "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 )
-# The installed torch may be too old for the last of them.
+# The last ones need a recent version of torch.
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name)}
 _BY_DTYPE = {dtype: name for name, dtype in DTYPES.items()}
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -51,14 +51,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_shape(shape: object) -> tuple[int, ...] | None:
-    """Return a shape that a file gave as a tuple, or None where it is not a list of plausible sizes."""
+    """Return a shape from a file as a tuple; None if it is not a list of plausible sizes."""
     if not isinstance(shape, list) or len(shape) > _MAX_DIMS:
         return None
     product = 1
     for size in shape:
         if type(size) is not int or size < 0:
             return None
-        product *= max(size, 1)  # zero sizes too: torch multiplies the others for the strides
+        product *= max(size, 1)  # zero sizes as 1: torch multiplies the other sizes for the strides
         if product > _MAX_BYTES:
             return None
     return tuple(shape)
@@ -73,10 +73,10 @@ def shape_nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def check_plain(tensor: Tensor, where: Path | str) -> Tensor:
-    """Return `tensor` as a plain tensor outside autograd, the same memory.
+    """Return a plain tensor without autograd history and with the same memory.
 
     Raises:
-        CheckpointError: It is sparse, nested, without data, or of a dtype that files cannot hold.
+        CheckpointError: It is sparse, nested, without data, or has a dtype that files cannot hold.
     """
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         msg = f"{where}: cannot save a {tensor.layout} tensor on {tensor.device}: only dense tensors with data"
@@ -94,7 +94,7 @@ def is_raw(tensor: Tensor) -> bool:
 
 
 def copy_elements(dest: Tensor, source: Tensor) -> None:
-    """Copy between tensors of one dtype and shape, whatever their strides and devices."""
+    """Copy between tensors of one dtype and shape with any strides and devices."""
     plain = not (source.is_conj() or source.is_neg() or dest.is_conj() or dest.is_neg())
     if plain and dest.device.type == source.device.type == "cpu" and dest.ndim:
         # 4 to 30 times faster than torch for strided rows of few elements
@@ -105,6 +105,6 @@ def copy_elements(dest: Tensor, source: Tensor) -> None:
 
 
 def raw_view(tensor: Tensor) -> memoryview:
-    """Return the memory of a tensor for which `is_raw` holds as writable bytes; no copy."""
-    # as_strided, since a single element may carry any stride and still count as contiguous
+    """Return the memory of a tensor for which `is_raw` is True as writable bytes. No copy."""
+    # as_strided, since a tensor of a single element is contiguous with any stride
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

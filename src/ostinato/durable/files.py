@@ -1,4 +1,4 @@
-"""Files and directories: atomic replacement, fsync, safe names, disk space; not what the bytes mean."""
+"""Files and directories: atomic replacement, fsync, safe names, disk space."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _COPY_BYTES = 2**20
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS}
 _COMMON = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-# Opening a FIFO that somebody put in the place of a file must not wait for a writer.
+# Opening a FIFO must not wait for a writer.
 _READ = os.O_RDONLY | _COMMON | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -59,8 +59,8 @@ def new_token() -> str:
 
 
 def sync_fd(fd: int) -> None:
-    """Wait until the bytes of an open file are on the disk, not only in the cache of the drive."""
-    full_sync = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves them in the drive's cache
+    """Wait until the bytes of an open file are on the disk, not only in its cache."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS, fsync leaves the bytes in the cache of the drive
     if full_sync is not None:
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, full_sync)
@@ -79,13 +79,13 @@ _sync_file_range = _find_sync_file_range()
 
 
 def start_writeback(fd: int, offset: int, nbytes: int) -> None:
-    """Let the disk begin with bytes just written, so that the sync at the end finds little left; only a hint."""
+    """Start writing bytes to the disk, so that a later sync takes less time. This is a hint."""
     if _sync_file_range is not None:
-        _sync_file_range(fd, offset, nbytes, 2)  # SYNC_FILE_RANGE_WRITE: starts and does not wait
+        _sync_file_range(fd, offset, nbytes, 2)  # SYNC_FILE_RANGE_WRITE: does not wait
 
 
 def fsync_dir(path: Path) -> None:
-    """Wait until the names in a directory are on the disk; does nothing where that cannot be asked."""
+    """Wait until the names in a directory are on the disk; does nothing if the system does not support it."""
     if os.name == "nt":
         return
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -99,7 +99,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the bytes of a file that was written and closed are on the disk."""
+    """Wait until the bytes of a closed file are on the disk."""
     fd = os.open(path, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | _COMMON)
     try:
         sync_fd(fd)
@@ -108,7 +108,7 @@ def sync_file(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its missing parents; their names survive a power cut."""
+    """Create a directory and its missing parents durably."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir(exist_ok=True)
@@ -116,26 +116,26 @@ def make_directories(path: Path) -> None:
 
 
 def create_file(path: Path, *, read: bool = False) -> int:
-    """Create a file that must not exist yet and return its descriptor, open for writing, and for reading if asked."""
+    """Create a file that does not exist yet; return its descriptor, open for writing, with `read` also for reading."""
     return os.open(path, (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | _COMMON, 0o666)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write every byte of `data`; a single call of the system may write fewer."""
+    """Write all of `data`; a single system call may write less."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def atomic_write(path: Path, data: bytes | memoryview) -> None:
-    """Put `data` in the place of the file `path`; after a crash it holds the old bytes or the new.
+    """Replace the file `path` by `data`. After a crash, it contains either the old or the new bytes.
 
     Args:
         path: File to create or replace; its directory must exist.
         data: Bytes to write.
 
     Raises:
-        StorageMemoryError: The disk is full; the old file is whole.
+        StorageMemoryError: The disk is full; the old file is unchanged.
     """
     temporary = path.with_name(f"{path.name}.{new_token()}.tmp")
     nbytes = memoryview(data).nbytes
@@ -155,11 +155,11 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
 
 
 def safe_join(root: Path, name: str) -> Path:
-    """Return `root / name` for a name that a file gave, so that it cannot lead out of `root`.
+    """Return `root / name` for a name from a file, which cannot lead out of `root`.
 
     Args:
-        root: Directory that the name must stay in.
-        name: Parts of letters, digits, `_`, `.`, `+` and `-`, not beginning with a dot, divided by `/`.
+        root: Directory that must contain the path.
+        name: Parts of letters, digits, `_`, `.`, `+` and `-`, not beginning with a dot, separated by `/`.
 
     Raises:
         DamagedFileError: The name is absolute, has `..` or other characters, or a part of it is a symbolic
@@ -167,13 +167,13 @@ def safe_join(root: Path, name: str) -> Path:
     """
     parts = name.split("/")
     if not all(map(_COMPONENT.fullmatch, parts)):
-        msg = f"{root}: the file name {name[:200]!r} is not allowed: names may not leave the directory"
+        msg = f"{root}: the file name {name[:200]!r} is not allowed: names must not leave the directory"
         raise DamagedFileError(msg)
     path = root
     for part in parts:
         path = path / part
         if path.is_symlink():
-            msg = f"{path} is a symbolic link, which is not allowed here: put the file itself in its place"
+            msg = f"{path} is a symbolic link, which is not allowed here: replace it by the file"
             raise DamagedFileError(msg)
     return path
 
@@ -185,18 +185,18 @@ def open_inside(root: Path, name: str) -> tuple[int, int]:
         Its descriptor, which the caller closes, and its size in bytes.
 
     Raises:
-        DamagedFileError: The name is not allowed, or no regular file is there.
+        DamagedFileError: The name is not allowed, or there is no regular file.
     """
     fd = open_file(safe_join(root, name))
     return fd, os.fstat(fd).st_size
 
 
 def open_file(path: Path) -> int:
-    """Open a regular file for reading; a symbolic link, a directory or a FIFO in its place is refused.
+    """Open a regular file for reading, but no symbolic link, directory or FIFO.
 
     Raises:
-        MissingFileError: Nothing is there.
-        DamagedFileError: Something else is there.
+        MissingFileError: There is nothing at the path.
+        DamagedFileError: There is something else at the path.
     """
     try:
         fd = os.open(path, _READ)
@@ -216,11 +216,11 @@ def open_file(path: Path) -> int:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a regular file to a new one, and wait until its bytes are on the disk.
+    """Copy a regular file to a new file, and wait until its bytes are on the disk.
 
     Raises:
-        DamagedFileError: `source` is no regular file.
-        StorageMemoryError: The disk is full; nothing is left.
+        DamagedFileError: `source` is not a regular file.
+        StorageMemoryError: The disk is full; the new file is removed.
     """
     fd = open_file(source)
     try:
@@ -240,16 +240,16 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> bool:
-    """Give a regular file a second name in another directory; its bytes are on the disk afterwards.
+    """Create a hard link to a regular file in another directory; its bytes are on the disk afterwards.
 
-    Both names are of one file: what edits it in place changes both, what replaces it by renaming changes one.
+    A change in place is visible under both names; a replacement by renaming changes one of them.
 
     Returns:
-        False if the file system has no hard links, `target` is on another one, or the user may not link this file;
-        nothing has changed then.
+        False if the file system has no hard links, `target` is on another file system, or the user may not link this
+        file; nothing has changed then.
 
     Raises:
-        DamagedFileError: `source` is no regular file.
+        DamagedFileError: `source` is not a regular file.
         StorageMemoryError: The disk is full.
     """
     fd = open_file(source)
@@ -268,11 +268,11 @@ def link_file(source: Path, target: Path) -> bool:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where that is not possible; its bytes are on the disk afterwards.
+    """Create a hard link to a file, or copy it if that is not possible; its bytes are on the disk afterwards.
 
     Raises:
-        DamagedFileError: `source` is no regular file.
-        StorageMemoryError: The disk is full; nothing is left.
+        DamagedFileError: `source` is not a regular file.
+        StorageMemoryError: The disk is full; the new file is removed.
     """
     if not link_file(source, target):
         copy_file(source, target)
@@ -287,10 +287,10 @@ def free_bytes(path: Path) -> int:
 
 
 def check_free(path: Path, needed_bytes: int) -> None:
-    """Raise before anything is written when the disk of `path` has too few bytes free.
+    """Check that the disk of `path` has enough free space.
 
     Raises:
-        StorageMemoryError: Names the bytes needed and the bytes free.
+        StorageMemoryError: It has not; names the bytes needed and the bytes free.
     """
     free = free_bytes(path)
     if needed_bytes > free:
@@ -299,7 +299,7 @@ def check_free(path: Path, needed_bytes: int) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn "no space", "over quota" and "file too large" into `StorageMemoryError` with the numbers."""
+    """Convert "no space", "over quota" and "file too large" to `StorageMemoryError` with the numbers of bytes."""
     try:
         yield
     except OSError as error:
@@ -317,17 +317,17 @@ def _no_room(path: Path, needed_bytes: int, free: int, reason: str) -> str:
 
 
 def reserve(target: int | Path, nbytes: int) -> None:
-    """Make a file at least `nbytes` long and take the disk space for it now, so that later writes find it.
+    """Extend a file to at least `nbytes` bytes and reserve the disk space for them.
 
-    A mapped file without its space reserved kills the process with SIGBUS when the disk fills. Where the
-    system has no such call (Windows, macOS) the file is only lengthened, after asking for the free space.
+    A write to a mapped file without reserved space kills the process with SIGBUS when the disk is full. If the system
+    cannot reserve space (Windows, macOS), the free space is checked, and the file is only extended.
 
     Args:
-        target: Descriptor open for writing, or path of a file, created where it is missing.
-        nbytes: Length in bytes; a longer file stays as it is.
+        target: Descriptor open for writing, or path of a file, which is created if it is missing.
+        nbytes: Length in bytes; a longer file is unchanged.
 
     Raises:
-        StorageMemoryError: Too little space; the file has its former length, or is absent again.
+        StorageMemoryError: Too little space; the file is as before.
     """
     if nbytes < 0:
         msg = f"nbytes must be 0 or more, got {nbytes}"
@@ -357,12 +357,12 @@ def _reserve(fd: int, nbytes: int, path: Path) -> None:
                 check_free(path, nbytes - size)
                 os.ftruncate(fd, max(nbytes, size))
     except StorageMemoryError:
-        os.ftruncate(fd, size)  # gives back what was taken before the disk was full
+        os.ftruncate(fd, size)  # releases what was reserved before the disk was full
         raise
 
 
 def _allocate(fd: int, nbytes: int) -> bool:
-    """Ask the file system for the space; False where it cannot be asked."""
+    """Reserve space in the file system; False if it does not support that."""
     if not hasattr(os, "posix_fallocate"):
         return False
     try:

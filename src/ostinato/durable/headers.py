@@ -1,4 +1,4 @@
-"""What a file of tensors says of itself: where each tensor lies, and the values that are no tensors."""
+"""Headers of files of tensors: the position of each tensor, and the values that are not tensors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Header", "Placed", "Sink"]
 
 
 class Sink(Protocol):
-    """Where bytes go, in order."""
+    """Receives bytes in order."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Take all bytes and return their number."""
+        """Write all bytes and return their number."""
         ...
 
     def flush(self) -> None:
-        """Do nothing: `torch.save` asks for it."""
+        """Do nothing; `torch.save` calls it."""
         ...
 
 
@@ -37,7 +37,7 @@ class Placed(NamedTuple):
         dtype: Name of the dtype.
         shape: Sizes.
         offset: Byte of its first element.
-        strides: Bytes from one index to the next in each dimension; None where the elements lie in order.
+        strides: Bytes from one index to the next in each dimension; None if the elements are contiguous.
     """
 
     path: TreePath
@@ -48,7 +48,7 @@ class Placed(NamedTuple):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
+        """The dtype."""
         return DTYPES[self.dtype]
 
     @property
@@ -57,14 +57,14 @@ class Placed(NamedTuple):
         return shape_nbytes(self.shape, self.torch_dtype)
 
     def end(self) -> int:
-        """Return the byte after the last one that belongs to it."""
+        """Return the offset after its last byte."""
         if self.strides is None or 0 in self.shape:
             return self.offset + self.nbytes
         reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return self.offset + reach + self.torch_dtype.itemsize
 
     def check(self, file_bytes: int, where: Path) -> None:
-        """Raise where it does not lie inside a file of `file_bytes`.
+        """Check that it lies inside a file of `file_bytes` bytes.
 
         Raises:
             DamagedFileError: naming the tensor.

@@ -1,14 +1,14 @@
-"""Append-only files of checksummed JSON lines: what was appended and synced is there after any crash.
+"""Append-only files of JSON lines with checksums; lines that were appended and synced survive a crash.
 
-A line is 16 hexadecimal digits, the XXH3-64 of the JSON, a space, the JSON, a line feed. A torn last line was never
-reported as written and is left out; any other damage is an error.
+A line is 16 hexadecimal digits (the XXH3-64 of the JSON), a space, the JSON and a line feed. An incomplete last line
+was never reported as written and is ignored; any other damage raises an error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import xxhash
 
@@ -26,16 +26,16 @@ _DIGITS = 16
 
 
 def write_lines(path: Path, nodes: Iterable[dict[str, Any]]) -> None:
-    """Put a whole file of lines in the place of `path`; after a crash it holds the old lines or the new."""
+    """Replace the file `path` by lines. After a crash, it contains either the old or the new lines."""
     atomic_write(path, b"".join(map(_line, nodes)))
 
 
 def read_lines(path: Path, *, whole: bool) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, to which others may append meanwhile.
+    """Yield the objects of a file, to which other processes may append meanwhile.
 
     Args:
         path: The file.
-        whole: Whether the file was written at once, so that a torn last line is damage, too.
+        whole: Whether the file was written at once, so that an incomplete last line is damage.
 
     Raises:
         DamagedFileError: The file is missing, or a line is damaged.
@@ -47,13 +47,13 @@ def read_lines(path: Path, *, whole: bool) -> Iterator[dict[str, Any]]:
             torn = not line.endswith(b"\n")
             text = line[_DIGITS + 1 : -1]
             if torn or line[:_DIGITS] != xxhash.xxh3_64_hexdigest(text).encode() or line[_DIGITS : _DIGITS + 1] != b" ":
-                if not whole and end >= size:  # the last line, or one that is being written now
+                if not whole and end >= size:  # the last line, or a line that is being written
                     return
-                msg = f"{path} is damaged in line {number}: its checksum does not fit: restore it from a copy"
+                msg = f"{path} is damaged in line {number}: its checksum does not match: restore it from a copy"
                 raise DamagedFileError(msg)
             node = parse_json(text, f"{path}: line {number}")
             if not isinstance(node, dict):
-                msg = f"{path} is damaged in line {number}: no JSON object"
+                msg = f"{path} is damaged in line {number}: not a JSON object"
                 raise DamagedFileError(msg)
             yield node
 
@@ -65,10 +65,10 @@ def _line(node: dict[str, Any]) -> bytes:
 
 @final
 class Journal:
-    """One file open for appending. Used by one thread at a time."""
+    """A file open for appending, closed by `close()` or a `with` block. Not thread-safe."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
-        """Begin a new file with the line `head`, in the place of one that is there."""
+        """Create the file, or replace it, with the line `head`."""
         self._path = path
         self._broken = False
         write_lines(path, [head])
@@ -76,21 +76,21 @@ class Journal:
         self._nbytes = os.fstat(self._fd).st_size
 
     def is_sound(self) -> bool:
-        """Tell whether lines appended now will be found: the file is whole, and still the one under its name."""
+        """Whether appended lines will be read: the file is intact, and its path still refers to it."""
         try:
             return not self._broken and os.path.samestat(os.fstat(self._fd), self._path.stat())
         except OSError:
             return False
 
     def append(self, nodes: Iterable[dict[str, Any]]) -> None:
-        """Append lines: all are on the disk when this returns, and none of them after an error.
+        """Append lines: all of them are on the disk when this returns, and none of them after an error.
 
         Raises:
             StorageMemoryError: The disk is full.
             CheckpointError: An earlier failed append could not be undone.
         """
         if self._broken:
-            msg = f"{self._path} could not be mended after a failed write: close the buffer, it is folded in then"
+            msg = f"{self._path} could not be repaired after a failed write: close the buffer, which writes a new file"
             raise CheckpointError(msg)
         data = b"".join(map(_line, nodes))
         try:
@@ -106,7 +106,15 @@ class Journal:
         self._nbytes += len(data)
 
     def close(self) -> None:
-        """Close the file; it stays where it is."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Return the journal; the end of the `with` block closes it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the file."""
+        self.close()

@@ -1,4 +1,4 @@
-"""One saver at a time in a directory: an advisory lock that a killed process gives back by itself."""
+"""DirectoryLock: an advisory lock for saves to a directory, which the system releases when a process is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# One of the two is there; typed as Any, since which one depends on the system.
+# The system has one of the two; typed as Any, since it depends on the system.
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None
 msvcrt: Any = importlib.import_module("msvcrt") if importlib.util.find_spec("msvcrt") else None
 
@@ -27,21 +27,21 @@ _BUSY = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 @final
 class DirectoryLock:
-    """Exclusive right to save into a directory, between threads and processes.
+    """Exclusive right of a thread or process to save into a directory.
 
-    File systems that know no locks are saved to without one.
+    File systems without locks are saved to without one.
     """
 
     def __init__(self, root: Path) -> None:
-        """Name the directory; nothing is locked yet."""
+        """Name the directory; `acquire` locks it."""
         self._path = root / LOCK_NAME
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            CheckpointError: Somebody else is saving into this directory now.
+            CheckpointError: Another thread or process is saving into this directory.
         """
         while True:
             fd = os.open(self._path, _FLAGS, 0o666)
@@ -54,19 +54,19 @@ class DirectoryLock:
             if current:
                 self._fd = fd
                 return
-            os.close(fd)  # the holder before us removed this file: lock the one that others will see
+            os.close(fd)  # its last owner removed this file: lock the one that others will open
 
     def release(self, root: Path | None = None) -> None:
-        """Give the lock back and remove its file; harmless when it is not held.
+        """Release the lock and remove its file; does nothing if it is not held.
 
         Args:
-            root: Where the directory lies now, if it was renamed.
+            root: New path of the directory, if it was renamed.
         """
         if root is not None:
             self._path = root / LOCK_NAME
         if self._fd < 0:
             return
-        with contextlib.suppress(OSError):  # Windows keeps an open file; the next saver takes it over
+        with contextlib.suppress(OSError):  # Windows cannot remove an open file; the next save uses it
             self._path.unlink()
         os.close(self._fd)
         self._fd = -1

@@ -63,12 +63,12 @@ _mmap = _find_mmap()
 
 @final
 class Overlay:
-    """Zeroed memory of so many bytes, over which parts of files can be laid.
+    """Memory of `nbytes` zeros, over which parts of files can be mapped.
 
-    `tensor` (uint8) owns it: it goes back with the last view.
+    `tensor` (uint8) owns the memory, which is released with the last view.
 
     Raises:
-        OptionError: This system has no such mapping.
+        OptionError: This system cannot map files over memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -84,7 +84,7 @@ class Overlay:
         self._view = self.tensor.numpy().data
 
     def lay(self, fd: int, offset: int, start: int, nbytes: int, path: Path) -> None:
-        """Lay bytes of an open file over the memory from `start` on: whole pages mapped, the rest read."""
+        """Map bytes of an open file over the memory from `start` on; bytes that are not whole pages are read."""
         end = start + nbytes
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and (start - offset) % mmap.PAGESIZE == 0:
@@ -95,7 +95,7 @@ class Overlay:
         read_into(fd, self._view[last:end], offset + last - start, path)
 
     def forget(self, start: int, end: int) -> None:
-        """Give whole pages back that are not looked at again."""
+        """Release whole pages that are not read again."""
         first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
@@ -112,18 +112,18 @@ _STAGING_BYTES = 2**20
 
 
 class Target(Protocol):
-    """Where rows go."""
+    """Destination of rows."""
 
     def window(self, first: int, count: int) -> memoryview | None:
-        """Return the memory of rows if bytes can be read straight into it."""
+        """Return the memory of rows if bytes can be read into it directly."""
 
     def put(self, first: int | np.ndarray, rows: Tensor) -> None:
-        """Copy rows (uint8 `[n, row_bytes]`) to `first` and the rows after it, or to the rows numbered."""
+        """Copy rows (uint8 `[n, row_bytes]`) to `first` and the following rows, or to the given rows."""
 
 
 @final
 class Rows:
-    """Rows go to a tensor `[rows, ...]` of the array's dtype and shape."""
+    """Destination: a tensor `[rows, ...]` of the dtype and shape of the array."""
 
     def __init__(self, dest: Tensor) -> None:
         self._dest = dest
@@ -146,18 +146,18 @@ class _Column(NamedTuple):
 
 @final
 class Columns:
-    """Each column of packed rows goes to a tensor `[rows, ...]` of its own."""
+    """Destination: a tensor `[rows, ...]` for each column of packed rows."""
 
     def __init__(self, columns: Sequence[tuple[Tensor, int]]) -> None:
         self._columns = [_Column(*column) for column in columns]
 
     def window(self, first: int, count: int) -> memoryview | None:
-        """Return nothing: columns lie elsewhere."""
+        """Return None: columns are not contiguous in packed rows."""
         del first, count
         return None
 
     def put(self, first: int | np.ndarray, rows: Tensor) -> None:
-        """Copy each column out of the rows."""
+        """Copy each column."""
         for dest, offset in self._columns:
             _put(dest, first, column_of(rows, offset, dest.dtype, tuple(dest.shape[1:])))
 
@@ -185,11 +185,11 @@ def _put(dest: Tensor, first: int | np.ndarray, rows: Tensor) -> None:
 
 
 def read_rows(root: Path, record: ArrayRecord, target: Target, *, verify: bool) -> None:
-    """Read the base, then each patch over it.
+    """Read the base, then the patches.
 
     Raises:
-        DamagedFileError: A file is missing, of another size, or fails a checksum; names it and the offset. What the
-            target holds then is undefined.
+        DamagedFileError: A file is missing, has another size, or fails a checksum; names it and the offset. The content
+            of the target is then undefined.
     """
     width = record.row_bytes
     staging = torch.empty((max(1, _STAGING_BYTES // max(1, width)), width), dtype=torch.uint8, device="cpu")
@@ -229,8 +229,8 @@ def _read_run(reader: BlockReader, target: Target, first: int, count: int, stagi
 
 
 def _read_table(reader: BlockReader, root: Path, record: ArrayRecord, patch: FileRecord) -> tuple[Runs, Places]:
-    """Read the table of a patch and compare its checksums in every mode: one wrong bit puts rows into other slots."""
-    runs = np.empty((patch.runs, 2), dtype="<i8")  # not more than the file holds: its size was compared
+    """Read the table of a patch; its checksums are always compared, since a wrong bit would move rows."""
+    runs = np.empty((patch.runs, 2), dtype="<i8")  # at most the size of the file, which was compared
     reader.read_verified(runs.reshape(-1).view(np.uint8).data)
     rows = record.shape[0]
     places = check_runs(runs, root / patch.file, rows=rows, row_bytes=record.row_bytes, nbytes=patch.nbytes)
@@ -238,10 +238,10 @@ def _read_table(reader: BlockReader, root: Path, record: ArrayRecord, patch: Fil
 
 
 def read_runs(root: Path, record: ArrayRecord) -> list[Runs]:
-    """Read which rows each patch of an array holds.
+    """Read the runs of rows in each patch of an array.
 
     Raises:
-        DamagedFileError: A file is missing, of another size, or its table is damaged.
+        DamagedFileError: A file is missing, has another size, or its table is damaged.
     """
     covered, found = record.base_rows, []
     for patch in record.patches:
@@ -253,7 +253,7 @@ def read_runs(root: Path, record: ArrayRecord) -> list[Runs]:
 
 
 def _cover(path: Path, covered: int, runs: Runs) -> int:
-    """Return how many first rows there are with a patch: each one goes on where the rows before it ended."""
+    """Return the number of first rows that are present with a patch, which must continue the rows before it."""
     for first, count in runs[runs.sum(1) > covered].tolist():
         if first > covered:
             _check_cover(path, covered, first)
@@ -268,24 +268,24 @@ def _check_cover(path: Path, covered: int, rows: int) -> None:
 
 
 def map_rows(root: Path, record: ArrayRecord, capacity: int) -> Tensor:
-    """Map an array copy-on-write into room for `capacity` rows: uint8 `[capacity * row_bytes]`.
+    """Map an array copy-on-write with space for `capacity` rows: uint8 `[capacity * row_bytes]`.
 
-    Pages come in as they are touched, writes never reach a file, rows beyond those saved are zero. Cost: the number of
-    files and of runs; rows of short runs are read. Sizes are compared, and tables with their checksums; checksums of
-    rows are not.
+    Pages are loaded when they are touched, writes never reach a file, rows that were not saved are zero. Cost: the
+    number of files and of runs; rows of short runs are read. Sizes and the checksums of tables are compared, the
+    checksums of rows are not.
 
     Raises:
-        DamagedFileError: A file is missing, of another size, or its table is damaged.
+        DamagedFileError: A file is missing, has another size, or its table is damaged.
         OptionError: This system cannot map files over memory.
     """
     return _lay_out(root, record, capacity).tensor
 
 
 def mapped_pieces(root: Path, record: ArrayRecord, piece_bytes: int) -> Iterator[Tensor]:
-    """Yield the rows of an array in order, uint8 `[n, row_bytes]` each; memory holds one piece at a time.
+    """Yield the rows of an array in order, uint8 `[n, row_bytes]` each; one piece is in memory at a time.
 
     Raises:
-        DamagedFileError: As `map_rows`.
+        DamagedFileError: See `map_rows`.
     """
     raw, width = _lay_out(root, record, record.shape[0]), record.row_bytes
     step = max(1, piece_bytes // max(1, width))
@@ -321,34 +321,34 @@ def _lay_out(root: Path, record: ArrayRecord, capacity: int) -> Overlay:
 
 
 MOST_PATCHES = 16
-"""A chain of so many patches is folded into one by the next save."""
+"""The next save replaces this many patches of an array by one."""
 _PRINT_BYTES = 64 * 1024
 
 
 class Plan(NamedTuple):
-    """What to write of an array that a checkpoint holds already."""
+    """The rows to write of an array that a checkpoint already has."""
 
     kept: ArrayRecord | None
-    """What stays of the older checkpoint, and what a patch is added to; None writes everything."""
+    """The record of the older checkpoint to which a patch is added; None writes all rows."""
     runs: Runs
-    """The rows of the patch; none where nothing has changed."""
+    """The rows of the patch; none if nothing has changed."""
 
 
 EVERYTHING = Plan(None, one_run(0, 0))
 
 
 def plan(root: Path, old: ArrayRecord | None, dtype: str, shape: tuple[int, ...], changed: Runs) -> Plan:
-    """Decide what to write.
+    """Decide which rows to write.
 
-    The patches of an array never take more bytes than its base: where they would, everything is written. So a chain
-    takes at most twice the bytes of the array, and a save at most what a whole one takes.
+    If the patches of an array would take more bytes than its base, all rows are written. So an array takes at most
+    twice its bytes on the disk, and an incremental save writes at most as much as a full one.
 
     Args:
         root: Directory of the older checkpoint.
-        old: What it holds of the array.
-        dtype: Its dtype now.
-        shape: Its shape now.
-        changed: Rows that have changed since then.
+        old: Record of the array in it.
+        dtype: The dtype now.
+        shape: The shape now.
+        changed: Rows that have changed since.
     """
     if old is None or old.dtype != dtype or not shape or old.shape[1:] != shape[1:] or old.shape[0] > shape[0]:
         return EVERYTHING
@@ -366,7 +366,7 @@ def plan(root: Path, old: ArrayRecord | None, dtype: str, shape: tuple[int, ...]
 
 
 class Print(NamedTuple):
-    """What is remembered of an array between saves: its form, and a checksum of every 64 KiB."""
+    """Fingerprint of an array: its dtype, shape, and a checksum of every 64 KiB."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -374,7 +374,7 @@ class Print(NamedTuple):
 
 
 def print_of(tensor: Tensor) -> Print:
-    """Return the print of a contiguous tensor on the CPU. Cost: one pass over its bytes."""
+    """Return the fingerprint of a contiguous tensor on the CPU. Cost: one pass over its bytes."""
     raw = raw_view(tensor)
     starts = range(0, len(raw), _PRINT_BYTES)
     sums = np.fromiter((xxhash.xxh3_64_intdigest(raw[i : i + _PRINT_BYTES]) for i in starts), np.uint64, len(starts))
@@ -382,7 +382,7 @@ def print_of(tensor: Tensor) -> Print:
 
 
 def changed_rows(old: Print | None, new: Print, row_bytes: int) -> Runs:
-    """Return rows that cover every block that differs; all rows that are new; everything if the form differs."""
+    """Return the rows of all blocks that differ, and new rows; all rows if the dtype or shape of a row differs."""
     rows = new.shape[0] if new.shape else 0
     if old is None or old.dtype != new.dtype or old.shape[1:] != new.shape[1:] or not row_bytes:
         return one_run(0, rows)

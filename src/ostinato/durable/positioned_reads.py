@@ -1,4 +1,4 @@
-"""A bounded number of files held open for positioned reads: the one used longest ago is closed first."""
+"""Positioned reads, and OpenFiles: a limited number of open files, of which the least recently used is closed first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 import torch
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 GAP_BYTES = 4096
-"""Pieces closer than this are read in one call: what lies between costs no page more than they do."""
-_MOST_PIECES = 500  # half of what Linux takes in one call, as each piece may have a gap before it
-_SCRATCH = memoryview(bytearray(GAP_BYTES))  # written by many threads, read by none
+"""Pieces with smaller gaps are read in one call: the gap adds no page."""
+_MOST_PIECES = 500  # half of the limit of Linux for one call, since each piece may have a gap before it
+_SCRATCH = memoryview(bytearray(GAP_BYTES))  # written by several threads, never read
 _SEEKING = threading.Lock()
 
 
@@ -51,7 +51,7 @@ def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
     """Fill `view` with the bytes at `offset`.
 
     Raises:
-        DamagedFileError: The file ends before.
+        DamagedFileError: The file is too short.
     """
     while len(view):
         count = pread_into(fd, [view], offset)
@@ -62,16 +62,16 @@ def read_into(fd: int, view: memoryview, offset: int, path: Path) -> None:
 
 
 def read_pieces(fds: np.ndarray, offsets: np.ndarray, widths: np.ndarray, targets: np.ndarray) -> int:
-    """Read pieces of open files, each straight to its address; what lies close in a file is read in one call.
+    """Read pieces of open files, each to its address; adjacent pieces of a file are read in one call.
 
     Args:
         fds: The file of each piece, int64 `[N]`.
-        offsets: Where it lies, int64 `[N]`, ascending within a file.
-        widths: Its bytes, int64 `[N]`.
-        targets: The address of its memory, int64 `[N]`, which the caller keeps alive.
+        offsets: Offset of each piece, int64 `[N]`, ascending within a file.
+        widths: Bytes of each piece, int64 `[N]`.
+        targets: Address of the memory for each piece, int64 `[N]`.
 
     Returns:
-        The first piece whose file ends before it does, or N. What targets hold from there on is undefined.
+        The first piece for which its file is too short, or N. Memory from this piece on is undefined.
 
     Raises:
         OSError: A read failed.
@@ -101,7 +101,7 @@ def _view(address: int, nbytes: int) -> memoryview:
 
 
 def _read_run(fd: int, views: Sequence[memoryview], offsets: Sequence[int]) -> int | None:
-    """Read pieces that follow each other with small gaps; return the first that the file ends before."""
+    """Read pieces with small gaps; return the first one for which the file is too short."""
     parts: list[memoryview] = []
     end = offsets[0]
     for view, offset in zip(views, offsets, strict=True):
@@ -111,7 +111,7 @@ def _read_run(fd: int, views: Sequence[memoryview], offsets: Sequence[int]) -> i
         end = offset + len(view)
     if pread_into(fd, parts, offsets[0]) == end - offsets[0]:
         return None
-    for number, (view, offset) in enumerate(zip(views, offsets, strict=True)):  # a short read: each by itself
+    for number, (view, offset) in enumerate(zip(views, offsets, strict=True)):  # a short read: read each piece
         done = 0
         while done < len(view):
             count = pread_into(fd, [view[done:]], offset + done)
@@ -122,10 +122,10 @@ def _read_run(fd: int, views: Sequence[memoryview], offsets: Sequence[int]) -> i
 
 
 def read_tensor(fd: int, placed: Placed, path: Path) -> Tensor:
-    """Read a whole tensor into new contiguous memory.
+    """Read a tensor into new contiguous memory.
 
     Raises:
-        DamagedFileError: The file ends before.
+        DamagedFileError: The file is too short.
     """
     if placed.strides is not None:
         return read_strided(fd, placed, path).contiguous()
@@ -136,10 +136,10 @@ def read_tensor(fd: int, placed: Placed, path: Path) -> Tensor:
 
 
 def read_strided(fd: int, placed: Placed, path: Path) -> Tensor:
-    """Read a tensor whose elements do not lie in order: the bytes from its first to its last, seen by its strides.
+    """Read a strided tensor: all bytes from its first to its last element.
 
     Raises:
-        DamagedFileError: The file ends before.
+        DamagedFileError: The file is too short.
     """
     with torch.inference_mode(mode=False):
         raw = torch.empty(placed.end() - placed.offset, dtype=torch.uint8, device="cpu")
@@ -158,7 +158,7 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def pread_into(fd: int, views: Sequence[memoryview], offset: int) -> int:
-    """Fill memory with the bytes at `offset`, as far as one call of the system does, and return their number."""
+    """Fill memory with the bytes at `offset` in one system call, which may read less; return the number of bytes."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, views, offset)
     data = pread(fd, sum(map(len, views)), offset)
@@ -170,12 +170,12 @@ def pread_into(fd: int, views: Sequence[memoryview], offset: int) -> int:
 
 
 _NO_MORE = {errno.EMFILE, errno.ENFILE}
-# Windows has no such limit for descriptors that are not those of C.
+# Windows has no such limit.
 _resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
 
 def _share() -> int:
-    """Return how many files may be held so that the rest of the process can open as many."""
+    """Return half of the number of files that the process may open."""
     if _resource is None:
         return sys.maxsize
     most, _ = _resource.getrlimit(_resource.RLIMIT_NOFILE)
@@ -184,7 +184,7 @@ def _share() -> int:
 
 @final
 class OpenFile:
-    """A descriptor that is closed when nobody holds it any more."""
+    """A file descriptor that is closed with the last reference to this object."""
 
     __slots__ = ("fd",)
 
@@ -192,43 +192,43 @@ class OpenFile:
         """Open a regular file.
 
         Raises:
-            DamagedFileError: It is missing, or no regular file.
+            DamagedFileError: It is missing, or not a regular file.
         """
         self.fd = -1
         self.fd = open_file(path)
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)  # else the system reads ahead, 128 KiB a row
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)  # else the system reads 128 KiB ahead for each row
 
     def __del__(self) -> None:
-        """Close it."""
+        """Close the file."""
         if self.fd >= 0:
             os.close(self.fd)
 
 
 @final
 class OpenFiles:
-    """Open files by path. May be used from several threads."""
+    """Open files by key, closed by `close()` or a `with` block. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        """Hold at most `limit` files open, and half of those that the process may, besides those in use right now."""
+        """Keep at most `limit` files open besides those in use, and at most half of what the process may open."""
         self.limit = min(limit, _share())
         self._files: OrderedDict[Hashable, OpenFile] = OrderedDict()
         self.lock = threading.Lock()
-        """Held while a file is looked up or opened."""
+        """Held during a lookup and while a file is opened."""
 
     def __len__(self) -> int:
-        """Return how many are held."""
+        """Return the number of files."""
         return len(self._files)
 
     def get(self, key: Hashable, path: Callable[[], Path]) -> OpenFile:
-        """Return an open file, which stays open as long as the caller holds it.
+        """Return an open file, which stays open as long as the caller has a reference to it.
 
         Args:
-            key: What files are told apart by; cheaper to make and to compare than a path.
-            path: Called where the file is not open yet.
+            key: Identifies the file; faster to create and to compare than a path.
+            path: Called if the file is not open.
 
         Raises:
-            DamagedFileError: It is missing, or no regular file.
+            DamagedFileError: It is missing, or not a regular file.
         """
         with self.lock:
             file = self._files.get(key)
@@ -247,7 +247,7 @@ class OpenFiles:
         except OSError as error:
             if error.errno not in _NO_MORE:
                 raise
-        self._files.clear()  # those that nobody uses are closed by this
+        self._files.clear()  # closes the files that are not in use
         try:
             return OpenFile(path)
         except OSError as error:
@@ -260,6 +260,16 @@ class OpenFiles:
             raise CapacityError(msg) from error
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Close all files that are not in use."""
         with self.lock:
             self._files.clear()
+
+    close = clear
+
+    def __enter__(self) -> Self:
+        """Return the files; the end of the `with` block closes them."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close all files that are not in use."""
+        self.clear()

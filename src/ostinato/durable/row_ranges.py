@@ -1,4 +1,4 @@
-"""Runs of rows `[first, count]`, and where a patch file holds them."""
+"""Runs of rows `[first, count]`, and their positions in a patch file."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = [
 ]
 
 Runs: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int64]]"
-"""int64 `[n, 2]`: first row and number of rows of each, ascending, apart from each other."""
+"""int64 `[n, 2]`: first row and number of rows of each run, ascending and disjoint."""
 
 PAGE_BYTES = 4096
 _LARGE_BYTES = 2 * PAGE_BYTES
-"""Runs of so many bytes lie in the file as they lie in memory, so that their pages can be mapped."""
+"""Smallest run that is aligned to pages in the file, so that it can be mapped."""
 
 
 class Places(NamedTuple):
-    """Where a patch file holds its runs."""
+    """Positions of runs in a patch file."""
 
     at: np.ndarray
     """Offset of each run in the file, int64 `[n]`."""
     large: np.ndarray
-    """Which runs lie on pages of their own, bool `[n]`; the others follow each other at the end of the file."""
+    """Runs on pages of their own, bool `[n]`; the others follow each other at the end of the file."""
     small_start: int
-    """Where the others begin."""
+    """Offset of the first of the other runs."""
     nbytes: int
     """Size of the file."""
 
@@ -51,7 +51,7 @@ def one_run(first: int, count: int) -> Runs:
 
 
 def as_runs(slots: np.ndarray) -> Runs:
-    """Return the runs that ascending distinct slots make."""
+    """Return the runs of ascending distinct slots."""
     if not len(slots):
         return one_run(0, 0)
     cuts = np.flatnonzero(np.diff(slots) != 1) + 1
@@ -61,7 +61,7 @@ def as_runs(slots: np.ndarray) -> Runs:
 
 
 def join_runs(*many: Runs) -> Runs:
-    """Return the runs of all rows that are in any of them."""
+    """Return the union of runs."""
     runs = np.concatenate([one_run(0, 0), *many])
     if not len(runs):
         return runs
@@ -74,7 +74,7 @@ def join_runs(*many: Runs) -> Runs:
 
 
 def rows_of(runs: Runs) -> np.ndarray:
-    """Return all rows of runs one by one, int64."""
+    """Return all rows of runs, int64."""
     total = int(runs[:, 1].sum()) if len(runs) else 0
     before = np.cumsum(runs[:, 1]) - runs[:, 1]
     rows: np.ndarray[Any, Any] = np.arange(total) + np.repeat(runs[:, 0] - before, runs[:, 1])
@@ -82,7 +82,7 @@ def rows_of(runs: Runs) -> np.ndarray:
 
 
 def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
-    """Return which rows lie in one of the runs, bool."""
+    """Return which rows are in one of the runs, bool."""
     if not len(runs):
         return np.zeros(len(rows), dtype=bool)
     run = np.searchsorted(runs[:, 0], rows, side="right") - 1
@@ -91,7 +91,7 @@ def contains(runs: Runs, rows: np.ndarray) -> np.ndarray:
 
 
 def place(runs: Runs, row_bytes: int) -> Places:
-    """Return where a patch file holds runs: table, large runs on pages of their own, small ones one after the other."""
+    """Return the positions of runs in a patch file: the table, large runs on pages of their own, then small runs."""
     sizes = runs[:, 1] * row_bytes
     large = sizes >= _LARGE_BYTES
     lead = runs[:, 0] * row_bytes % PAGE_BYTES
@@ -106,7 +106,7 @@ def place(runs: Runs, row_bytes: int) -> Places:
 
 
 def check_runs(runs: Runs, path: Path, *, rows: int, row_bytes: int, nbytes: int) -> Places:
-    """Refuse a table that a file gave if it does not fit the file and the array.
+    """Check that a table from a file fits the file and the array, and return the positions of its runs.
 
     Raises:
         DamagedFileError: naming the file.

@@ -1,7 +1,7 @@
-"""The safetensors format: eight bytes of length, a JSON header, then the bytes of the tensors without gaps.
+"""Files in the safetensors format: eight bytes of length, a JSON header, then the bytes of the tensors without gaps.
 
-Small rows come first and wide ones last, so that the small values of one row lie near each other; the header is
-padded so that the first wide tensor begins on a page of the disk.
+Tensors with small rows are written first and those with wide rows last, so that the small values of a row are close to
+each other; the header is padded so that the first wide tensor begins on a page boundary.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TAGS = {
     "complex64": "C64",
 }
 _NAMES = {tag: name for name, tag in _TAGS.items()}
-_MAX_HEADER_BYTES = 100_000_000  # of the format
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the format
 _PAGE = 4096
 _META = "__metadata__"
 _OWN = "ostinato"
@@ -57,11 +57,11 @@ _OWN = "ostinato"
 def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any]) -> None:
     """Write contiguous CPU tensors and plain values.
 
-    Paths become names joined by `.`; the metadata holds, under `ostinato`, the paths themselves in their order and
-    the plain values, as JSON.
+    Names are paths joined by `.`; the metadata contains, under `ostinato`, the paths in their order and the plain
+    values as JSON.
 
     Raises:
-        CheckpointError: The format cannot hold a dtype, or two paths make one name.
+        CheckpointError: The format has no such dtype, or two paths have the same name.
     """
     check(tensors)
     order = sorted(tensors, key=lambda path: _rank(tensors[path]))
@@ -84,10 +84,10 @@ def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any
 
 
 def check(tensors: dict[TreePath, Tensor]) -> None:
-    """Refuse what the format cannot hold.
+    """Check that the format can hold tensors.
 
     Raises:
-        CheckpointError: The format cannot hold a dtype, or two paths make one name.
+        CheckpointError: The format has no such dtype, or two paths have the same name.
     """
     names = [".".join(path) for path in tensors]
     if len(set(names)) < len(names) or _META in names:
@@ -108,10 +108,10 @@ def _row_bytes(tensor: Tensor) -> int:
 
 
 def read_header(fd: int, path: Path) -> Header:
-    """Read what a file holds, ours or anybody's; nothing is trusted.
+    """Read and verify the header of a safetensors file, also of other libraries.
 
     Raises:
-        DamagedFileError: It is no safetensors file, or its parts do not fit.
+        DamagedFileError: It is not a safetensors file, or its parts do not match.
     """
     size = os.fstat(fd).st_size
     length = int.from_bytes(pread(fd, 8, 0), "little")
@@ -119,7 +119,7 @@ def read_header(fd: int, path: Path) -> Header:
         _damaged(path, f"a header of {length} bytes in a file of {size}")
     node = parse_json(pread(fd, length, 8), path)
     if not isinstance(node, dict):
-        _damaged(path, "the header is no JSON object")
+        _damaged(path, "the header is not a JSON object")
     own = _own(node.pop(_META, {}), path)
     found = {name: _placed(name, entry, 8 + length, path) for name, entry in node.items()}
     end = 8 + length
@@ -128,16 +128,16 @@ def read_header(fd: int, path: Path) -> Header:
             _damaged(path, f"a gap or an overlap at byte {end}")
         end = placed.end()
     if end != size:
-        _damaged(path, f"{size} bytes, its header says {end}")
+        _damaged(path, f"{size} bytes, {end} according to its header")
     paths = own["paths"] or [[name] for name in found]
     if sorted(".".join(keys) for keys in paths) != sorted(found):
-        _damaged(path, "its metadata names other tensors than it holds")
+        _damaged(path, "its metadata names other tensors than it contains")
     tensors = tuple(found[".".join(keys)]._replace(path=tuple(keys)) for keys in paths)
     plain = flatten(own["plain"], where=path)
     keys = sorted([placed.path for placed in tensors] + list(plain))
-    for short, long in pairwise(keys):  # sorted, a path stands just before those that go on from it
+    for short, long in pairwise(keys):  # in sorted order, a path is followed by the paths that begin with it
         if long[: len(short)] == short:
-            _damaged(path, f"{'.'.join(short)[:80]!r} is both a value and a dict, or is there twice")
+            _damaged(path, f"{'.'.join(short)[:80]!r} is both a value and a dict, or occurs twice")
     return Header(size, tensors, plain)
 
 
@@ -170,5 +170,5 @@ def _own(metadata: Any, path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, problem: str) -> NoReturn:
-    msg = f"{path} is damaged: not a safetensors file as it should be: {problem}"
+    msg = f"{path} is damaged: not a valid safetensors file: {problem}"
     raise DamagedFileError(msg)

@@ -1,10 +1,8 @@
-"""The flat layout of episodes: TED2Flat stores each observation once, Flat2TED gives rows with `next` back.
+"""TED2Flat and Flat2TED: conversions between TorchRL's episode data format (TED) and a layout without duplicates.
 
-Rows come in TED form: fields at the root, and under `next` what followed them, with done flags and rewards under `next`
-alone. An observation under `next` is that of the row that follows, except at ends, so the flat layout keeps the
-observations of an episode in one line with the last one behind them: `rows + ends` of them. What lives here: two pure
-conversions, on whatever device the rows are. What does not: the order of cells (`ted_rows.py`), files, and when to
-convert (`buffers/checkpoint/state.py`).
+In TED, fields of a step are at the root, and fields of the next step under `next`, with done flags and rewards under
+`next` only. Within an episode, an observation under `next` equals the observation of the following row. The flat layout
+therefore stores the observations of each episode in order, followed by the last next observation: `rows + ends` values.
 """
 
 from __future__ import annotations
@@ -24,36 +22,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "BARE",
-    "NOT_FLAT",
-    "SHAPE",
-    "Field",
-    "Flat2TED",
-    "Key",
-    "Keys",
-    "Line",
-    "Rows",
-    "TED2Flat",
-    "as_path",
-    "collection",
-    "fill",
-    "read_note",
-    "read_notes",
-    "tensors_of",
-]
+__all__ = ["Flat2TED", "TED2Flat"]
 
 Key: TypeAlias = "str | tuple[str, ...]"
 Field: TypeAlias = "tuple[str, ...]"
 
 SHAPE = "_storage_shape"
 BARE = "_without_root"
-"""Key that names the flags that have no partner of zeros at the root; it is there only where one lacks."""
-NOT_FLAT = "it does not come from TED2Flat with the same keys, or is damaged"
+"""Key of the list of flags that have no zeros at the root; absent if all have."""
+NOT_FLAT = "it was not made by TED2Flat with the same keys, or is damaged"
 
 
 class Keys(NamedTuple):
-    """Which fields mean what; see `TED2Flat`."""
+    """Keys of special fields; see `TED2Flat`."""
 
     done: Field
     shift: Field
@@ -63,10 +44,10 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, done: Key, shift: Key, is_full: Key, flags: Iterable[Key], rewards: Iterable[Key]) -> Keys:
-        """Check the keys that a user gave.
+        """Check keys and return them as paths.
 
         Raises:
-            OptionError: for something that is no key, or text where a tuple is due.
+            OptionError: if something is not a key, or is text instead of a tuple.
         """
         for name, keys in (("done_keys", flags), ("reward_keys", rewards)):
             if isinstance(keys, str):
@@ -82,39 +63,42 @@ class Keys(NamedTuple):
 
 
 class Line(NamedTuple):
-    """How cells `[steps, *environments]` follow one another when flat: by environment, in the order of time."""
+    """The order of rows `[steps, *environments]` in the flat layout: by environment, then by time."""
 
     shape: tuple[int, ...]
     shift: int
     full: bool
     steps: Tensor
-    """Step of the data at each place of a line, int64 `[steps]`."""
+    """Steps of the data in the order of time, int64 `[steps]`."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], shift: int, *, full: bool, device: torch.device) -> Line:
-        """Put the steps of the data in the order of time."""
+        """Return the order of data with these dimensions."""
         steps = torch.arange(shape[0], device=device)
         return cls(shape, shift, full, (steps + shift) % shape[0] if full else steps)
 
     @property
     def num_envs(self) -> int:
-        """Environments."""
+        """Number of environments."""
         return torch.Size(self.shape[1:]).numel()
 
     def lay(self, value: Tensor) -> Tensor:
-        """Return values `[steps, *environments, *F]` in flat order, `[cells, *F]`. Copy."""
+        """Return values `[steps, *environments, *F]` in flat order, `[rows, *F]`. Copy."""
         dims = len(self.shape)
         feature = value.shape[dims:]
         ordered = as_bits(value).index_select(0, self.steps).view(value.dtype)
         return ordered.reshape(self.shape[0], self.num_envs, *feature).transpose(0, 1).reshape(-1, *feature)
 
     def spread(self, value: Tensor, places: Tensor | None, written: Tensor | None = None) -> Tensor:
-        """Return values from their places in the flat layout as `[steps, *environments, *F]`; None: one for each cell.
+        """Return values of the flat layout as `[steps, *environments, *F]`. Copy.
 
-        Cells that were never written, where `written` is given, get zeros. Copy.
+        Args:
+            value: in the flat layout.
+            places: position of each row in `value`; None if there is one value for each row.
+            written: bool `[rows]`: rows that were never written become zeros.
         """
         cells = torch.empty_like(self.steps)
-        cells[self.steps] = torch.arange(self.shape[0], device=cells.device)  # the place in its line of each step
+        cells[self.steps] = torch.arange(self.shape[0], device=cells.device)  # the position of each step
         own = (cells.unsqueeze(1) + torch.arange(self.num_envs, device=cells.device) * self.shape[0]).flatten()
         places = own if places is None else places[own].clamp_(max=value.shape[0] - 1)
         out = as_bits(value)[places]
@@ -123,15 +107,15 @@ class Line(NamedTuple):
         return out.view(value.dtype).reshape(*self.shape, *value.shape[1:])
 
     def written(self) -> Tensor:
-        """Return bool `[cells]`, in the order of the data: which were written."""
+        """Return bool `[rows]` in the order of the data: which rows were written."""
         steps = torch.arange(self.shape[0], device=self.steps.device)
         return (steps < (self.shape[0] if self.full else self.shift)).repeat_interleave(self.num_envs)
 
     def check(self, rows: Rows, ends: Tensor, keys: Keys) -> None:
-        """Refuse rows that the flat layout would not give back.
+        """Check that the flat layout keeps all values.
 
         Raises:
-            CheckpointError: naming the field and the number of rows.
+            CheckpointError: if it does not; names the field and the number of rows.
         """
         present = torch.arange(self.shape[0], device=ends.device).repeat(self.num_envs)
         present = present < (self.shape[0] if self.full else self.shift)
@@ -142,7 +126,7 @@ class Line(NamedTuple):
             if lost:
                 msg = (
                     f"in {lost} rows field {show_path(('next', *key))} is not {show_path(key)} of the row that "
-                    f"follows, though {show_path(keys.done)} does not end the episode there, so the flat layout would "
+                    f"follows, although {show_path(keys.done)} does not end the episode, so the flat layout would "
                     "lose it: save these rows without TED2Flat"
                 )
                 raise CheckpointError(msg)
@@ -150,40 +134,38 @@ class Line(NamedTuple):
             flags = rows.root[key] if key in keys.flags else None
             if key in keys.rewards or (flags is not None and bool(self.lay(flags)[present].any())):
                 msg = (
-                    f"field {show_path(key)} at the root would be lost, the flat layout keeps that of 'next' alone: "
-                    "leave it out, or save these rows without TED2Flat"
+                    f"field {show_path(key)} at the root would be lost, the flat layout keeps the one under 'next' "
+                    "only: omit it, or save these rows without TED2Flat"
                 )
                 raise CheckpointError(msg)
 
 
 class Rows(NamedTuple):
-    """Rows in TED form, by field."""
+    """Rows in TED format by field."""
 
     shape: tuple[int, ...]
     root: dict[Field, Tensor]
     next: dict[Field, Tensor]
-    """Without `next` in their keys."""
+    """Keys without `next`."""
     done: Tensor
     """bool `[*shape]`."""
     twice: list[Field]
-    """Observations: there at the root and under `next`."""
+    """Observations: fields at the root and under `next`."""
 
     @classmethod
     def read(cls, data: Any, keys: Keys) -> Rows:
-        """Sort the fields of rows into those at the root and those under `next`. No copy.
+        """Separate the fields of rows into those at the root and those under `next`. No copy.
 
         Raises:
-            KeyMissingError: if one half of a pair is not there.
-            CheckpointError: if the rows are no tree, or the flag is not one for each row.
+            KeyMissingError: if one field of a pair is missing.
+            CheckpointError: if the rows have no named fields, or there is not one flag for each row.
         """
         if not kinds.is_mapping(data):
-            msg = f"TED2Flat takes a TensorDict or a dict of rows in TED form, got {type(data).__name__}"
+            msg = f"TED2Flat takes a TensorDict or a dict of rows in TED format, got {type(data).__name__}"
             raise CheckpointError(msg)
         found = kinds.find_field(data, keys.done)
         if found is None:
-            msg = (
-                f"the rows have no field {show_path(keys.done)}, which tells TED2Flat where episodes end: see done_key"
-            )
+            msg = f"the rows have no field {show_path(keys.done)}, which marks the ends of episodes: see done_key"
             raise KeyMissingError(msg)
         lead = (
             len(data.batch_size)
@@ -204,7 +186,7 @@ class Rows(NamedTuple):
             other = (root if key in twice else after).get(key)
             if other is None or other.shape != (after if key in twice else root)[key].shape:
                 pair = f"{show_path(key)} and {show_path(('next', *key))}"
-                msg = f"the flat layout keeps {pair} as one, but only one is there, or their shapes differ"
+                msg = f"the flat layout stores {pair} as one field, but only one of them exists, or their shapes differ"
                 raise KeyMissingError(msg)
         done = leaves[[leaf.path for leaf in schema.leaves].index(keys.done)]
         if done.numel() != torch.Size(shape).numel():
@@ -213,24 +195,24 @@ class Rows(NamedTuple):
         return cls(shape, root, after, done.bool().reshape(shape), twice)
 
     def fields(self) -> list[Field]:
-        """Fields of the flat layout, in the order of the data."""
+        """Return the fields of the flat layout in the order of the data."""
         return [*self.root, *(key for key in self.next if key not in self.root)]
 
 
 def read_notes(data: Any, keys: Keys) -> tuple[tuple[int, ...], int, bool]:
-    """Return shape, shift and whether all was written, as `TED2Flat` noted them."""
+    """Return the shape, the shift, and whether all rows were written, as `TED2Flat` stored them."""
     shape, shift, full = (read_note(data, key) for key in ((SHAPE,), keys.shift, keys.is_full))
     shape = (shape,) if type(shape) is int else tuple(shape) if isinstance(shape, (list, tuple)) else ()
     good = shape and all(type(size) is int and 0 < size < 2**40 for size in shape) and type(shift) is int
     if not (good and 0 <= shift <= shape[0] and isinstance(full, bool) and (full or shift)):
         got = f"{SHAPE}={shape!r}, {show_path(keys.shift)}={shift!r}, {show_path(keys.is_full)}={full!r}"
-        msg = f"the flat layout must say how its rows lay, got {got}: {NOT_FLAT}"
+        msg = f"the flat layout must contain the order of its rows, got {got}: {NOT_FLAT}"
         raise CheckpointError(msg)
     return shape, shift, full
 
 
 def read_note(data: Any, path: Field) -> Any:
-    """Return a value of a TensorDict that is no tensor; None where there is none."""
+    """Return a non-tensor value of a TensorDict; None if there is none."""
     for key in path[:-1]:
         data = kinds.find_field(data, (key,))
     return data.get_non_tensor(path[-1], default=None) if kinds.is_tensordict(data) else None
@@ -240,10 +222,10 @@ def tensors_of(data: Any, path: Field = ()) -> list[tuple[Field, Tensor]]:
     """Return the tensors of a TensorDict with their paths.
 
     Raises:
-        CheckpointError: if it is something else.
+        CheckpointError: if it is not a TensorDict.
     """
     if not kinds.is_tensordict(data):
-        msg = f"Flat2TED takes the TensorDict that TED2Flat made, got {type(data).__name__}"
+        msg = f"Flat2TED takes the TensorDict returned by TED2Flat, got {type(data).__name__}"
         raise CheckpointError(msg)
     found = []
     for key, value in data.items():
@@ -257,7 +239,7 @@ def tensors_of(data: Any, path: Field = ()) -> list[tuple[Field, Tensor]]:
 def collection(
     fields: dict[Field, Tensor], notes: dict[Field, Any], device: torch.device, batch: tuple[int, ...] = ()
 ) -> Any:
-    """Nest fields by their paths, and set values that are no tensors."""
+    """Return a TensorDict of fields by their paths, and of non-tensor values."""
     below: dict[str, dict[Field, Tensor]] = {}
     for path, value in fields.items():
         below.setdefault(path[0], {})[path[1:]] = value
@@ -269,7 +251,7 @@ def collection(
 
 
 def fill(out: Any, rows: dict[Field, Tensor]) -> Any:
-    """Write fields into a TensorDict, in place where it has them."""
+    """Write fields to a TensorDict, in place if it has them."""
     for path, value in rows.items():
         place = out.get(path, None)
         if place is None:
@@ -294,21 +276,20 @@ _REWARDS = ("reward",)
 
 @final
 class TED2Flat:
-    """A hook for saving: turns rows in TED form into the flat layout, which stores each observation once.
+    """Save hook that converts rows in TED format to the flat layout, which stores each observation once.
 
-    Of each observation field there are `rows + ends` values, every other field has `rows`; flags and rewards are those
-    of `next`, without `next`. A ring is unrolled, so that rows lie in the order of time; with time x environments the
-    environments follow one another. Rows that the layout would not give back are refused: an observation under `next`
-    that is not the one of the following row in the middle of an episode (as after n-step sums), flags at the root that
-    are set.
+    Observation fields have `rows + ends` values, all other fields `rows`; flags and rewards are those under `next`. A
+    ring is unrolled to the order of time; with time x environments, the environments follow one another. Rows that the
+    layout cannot represent raise an error: observations under `next` that differ from the following row within an
+    episode (for example after n-step sums), and flags at the root that are set.
 
-    Memory: that of the flat layout. Storages set `shift` and `is_full` before they call the hook; without them all rows
-    are there, in the order of time. A hook serves one storage at a time.
+    Memory: that of the flat layout. Storages set `shift` and `is_full` before they call the hook; without them, all
+    rows are written and in the order of time. Use one hook for each storage.
 
     Args:
         done_key: flag that ends an episode, bool `[*batch]` or `[*batch, 1]`.
-        shift_key: where `shift` is kept.
-        is_full_key: where `is_full` is kept.
+        shift_key: key under which `shift` is stored.
+        is_full_key: key under which `is_full` is stored.
         done_keys: flags, without `next`.
         reward_keys: rewards, without `next`.
 
@@ -331,9 +312,9 @@ class TED2Flat:
     """
 
     shift: int | None
-    """Step after the newest one: where the ring is cut."""
+    """Step after the newest one."""
     is_full: bool | None
-    """Whether all steps of the data were written; else those before `shift`."""
+    """Whether all steps were written; else only those before `shift`."""
 
     def __init__(
         self,
@@ -351,14 +332,14 @@ class TED2Flat:
 
         Args:
             data: TensorDict `[steps, ...]` or `[steps, *environments, ...]`, or a dict of such tensors.
-            path: a directory to put the result into, memory-mapped by tensordict; None keeps it in memory.
+            path: directory for a result that tensordict maps into memory; None keeps the result in memory.
 
         Returns:
             A TensorDict without batch dimensions. Copy.
 
         Raises:
-            CheckpointError: for rows that the flat layout would not give back, naming the field.
-            KeyMissingError: if a field that is needed is not there.
+            CheckpointError: if the flat layout cannot represent the rows; names the field.
+            KeyMissingError: if a required field is missing.
         """
         rows = Rows.read(data, self._keys)
         steps = rows.shape[0]
@@ -391,13 +372,13 @@ class TED2Flat:
 
 @final
 class Flat2TED:
-    """A hook for loading: the inverse of `TED2Flat`.
+    """Load hook: the inverse of `TED2Flat`.
 
     Args:
         done_key: flag that ends an episode, in the flat layout.
-        shift_key: where `shift` is kept.
-        is_full_key: where `is_full` is kept.
-        done_keys: flags; rows get them under `next`, and zeros at the root, unless the rows saved had none there.
+        shift_key: key under which `shift` is stored.
+        is_full_key: key under which `is_full` is stored.
+        done_keys: flags; rows get them under `next`, and zeros at the root if the saved rows had flags there.
         reward_keys: rewards; rows get them under `next`.
 
     Raises:
@@ -418,17 +399,17 @@ class Flat2TED:
         self._keys = Keys.of(done_key, shift_key, is_full_key, done_keys, reward_keys)
 
     def __call__(self, data: Any, out: Any = None) -> Any:
-        """Convert the flat layout back to rows; of steps that were never written observations are zeros.
+        """Convert the flat layout to rows; observations of steps that were never written are zeros.
 
         Args:
             data: what `TED2Flat` returned.
-            out: TensorDict to write the rows into; None makes one.
+            out: TensorDict to write the rows to; None creates one.
 
         Returns:
-            A TensorDict `[steps]` or `[steps, *environments]`, the ring as it was. Copy.
+            A TensorDict `[steps]` or `[steps, *environments]` in the order of the saved ring. Copy.
 
         Raises:
-            CheckpointError: if `data` does not come from `TED2Flat` with the same keys, or is damaged.
+            CheckpointError: if `data` was not made by `TED2Flat` with the same keys, or is damaged.
         """
         fields = dict(tensors_of(data))
         shape, shift, full = read_notes(data, self._keys)
@@ -439,7 +420,7 @@ class Flat2TED:
         ends = fields.get(self._keys.done)
         if ends is None or ends.numel() != cells:
             got = "nothing" if ends is None else f"shape {list(ends.shape)}"
-            msg = f"the flat layout must hold {cells} flags {show_path(self._keys.done)}, got {got}: {NOT_FLAT}"
+            msg = f"the flat layout must have {cells} flags {show_path(self._keys.done)}, got {got}: {NOT_FLAT}"
             raise CheckpointError(msg)
         ends = ends.detach().bool().reshape(line.num_envs, shape[0]).clone()
         ends[:, -1 if full else shift - 1] = True

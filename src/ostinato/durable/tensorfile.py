@@ -33,22 +33,22 @@ def check_format(name: object, *, allow_pickle: bool) -> str:
     """Return the name of a format.
 
     Raises:
-        OptionError: There is no such format, or it needs the consent to unpickle.
+        OptionError: There is no such format, or it requires `allow_pickle`.
     """
     if name not in FORMATS:
         msg = f"trajectory_format must be one of {', '.join(FORMATS)}, got {name!r}"
         raise OptionError(msg)
     if name == "pkl" and not allow_pickle:
         msg = (
-            "trajectory_format 'pkl' is read by unpickling, which runs whatever code the file brings: give "
-            "allow_pickle=True if every file comes from you, or use 'safetensors' or 'pt'"
+            "trajectory_format 'pkl' is read by unpickling, which executes code in the file: give "
+            "allow_pickle=True if you trust every file, or use 'safetensors' or 'pt'"
         )
         raise OptionError(msg)
     return str(name)
 
 
 def check_tree(tree: Mapping[str, Any], format_name: str, where: object) -> None:
-    """Refuse what `write_tree` could not write in this format.
+    """Check that `write_tree` can write a tree in this format.
 
     Raises:
         KindError: naming the values.
@@ -64,13 +64,13 @@ def check_tree(tree: Mapping[str, Any], format_name: str, where: object) -> None
 
 @final
 class _Sink:
-    """Writes to a descriptor and keeps a checksum."""
+    """Writes to a descriptor and computes a checksum."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._hash = xxhash.xxh3_64()
         self.error: OSError | None = None
-        """Why a write failed: torch only says that one did."""
+        """The error of a failed write, which torch does not report."""
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all bytes and return their number."""
@@ -86,27 +86,27 @@ class _Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: bytes are written at once."""
+        """Do nothing: bytes are not buffered."""
 
     def checksum(self) -> str:
-        """Return the checksum of all bytes written so far."""
+        """Return the checksum of all bytes."""
         return self._hash.hexdigest()
 
 
 def write_tree(path: Path, tree: Mapping[str, Any], format_name: str, *, sync: bool) -> tuple[Header, str]:
-    """Write a new file whole: under another name first, then renamed. The caller syncs the directory.
+    """Write a new file under another name, then rename it. The caller syncs the directory.
 
     Args:
         path: The file.
         tree: Nested dicts; tensors are contiguous and on the CPU.
         format_name: `pt`, `pkl` or `safetensors`.
-        sync: Wait until the bytes are on the disk before the file gets its name.
+        sync: Wait until the bytes are on the disk before the file is renamed.
 
     Returns:
-        What the file holds, and its XXH3-64.
+        The header of the file, and its XXH3-64.
 
     Raises:
-        StorageMemoryError: The disk is full; nothing is left.
+        StorageMemoryError: The disk is full; the file is removed.
     """
     values = flatten(tree, where=path)
     tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
@@ -146,17 +146,17 @@ def _write(sink: _Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, A
 def _written_header(
     path: Path, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any], format_name: str
 ) -> Header:
-    if format_name == "pkl":  # what was just written need not be unpickled
+    if format_name == "pkl":  # the values are known: nothing is unpickled
         return _pickled_header(path.stat().st_size, {**tensors, **plain})
     return read_header(path, format_name, allow_pickle=False)
 
 
 def read_header(path: Path, format_name: str, *, allow_pickle: bool) -> Header:
-    """Read what a file holds; the bytes of tensors are read for `pkl` alone.
+    """Read the header of a file; the bytes of tensors are read for `pkl` only.
 
     Raises:
-        DamagedFileError: The file is missing, or damaged.
-        OptionError: It is a pickle, and there is no consent.
+        DamagedFileError: The file is missing or damaged.
+        OptionError: It is a pickle, and `allow_pickle` is False.
     """
     check_format(format_name, allow_pickle=allow_pickle)
     if format_name == "pkl":
@@ -173,8 +173,8 @@ def read_tree(path: Path, format_name: str, *, allow_pickle: bool) -> dict[str, 
     """Read a whole file into new tensors.
 
     Raises:
-        DamagedFileError: The file is missing, or damaged.
-        OptionError: It is a pickle, and there is no consent.
+        DamagedFileError: The file is missing or damaged.
+        OptionError: It is a pickle, and `allow_pickle` is False.
     """
     check_format(format_name, allow_pickle=allow_pickle)
     if format_name == "pkl":
@@ -189,10 +189,10 @@ def read_tree(path: Path, format_name: str, *, allow_pickle: bool) -> dict[str, 
 
 
 def file_checksum(path: Path, format_name: str, *, deep: bool) -> str:
-    """Read a file and return its XXH3-64; with `deep` compare the checksums that archives of `pt` keep themselves.
+    """Read a file and return its XXH3-64; with `deep`, also verify the checksums inside of `pt` archives.
 
     Raises:
-        DamagedFileError: The file is missing, or its own checksums do not fit.
+        DamagedFileError: The file is missing, or a checksum inside of it does not match.
     """
     fd = open_file(path)
     try:
@@ -208,23 +208,23 @@ def file_checksum(path: Path, format_name: str, *, deep: bool) -> str:
 
 
 def _unpickle(path: Path) -> dict[TreePath, Any]:
-    """Run a pickle: only ever called with the user's consent."""
+    """Unpickle a file, which executes code in it; called only if the user allows it."""
     fd = open_file(path)
     with os.fdopen(fd, "rb") as stream:
         try:
-            tree = pickle.load(stream)  # noqa: S301 - the caller has the user's consent
-        except Exception as error:  # a damaged pickle may raise anything
+            tree = pickle.load(stream)  # noqa: S301 - the user has allowed it
+        except Exception as error:  # a damaged pickle may raise any exception
             msg = f"{path} is damaged: {str(error)[:200]}"
             raise DamagedFileError(msg) from error
     if not isinstance(tree, dict):
-        msg = f"{path} is damaged: it holds a {type(tree).__name__}, a dict expected"
+        msg = f"{path} is damaged: it contains a {type(tree).__name__}, a dict expected"
         raise DamagedFileError(msg)
     values = flatten(tree, where=path)
     return {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in values.items()}
 
 
 def _pickled_header(nbytes: int, values: dict[TreePath, Any]) -> Header:
-    """Describe values whose places in the file are of no use: offset -1."""
+    """Return the header of a pickle, whose tensors have no offsets (-1)."""
     placed = tuple(
         Placed(key, dtype_name(value.dtype), tuple(value.shape), -1)
         for key, value in values.items()

@@ -1,7 +1,7 @@
-"""Files of `torch.save`: written through a sink, read by offsets. Nothing in them is executed (`weights_only=True`).
+"""Files of `torch.save`, in which the offsets of tensors are found. Nothing is executed (`weights_only=True`).
 
-The tensors lie uncompressed in a zip archive. `torch.load(mmap=True)` says how each tensor lies in its storage, the
-directory of the archive says where each storage lies in the file; both must agree.
+A file is a zip archive with uncompressed tensors. `torch.load(mmap=True)` returns the position of each tensor in its
+storage, the directory of the archive the position of each storage in the file; both must agree.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _LOAD_ERRORS = (RuntimeError, OSError, ValueError, KeyError, TypeError, EOFError
 
 def write(sink: Sink, tensors: dict[TreePath, Tensor], plain: dict[TreePath, Any]) -> None:
     """Write a plain nested dict as `torch.save` does."""
-    torch.save(nest({**tensors, **plain}), cast("IO[bytes]", sink))  # it asks for write and flush alone
+    torch.save(nest({**tensors, **plain}), cast("IO[bytes]", sink))  # it calls write and flush only
 
 
 def read_header(fd: int, path: Path) -> Header:
-    """Read what a file holds. The bytes of its tensors are not read.
+    """Read the header of a file; the bytes of its tensors are not read.
 
     Raises:
-        DamagedFileError: It is no archive of `torch.save`, holds more than `weights_only=True` allows, or its parts do
-            not fit.
+        DamagedFileError: It is not an archive of `torch.save`, contains more than `weights_only=True` allows, or its
+            parts do not match.
     """
     size = os.fstat(fd).st_size
     records = _records(fd, size, path)
@@ -51,7 +51,7 @@ def read_header(fd: int, path: Path) -> Header:
     tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
     for key, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-            _damaged(path, f"{'.'.join(key)[:80]} is no dense plain tensor")
+            _damaged(path, f"{'.'.join(key)[:80]} is not a dense plain tensor")
     base = _base(tensors.values(), records, path)
     placed = tuple(_place(key, tensor, base, path) for key, tensor in tensors.items())
     for piece in placed:
@@ -60,7 +60,7 @@ def read_header(fd: int, path: Path) -> Header:
 
 
 def check_crc(fd: int, path: Path) -> None:
-    """Read a whole archive and compare the checksums of its records.
+    """Read a whole archive and verify the checksums of its records.
 
     Raises:
         DamagedFileError: naming the first record that differs.
@@ -79,17 +79,17 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        msg = f"{path} holds more than tensors and plain values, and nothing of it was executed: {str(error)[:300]}"
+        msg = f"{path} contains more than tensors and plain values; nothing was executed: {str(error)[:300]}"
         raise DamagedFileError(msg) from error
     except _LOAD_ERRORS as error:
         _damaged(path, str(error)[:300])
     if not isinstance(tree, dict):
-        _damaged(path, f"it holds a {type(tree).__name__}, a dict expected")
+        _damaged(path, f"it contains a {type(tree).__name__}, a dict expected")
     return tree
 
 
 def _records(fd: int, size: int, path: Path) -> list[tuple[int, int]]:
-    """Return offset and size of each record that holds a storage, in the order of the file."""
+    """Return offset and size of each record with a storage in the order of the file."""
     found = []
     try:
         with os.fdopen(os.dup(fd), "rb") as stream, zipfile.ZipFile(stream) as archive:
@@ -116,14 +116,14 @@ def _records(fd: int, size: int, path: Path) -> list[tuple[int, int]]:
 
 
 def _base(tensors: Any, records: list[tuple[int, int]], path: Path) -> int:
-    """Return the address at which byte 0 of the file is mapped, so that addresses become offsets."""
+    """Return the address to which byte 0 of the file is mapped, to convert addresses to offsets."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     mapped = sorted((address, nbytes) for address, nbytes in storages.items() if nbytes)
     if not mapped:
         return 0
     base = mapped[0][0] - records[0][0] if records else 0
     if [(address - base, nbytes) for address, nbytes in mapped] != records or base % mmap.PAGESIZE:
-        _damaged(path, "its storages do not lie where its directory says")
+        _damaged(path, "its storages are not at the offsets in its directory")
     return base
 
 

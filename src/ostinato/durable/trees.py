@@ -1,4 +1,4 @@
-"""Nested dicts of tensors and plain values, as files hold them: flattened to paths and nested again."""
+"""Nested dicts of tensors and plain values in files: flattened to paths and nested again."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MAX_DEPTH = 32
 
 
 def show(path: TreePath) -> str:
-    """Write a path as messages show it: `curr_obs.main_images`."""
+    """Return a path for messages: `curr_obs.main_images`."""
     return ".".join(path)
 
 
 def flatten(tree: Mapping[str, Any], *, where: object) -> dict[TreePath, Any]:
-    """Return the values of nested dicts by their paths, in order: everything that is no dict, and empty dicts.
+    """Return the values of nested dicts by their paths in order, including empty dicts.
 
     Raises:
-        KindError: A key is no text, or dicts are nested more than 32 deep.
+        KindError: A key is not text, or dicts are nested more than 32 deep.
     """
     found: dict[TreePath, Any] = {}
     waiting: list[tuple[TreePath, Any]] = [((), tree)]
@@ -58,7 +58,7 @@ def nest(values: Mapping[TreePath, Any]) -> dict[str, Any]:
 
 
 def check_plain_value(value: object, where: object) -> None:
-    """Refuse what files without pickle cannot hold.
+    """Check that files without pickle can hold a value.
 
     Raises:
         KindError: It is not None, text, a number, a bool, or a list, tuple or dict of these.

@@ -12,7 +12,6 @@ from ostinato.samplers.priorities import RowPriorities, check_number
 
 if TYPE_CHECKING:
     from ostinato.core.records import View
-    from ostinato.samplers.priority_tree import PriorityTree
 
 __all__ = ["PrioritizedSampler"]
 
@@ -112,19 +111,8 @@ class PrioritizedSampler(RowPriorities):
         Raises:
             PriorityError: on the CPU, if no row has a priority above 0.
         """
-        self._drawable_tree(view)
-
-    def _drawable_tree(self, view: View) -> PriorityTree:
-        """Return the tree; on the CPU, check that a row can be drawn: elsewhere that would be a host sync."""
-        tree = self._tree_for(view)
-        total = tree.total
-        if isinstance(total, float) and total <= 0:
-            msg = (
-                f"none of the {view.rows} rows has a priority above 0 and eps is 0: give some row a priority, or make "
-                "the sampler with eps > 0"
-            )
-            raise PriorityError(msg)
-        return tree
+        if self._tree_for(view).known_empty:
+            raise PriorityError(_no_rows(view.rows))
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw `batch_size` rows, with their weights and generations.
@@ -132,7 +120,9 @@ class PrioritizedSampler(RowPriorities):
         Raises:
             PriorityError: if no row has a priority above 0; the generator is not used.
         """
-        tree = self._drawable_tree(view)
+        tree = self._tree_for(view)
+        if tree.known_empty:
+            raise PriorityError(_no_rows(view.rows))
         uniforms = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=view.device)
         if self.stratified:
             parts = torch.arange(batch_size, dtype=torch.float64, device=view.device)
@@ -175,3 +165,10 @@ class PrioritizedSampler(RowPriorities):
         self.check_state(state, state["priorities"].shape[0])
         super().load_state_dict(state)
         self._beta = float(state["beta"])
+
+
+def _no_rows(rows: int) -> str:
+    return (
+        f"none of the {rows} rows has a priority above 0 and eps is 0: give some row a priority, or make the sampler "
+        "with eps > 0"
+    )

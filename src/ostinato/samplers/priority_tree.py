@@ -95,6 +95,11 @@ class PriorityTree(ABC):
         """Sum of all values; 0-dim tensor on devices other than the CPU. O(1)."""
 
     @property
+    def known_empty(self) -> bool:
+        """Whether all values are zero; False on devices other than the CPU, where to ask would be a host sync."""
+        return self._on_cpu and float(self.total) <= 0
+
+    @property
     @abstractmethod
     def minimum(self) -> float | Tensor:
         """Smallest value above zero, infinity if there is none; 0-dim tensor on devices other than the CPU. O(1)."""
@@ -317,6 +322,11 @@ class NativeTree(PriorityTree):
     def total(self) -> float:
         """Sum of all values."""
         return self.native.total
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether all values are zero."""
+        return self.native.total <= 0
 
     @property
     def minimum(self) -> float:

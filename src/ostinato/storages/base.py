@@ -1,9 +1,9 @@
-"""What every storage can do: admit rows at the door, set and get them by slot, present them as they came."""
+"""Storage: the base class of all storages, which keep rows by slot."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 import torch
@@ -23,39 +23,41 @@ __all__ = ["Storage", "check_capacity", "check_hook", "check_ndim"]
 
 
 class Storage(ABC):
-    """Base of all storages; a storage of your own subclasses it and implements the abstract methods.
+    """Base class of all storages. A storage of your own subclasses it and implements the abstract methods.
 
-    Data passes in two steps, so that bad rows are refused before anything changes: `admit` checks rows and
-    returns a *payload* (whatever the storage likes, opaque to the buffer), `set` writes a payload to slots.
-    Reading is the mirror: `get` copies slots into a payload, `present` gives it the form the user put in.
+    Rows are written in two steps, so that bad rows raise before anything changes: `admit` checks rows and returns a
+    *payload* (an object that only the storage understands), `set` writes a payload to slots. For reading, `get` copies
+    slots into a payload, and `present` gives the rows the structure in which they were written.
 
     Slots are flat: with `ndim=2`, slot `s` is step `s // num_envs` of environment `s % num_envs`.
 
     Not thread-safe: the buffer holds its lock during `set`. `get` may run while another thread writes, even to the same
-    slots: the buffer then reads the batch again under its lock, so `get` only has to survive.
+    slots: the buffer then reads the batch again under its lock, so `get` only must not crash.
+
+    A storage that owns files is closed with `close()`, or by a `with` block.
     """
 
     form: str = "own"
-    """What kind of state `state_dict` gives; storages of one form load each other's checkpoints."""
+    """Kind of state that `state_dict` returns; storages with equal `form` load each other's checkpoints."""
     ndim: int = 1
-    """Batch dimensions of a row's position: 1, or 2 for time x environments."""
+    """Number of batch dimensions: 1 for rows, 2 for time x environments."""
     ring_only: bool = False
-    """Whether rows must be written in ring order: writers that pick slots are refused."""
+    """Whether rows must be written in ring order; writers that choose slots then raise an error."""
     device: torch.device = torch.device("cpu")
-    """Where rows are kept and samples appear."""
+    """Device of rows and samples."""
     mappable: bool = False
     """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
     exposed: bool = False
-    """Whether somebody may hold views of rows, and change them unnoticed: incremental saves then write everything."""
+    """Whether views of rows were returned. Rows can change through them, so incremental saves write all rows."""
     save_hooks: tuple[Callable[..., Any], ...] = ()
-    """What converts rows on their way into a checkpoint, in the order of registration."""
+    """Functions that convert rows for a checkpoint, in the order of registration."""
     load_hooks: tuple[Callable[..., Any], ...] = ()
-    """What converts them back, in the order of registration."""
+    """Functions that convert rows of a checkpoint back, in the order of registration."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """Most rows that fit (cells, with `ndim=2`)."""
+        """Maximum number of rows (of all environments, with `ndim=2`)."""
 
     @property
     def max_size(self) -> int:
@@ -69,7 +71,7 @@ class Storage(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for rows, as far as the storage can tell."""
+        """Bytes of the rows, as far as known."""
         return 0
 
     @property
@@ -79,54 +81,54 @@ class Storage(ABC):
 
     @property
     def cursor(self) -> int:
-        """Slot after the newest row; where a writer goes on when a storage comes with rows."""
+        """Slot after the newest row, where a buffer continues if the storage already has rows."""
         return len(self) % self.capacity
 
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
-        """What makes a batch of presented rows, unless the buffer has a `collate_fn`; None leaves them as they are."""
+        """Function that makes a batch of presented rows, unless the buffer has a `collate_fn`; None for none."""
         return None
 
     @abstractmethod
     def __len__(self) -> int:
-        """Rows present: the slots `[0, len)`."""
+        """Number of rows present: the slots `[0, len)`."""
 
     @abstractmethod
     def admit(self, data: Any, lead: int) -> tuple[Any, int]:
-        """Check rows and return `(payload, rows)`; nothing changes if they are refused.
+        """Check rows and return `(payload, number of rows)`; nothing changes if this raises.
 
         Args:
             data: one row (`lead=0`) or rows with `lead` leading batch dimensions (or a list of rows).
             lead: 0 from `add`, 1 from `extend`; storages with `ndim=2` take one more.
 
         Raises:
-            SchemaError: rows of another form than those stored.
-            KindError: rows of a kind that this storage cannot keep.
+            SchemaError: if the rows do not match those stored.
+            KindError: if the storage cannot keep rows of this kind.
         """
 
     @property
     def laid_out(self) -> bool:
-        """Whether the form of the rows is fixed."""
+        """Whether the schema of the rows is fixed."""
         return True
 
     def forget_form(self) -> None:  # noqa: B027
-        """Drop the form taken from the first rows, which were refused after all (a writer said no)."""
+        """Drop the schema of the first rows, which the writer did not accept."""
 
     @abstractmethod
     def set(self, placement: Placement, payload: Any) -> None:
-        """Write the payload's rows to the slots of the placement. One copy."""
+        """Write the rows of a payload to the slots of a placement. One copy."""
 
     @abstractmethod
     def get(self, slots: Tensor, *, pin: bool = False) -> Any:
         """Return a payload with the rows at `slots` (int64 `[B]`, each in `[0, len)`). Copy.
 
-        `pin` asks for page-locked memory; storages of Python objects may leave that to the buffer.
+        `pin` requests page-locked memory; storages of Python objects may leave that to the buffer.
         """
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:  # noqa: ARG002
         """Return one tensor `[n, *leaf.shape]` for each request; n may differ. Copy.
 
-        What units read: other rows for each field. May run while another thread writes, as `get` may.
+        Sampling units read different rows of each field with it. May run while another thread writes, like `get`.
 
         Raises:
             IndexError: if a slot is out of range.
@@ -140,7 +142,7 @@ class Storage(ABC):
 
     @property
     def schema(self) -> Schema | None:
-        """Form of a row; None for storages without fields, and before the first row."""
+        """Schema of a row; None for storages without fields, and before the first row."""
         return None
 
     def assemble(
@@ -149,9 +151,9 @@ class Storage(ABC):
         records: Tensor,  # noqa: ARG002
         elsewhere: Mapping[Path, Tensor] | None = None,  # noqa: ARG002
     ) -> Any:
-        """Return the payload of a batch whose leaves were fetched, one record for each of the slots `records`.
+        """Return the payload of a batch whose leaves were fetched, one row for each of the slots `records`.
 
-        `elsewhere` is given for rows with fields of Python objects alone: the slots of those that are read at others.
+        `elsewhere` has the slots of fields of Python objects that are read at other slots.
 
         Raises:
             OptionError: if the storage has no fields.
@@ -161,60 +163,59 @@ class Storage(ABC):
 
     @abstractmethod
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
-        """Give a payload from `get` the form in which rows were put in, with leading dimensions `batch`."""
+        """Return the rows of a payload with their original structure and the leading dimensions `batch`."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget all rows, keep the memory."""
+        """Remove all rows; keep the memory."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: rows present and what is needed to read them. Tensors are not copied.
+        """Return the rows present and what is needed to read them. Tensors are not copied.
 
         The keys `form` and `capacity` are required. `columns` (name -> tensor `[rows, ...]`) and `items` (a list of
-        objects) are written to files of their own; the rest must be plain values and small tensors.
+        objects) are written to files of their own; everything else must be plain values and small tensors.
         """
 
     def row_arrays(self) -> list[RowArray]:
-        """Return the memory of the rows, `[capacity, ...]` each, where slots are rows of it; none where they are not.
+        """Return arrays `[capacity, ...]` whose row `i` is the memory of slot `i`; none if there are none.
 
-        A save copies such arrays piece by piece while writers go on; `columns` that are not in them are written while
-        writers wait. The memory at a slot changes in `set` and in edits of that slot alone. Views.
+        A save copies these arrays piece by piece while writers continue; other `columns` are written while writers
+        wait. The memory of a slot may change only in `set` and in edits of that slot. Views.
         """
         return []
 
     def check_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Refuse a state that `load_state_dict` would refuse; buffers that load several storages ask all of them first.
+        """Check that `load_state_dict` accepts a state. Buffers check all storages before they load any.
 
         Raises:
             CheckpointError: naming what does not fit.
         """
 
     def seam(self, state: dict[str, Any]) -> int:
-        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0.
+        """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0, else 0.
 
-        That is so where the ring is full and this storage has another capacity: its newest row would lie before the
-        oldest one, and the next rows would not replace the oldest. 0 where rows keep their slots. A storage of your own
-        that turns them itself overrides this.
+        A full ring must be rotated if this storage has another capacity: otherwise the newest row would lie before the
+        oldest, and the next rows would not replace the oldest. A storage of your own that rotates rows overrides this.
 
         Raises:
-            CheckpointError: if rows would have to be turned, and this storage does not.
+            CheckpointError: if the rows must be rotated, and this storage cannot do that.
         """
         rows = state["rows"] if "rows" in state else len(state.get("items", ()))
         seam = find_seam(state, int(rows), self.capacity)
         if seam:
             msg = (
                 f"the checkpoint holds a full ring of {state['capacity']} rows, the oldest in slot {seam}, and "
-                f"{type(self).__name__} cannot bring it into a ring of {self.capacity}: load with the same max_size"
+                f"{type(self).__name__} cannot load it into a ring of {self.capacity}: load with the same max_size"
             )
             raise CheckpointError(msg)
         return 0
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return what brings the rows of now back, if a load fails after it has changed them.
+        """Return a function that restores the present rows if a load fails after it has changed them.
 
         Args:
-            replaced: the load will put other memory in the place of the rows, so that they need no copy.
+            replaced: the load replaces the memory of the rows, so that they need not be copied.
 
         Raises:
             StorageMemoryError: if there is no memory for a copy of the rows.
@@ -226,24 +227,24 @@ class Storage(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, by copy; a state that does not fit is refused before anything changes.
+        """Restore what `state_dict` returned. Copy. A state that does not fit raises before anything changes.
 
         Columns may be tensors, or objects with `dtype`, `shape`, `read_into(tensor)` and `read()`.
         """
 
     def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:  # noqa: ARG002
-        """Return the field at `path` of a payload, for writers that rank rows; None where it has none."""
+        """Return the field at `path` of a payload, for writers that rank rows; None if it has no such field."""
         return None
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
-        """Return the field at `path` of the rows at `slots` (int64 `[n]`); None where some row has none."""
+        """Return the field at `path` of the rows at `slots` (int64 `[n]`); None if a row has no such field."""
         return self.scores(self.get(slots), path)
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:
-        """Return presented rows at a user's index: int, slice, tensor, mask or tuple.
+        """Return presented rows at an index: int, slice, tensor, mask or tuple.
 
-        A *view* where the storage can give one, else a copy. `swap` addresses `[num_envs, steps]` with `ndim=2`.
+        A *view* if the storage can return one, else a copy. `swap` addresses `[num_envs, steps]` with `ndim=2`.
 
         Raises:
             SlotError: if the index is out of range of the rows present.
@@ -251,7 +252,7 @@ class Storage(ABC):
 
     @abstractmethod
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check `data` (leading dimensions `batch`) for the rows at `slots` (int64 `[n]`), and return what writes it.
+        """Check `data` (leading dimensions `batch`) for the rows at `slots` (int64 `[n]`); return what writes it.
 
         Raises:
             SchemaError: if it does not match the rows stored.
@@ -264,7 +265,7 @@ class Storage(ABC):
         value: Any,  # noqa: ARG002
         batch: tuple[int, ...],  # noqa: ARG002
     ) -> Callable[[], None]:
-        """Check one field's value for the rows at `slots`, and return what writes it.
+        """Check the values of one field for the rows at `slots`; return a function that writes them.
 
         Raises:
             KindError: if the storage has no fields.
@@ -273,7 +274,7 @@ class Storage(ABC):
         raise KindError(msg)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:  # noqa: ARG002
-        """Convert rows on their way into a checkpoint; storages of tensors do.
+        """Register a function that converts rows for a checkpoint; see `TensorStorage.register_save_hook`.
 
         Raises:
             KindError: if the storage has no fields.
@@ -284,11 +285,22 @@ class Storage(ABC):
         raise KindError(msg)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Convert rows back when a checkpoint is loaded; see `register_save_hook`."""
+        """Register a function that converts rows of a checkpoint back; see `TensorStorage.register_load_hook`."""
         Storage.register_save_hook(self, hook)
 
+    def close(self) -> None:  # noqa: B027
+        """Release the files of the storage, which cannot be used afterwards; does nothing if it has none."""
+
+    def __enter__(self) -> Self:
+        """Return the storage; the end of the `with` block closes it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the storage."""
+        self.close()
+
     def __getitem__(self, index: Any) -> Any:
-        """Read rows without transforms or collate; see `read`."""
+        """Return rows without transforms or collation; see `read`."""
         return self.read(index)
 
 
@@ -296,14 +308,14 @@ def copied_rows(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a storage with copies of its columns in main memory.
 
     Raises:
-        StorageMemoryError: if there is too little of it.
+        StorageMemoryError: if there is not enough memory.
     """
     columns = state.get("columns") or {}
     needed, free = sum(column.nbytes for column in columns.values()), psutil.virtual_memory().available
     if needed > free:
         msg = (
-            f"a load into a buffer that holds rows keeps a copy of them until it is over: {needed} bytes are needed, "
-            f"{free} are free: empty() the buffer first, or load into a new one"
+            f"a load into a buffer that holds rows keeps a copy of them until it has finished: {needed} bytes are "
+            f"needed, {free} are free: empty() the buffer first, or load into a new one"
         )
         raise StorageMemoryError(msg)
     copies = {
@@ -315,16 +327,16 @@ def copied_rows(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_seam(state: dict[str, Any], rows: int, capacity: int) -> int:
-    """Return the slot of the oldest row in a saved full ring, if the capacity is another one now; else 0."""
+    """Return the slot of the oldest row of a saved full ring if the capacity is different now; else 0."""
     saved = int(state["capacity"])
     return int(state.get("cursor", 0)) % saved if 0 < rows == saved != capacity else 0
 
 
 def check_capacity(max_size: object) -> int:
-    """Return a capacity that is a positive integer.
+    """Return a capacity.
 
     Raises:
-        CapacityError: otherwise.
+        CapacityError: if it is not a positive integer.
     """
     if isinstance(max_size, bool) or not hasattr(max_size, "__index__") or max_size.__index__() < 1:
         msg = f"max_size must be an integer of at least 1 (rows), got {max_size!r}"
@@ -333,10 +345,10 @@ def check_capacity(max_size: object) -> int:
 
 
 def check_ndim(ndim: object) -> int:
-    """Return a number of batch dimensions, 1 or 2.
+    """Return a number of batch dimensions.
 
     Raises:
-        OptionError: otherwise.
+        OptionError: if it is neither 1 nor 2.
     """
     if ndim not in (1, 2) or isinstance(ndim, bool):
         msg = f"ndim must be 1 (rows) or 2 (time x environments), got {ndim!r}"
@@ -348,8 +360,8 @@ def check_device(device: torch.device | str | int) -> torch.device:
     """Return a device with the index that its tensors have: `cuda` becomes `cuda:0`, so that devices compare equal.
 
     Raises:
-        OptionError: if torch can make no tensor there.
-        RuntimeError: if it is the name of no device.
+        OptionError: if torch cannot create a tensor there.
+        RuntimeError: if there is no device of this name.
     """
     wanted = torch.device(device)
     try:
@@ -364,10 +376,10 @@ def check_device(device: torch.device | str | int) -> torch.device:
 
 
 def check_hook(hook: object) -> Callable[..., Any]:
-    """Return a hook that can be called.
+    """Return a hook.
 
     Raises:
-        KindError: otherwise.
+        KindError: if it is not callable.
     """
     if callable(hook) and not isinstance(hook, type):
         return hook

@@ -1,4 +1,4 @@
-"""Storages side by side, for a `ReplayBufferEnsemble` that puts them together with samplers and writers."""
+"""StorageEnsemble: the storages of a `ReplayBufferEnsemble`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["StorageEnsemble"]
 
 @final
 class StorageEnsemble(Group[Storage]):
-    """The storages of a `ReplayBufferEnsemble`. It holds no rows itself and is written through its members.
+    """The storages of a `ReplayBufferEnsemble`. It has no rows itself; rows are written through its members.
 
     Args:
         *storages: at least one.
-        transforms: for each storage what happens to the rows read from it, or None; None for none at all.
+        transforms: for each storage the transform of rows read from it, or None; None for no transforms.
 
     Raises:
-        KindError: if one is no storage.
+        KindError: if one is not a storage.
         OptionError: if there is none, or another number of transforms.
 
     Example:
@@ -40,7 +40,7 @@ class StorageEnsemble(Group[Storage]):
         self.transforms: list[Any] = [None] * len(storages) if transforms is None else list(transforms)
 
     def __repr__(self) -> str:
-        """The storages."""
+        """List the storages."""
         return f"StorageEnsemble({', '.join(map(repr, self.members))})"
 
     def subset(self, chosen: list[int]) -> Self:

@@ -1,4 +1,4 @@
-"""ListStorage: any Python object, one list item for each row. The slow and general one."""
+"""ListStorage: rows of any Python objects, one list item for each row."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ListStorage(Storage):
     Tensors and arrays of a row are copied when it is written.
 
     Args:
-        max_size: capacity in rows; None is as good as unbounded.
-        allow_pickle: let `dumps` and `loads` pickle objects that are no tensors, arrays or plain values. Unpickling
-            runs code: set it only for checkpoints that you trust.
+        max_size: capacity in rows; None for no limit.
+        allow_pickle: let `dumps` and `loads` pickle objects that are not tensors, arrays or plain values. Unpickling
+            executes code: set it only for checkpoints that you trust.
         compilable: no effect: Python objects are opaque to `torch.compile` in any case.
 
     Raises:
@@ -60,12 +60,12 @@ class ListStorage(Storage):
 
     @property
     def capacity(self) -> int:
-        """Most rows that fit."""
+        """Maximum number of rows."""
         return self._max_size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors and arrays held; other objects do not say."""
+        """Bytes of the tensors and arrays; the size of other objects is not known."""
         return sum(int(getattr(item, "nbytes", 0)) for item in self._items)
 
     @property
@@ -79,18 +79,18 @@ class ListStorage(Storage):
         return collate_rows
 
     def __len__(self) -> int:
-        """Rows present."""
+        """Number of rows present."""
         return len(self._items)
 
     def __repr__(self) -> str:
-        """Class and fill."""
+        """Class and number of rows."""
         return f"ListStorage(rows={len(self)}, capacity={self._max_size}, bytes of tensors={self.nbytes})"
 
     def admit(self, data: Any, lead: int) -> tuple[list[Any], int]:
-        """Take one object, or a list, tuple, range, iterator, array, tensor or TensorDict of rows.
+        """Check one object, or a list, tuple, range, iterator, array, tensor or TensorDict of rows.
 
         Raises:
-            KindError: if `extend` gets a dict or text, which could mean one row or many.
+            KindError: if `extend` is given a dict or text, which could be one row or many.
         """
         if lead == 0:
             return [owned(data)], 1
@@ -111,7 +111,7 @@ class ListStorage(Storage):
         return [owned(row) for row in rows], len(rows)
 
     def set(self, placement: Placement, payload: list[Any]) -> None:
-        """Put rows into the list."""
+        """Write rows to the list."""
         if isinstance(placement, Run):
             slots = [(placement.start + i) % placement.capacity for i in range(placement.rows)]
             rows = payload[placement.skip :]
@@ -120,7 +120,7 @@ class ListStorage(Storage):
             slots = placement.slots.tolist()
             rows = [payload[i] for i in placement.rows.tolist()]
             self._cursor = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
-        for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows from its end
+        for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
             if slot == len(self._items):
                 self._items.append(row)
             elif slot < len(self._items):
@@ -135,7 +135,7 @@ class ListStorage(Storage):
         return [items[slot] for slot in slots.tolist()]
 
     def present(self, payload: list[Any], batch: tuple[int, ...]) -> Any:
-        """Return the list of rows, or the row itself where `batch` is empty."""
+        """Return the list of rows, or the single row if `batch` is empty."""
         return payload if batch else payload[0]
 
     def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
@@ -147,7 +147,7 @@ class ListStorage(Storage):
         return rows if picked.batch else rows[0]
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> Callable[[], None]:
-        """Check that there is one object for each slot, and return what replaces them.
+        """Check that there is one object for each slot; return a function that writes them.
 
         Raises:
             SchemaError: if the number of rows differs from that of the slots.
@@ -164,8 +164,8 @@ class ListStorage(Storage):
         return change
 
     def clear(self) -> None:
-        """Drop all objects."""
-        self._items = []  # not cleared in place: a reader may be walking the old list
+        """Remove all objects."""
+        self._items = []  # a new list, since a reader may iterate over the old one
         self._cursor = 0
 
     def scores(self, payload: list[Any], path: tuple[Hashable, ...]) -> Tensor | None:
@@ -192,10 +192,10 @@ class ListStorage(Storage):
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse more rows than fit.
+        """Check that the rows fit.
 
         Raises:
-            CheckpointError: naming both numbers.
+            CheckpointError: naming the number of rows and the capacity.
         """
         if len(state["items"]) > self._max_size:
             msg = f"the checkpoint holds {len(state['items'])} rows, the storage has room for {self._max_size}"
@@ -205,11 +205,11 @@ class ListStorage(Storage):
             raise CheckpointError(msg)
 
     def seam(self, state: dict[str, Any]) -> int:
-        """Return the slot of the oldest row in a saved ring that `load_state_dict` turns until it is in slot 0."""
+        """Return the slot of the oldest row of a saved ring that `load_state_dict` rotates to slot 0, else 0."""
         return find_seam(state, len(state["items"]), self._max_size)
 
     def hold(self, *, replaced: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return what brings the rows of now back: a load makes a list of its own."""
+        """Return a function that restores the present list, which a load replaces."""
         kept = self._items, self._cursor
 
         def restore() -> None:
@@ -218,7 +218,7 @@ class ListStorage(Storage):
         return restore
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the objects over in a list of its own; those of a full ring of another capacity by age.
+        """Load the objects into a new list; those of a full ring of another capacity in the order of writing.
 
         Raises:
             CheckpointError: if there are more rows than fit.
@@ -236,7 +236,7 @@ def collate_rows(rows: list[Any]) -> Any:
     TensorDicts of different fields or shapes become a `LazyStackedTensorDict`. Copy.
 
     Raises:
-        KindError: if rows cannot be stacked; names the way out.
+        KindError: if rows cannot be stacked; the message says what to do.
     """
     try:
         return kinds.stack_rows(rows)

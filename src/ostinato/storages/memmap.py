@@ -1,4 +1,4 @@
-"""LazyMemmapStorage: tensors in files mapped into memory, for buffers larger than RAM."""
+"""LazyMemmapStorage: tensors in memory-mapped files, for buffers larger than RAM."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ _FORMAT = "ostinato-mapped-storage"
 
 
 class LazyMemmapStorage(LazyTensorStorage):
-    """Rows in memory-mapped files: the operating system keeps in memory what is used, the disk holds the rest.
+    """Rows in memory-mapped files: the operating system caches the rows in use, the disk holds all of them.
 
-    It is scratch space, not a checkpoint: rows reach the disk when the system writes them back. `flush()` makes
-    them durable and writes the manifest that lets a later process reopen the directory; the next write removes it,
-    so that a directory reopens only as it was flushed. `dumps` saves a copy. One storage at a time uses a directory.
+    The files are scratch space, not a checkpoint: rows reach the disk when the system writes them back. `flush()` makes
+    them durable and writes a manifest, with which a later process can open the directory again; the next write removes
+    the manifest, so that a directory opens only as it was flushed. `dumps` saves a copy. A directory serves one storage
+    at a time. `close()`, or a `with` block, releases the files.
 
     Text and other non-tensor fields are kept as Python objects in memory; `flush` writes them to files as UTF-8 or
     JSON.
 
     Args:
-        max_size: capacity in rows (cells with `ndim=2`). Disk space for all of it is reserved at the first write.
-        scratch_dir: directory of the files; None makes a temporary one that goes with the storage.
-        device: "cpu" or "auto"; kept for TorchRL's signature.
+        max_size: capacity in rows (with `ndim=2`, of all environments). Disk space for all of them is reserved at the
+            first write.
+        scratch_dir: directory of the files; None creates a temporary one, which is removed with the storage.
+        device: "cpu" or "auto"; accepted for compatibility with TorchRL.
         ndim: 1 for rows `[B, ...]`; 2 for rows `[time, environments, ...]`.
-        existsok: allow `scratch_dir` to hold files. Where `flush` left its manifest, the storage opens with its rows;
-            otherwise files of an earlier storage are replaced at the first write.
+        existsok: allow `scratch_dir` to contain files. If `flush` left its manifest, the storage opens with its rows;
+            otherwise, files of an earlier storage are replaced at the first write.
         packed: see `LazyTensorStorage`.
-        single_copy: see `LazyTensorStorage`; what lies apart is in files of its own.
+        single_copy: see `LazyTensorStorage`; next observations that are stored separately have files of their own.
         allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
         compilable: no effect, see `LazyTensorStorage`.
 
     Raises:
-        OptionError: if the directory holds files and `existsok` is false, or for another device.
-        CheckpointError: if the directory was made with another capacity or `ndim`.
+        OptionError: if the directory contains files and `existsok` is false, or for another device.
+        CheckpointError: if the directory was created with another capacity or `ndim`.
         StorageMemoryError: at the first write, if the disk is too small; names the bytes needed and free.
 
     Example:
@@ -76,7 +78,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         compilable: bool = False,
     ) -> None:
         if device != "auto" and torch.device(device).type != "cpu":
-            msg = f"mapped files live on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
+            msg = f"mapped files are on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
             raise OptionError(msg)
         super().__init__(
             max_size,
@@ -102,22 +104,22 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     @property
     def mappable(self) -> bool:  # type: ignore[override]
-        """Never: its rows are in files of its own."""
+        """False: its rows are in files of its own."""
         return False
 
     @property
     def scratch_dir(self) -> Path | None:
-        """Directory of the files; None before the first row of a temporary one."""
+        """Directory of the files; None for a temporary one before the first row."""
         return self._mapped.directory if self._mapped is not None else self._directory
 
     def flush(self) -> None:
-        """Write all rows to disk and leave a manifest, so that `existsok=True` opens them again.
+        """Write all rows to the disk, and a manifest with which `existsok=True` opens them again.
 
-        Cost: the dirty pages. The next write ends it: call `flush` again when writing is done.
+        Cost: the dirty pages. The next write removes the manifest: call `flush` again after writing.
 
         Raises:
             UsageError: if nothing was written yet, or the directory is temporary.
-            CheckpointError: if a non-tensor field holds objects that are no text or plain values.
+            CheckpointError: if a non-tensor field contains objects that are not text or plain values.
         """
         if self._table is None or self._mapped is None or self._mapped.temporary:
             msg = "flush() needs rows in a scratch_dir of your choice: this storage is " + (
@@ -130,14 +132,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         objects = self._write_objects(self._mapped.directory)
         single = None
         if isinstance(self._table, SingleCopyTable):
-            single = _save_sides(self._mapped.directory, self._table, self._rows)
+            single = _write_next_rows(self._mapped.directory, self._table, self._rows)
         self._mapped.sync()
         write_manifest(
             self._mapped.directory,
             {
                 "rows": self._rows,
                 "cursor": self._cursor,
-                "lanes": self.num_envs,
+                "lanes": self.num_envs,  # its name in the checkpoint format
                 "max_size": self.max_size,
                 "capacity": self._table.capacity,
                 "ndim": self.ndim,
@@ -151,7 +153,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         self._flushed = True
 
     def _write_objects(self, directory: Path) -> dict[str, Any] | None:
-        """Write the fields of objects to files of their own; return their records."""
+        """Write the fields of objects to files; return their records."""
         if self._objects is None:
             return None
         columns = self._objects.state(self._rows, allow_pickle=False)["objects"]
@@ -166,7 +168,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         return records
 
     def _read_objects(self, directory: Path, body: dict[str, Any]) -> None:
-        """Make the fields of objects of a directory that is reopened."""
+        """Read the fields of objects of a directory."""
         schema = self._require().schema
         self._objects = self._object_columns(schema, body["capacity"])
         if self._objects is None:
@@ -185,7 +187,23 @@ class LazyMemmapStorage(LazyTensorStorage):
             (self._mapped.directory / "manifest.json").unlink(missing_ok=True)
         self._flushed = False
 
+    def close(self) -> None:
+        """Release the files; the files of a temporary directory are removed. Views of rows keep their memory mapped.
+
+        Rows that were written after the last `flush` cannot be opened again.
+        """
+        self._closed = True
+        self.forget_form()
+        self._rows = self._cursor = 0
+        self._late.clear()
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+
     def _memory(self) -> Memory:
+        if self._closed:
+            msg = "the storage is closed: create a new one"
+            raise UsageError(msg)
         self._mapped = MappedMemory(self._directory)
         return self._mapped
 
@@ -205,7 +223,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         if bool(single) != bool(self._single_copy):
             msg = (
                 f"the directory {directory} holds a storage {'with' if single else 'without'} single_copy, got "
-                f"single_copy={self._single_copy!r}: open it as it was made, or choose another scratch_dir"
+                f"single_copy={self._single_copy!r}: open it with the same option, or choose another scratch_dir"
             )
             raise CheckpointError(msg)
         self._mapped = MappedMemory(directory)
@@ -237,13 +255,13 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
         if self._directory is not None and any(self._directory.glob("block*.bin")):
-            # left by a run that never flushed: which of its bytes are rows is not known
+            # left by a process that did not flush: it is not known which of the bytes are rows
             for path in self._directory.glob("block*.bin"):
                 path.unlink()
         super()._lay_out(schema, batch, device)
 
     def _options(self) -> dict[str, Any]:
-        """Pickling copies: the copy lives in temporary files of its own."""
+        """Return the options of a copy, which has temporary files of its own."""
         return {
             "ndim": self.ndim,
             "packed": self.packed,
@@ -252,8 +270,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         }
 
 
-def _save_sides(directory: Path, table: SingleCopyTable, rows: int) -> list[dict[str, Any]]:
-    """Write which rows keep a next observation apart, and those, to files of their own; return their records."""
+def _write_next_rows(directory: Path, table: SingleCopyTable, rows: int) -> list[dict[str, Any]]:
+    """Write which rows have a next observation of their own, and these, to files; return the records."""
     apart, nexts = table.apart_rows(rows)
     records = []
     for number, value in enumerate([apart, *nexts]):

@@ -1,4 +1,4 @@
-"""Where the bytes of tensor storages come from: the heap of a device, or mapped files. Asks before it takes."""
+"""Memory of tensor storages: on a device, or in mapped files. The free memory is checked before it is allocated."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ if TYPE_CHECKING:
 __all__ = ["HeapMemory", "MappedMemory", "Memory", "show_bytes"]
 
 _LARGE_BYTES = 8 << 20
-"""From this size on a block asks for huge pages; a smaller one would round up to them."""
+"""Smallest block for which huge pages are requested; a smaller one would be rounded up to them."""
 
 
 class Memory(Protocol):
-    """Gives uninitialised blocks of bytes."""
+    """Allocates uninitialized blocks of bytes."""
 
     device: torch.device
 
     def block(self, name: str, nbytes: int) -> Tensor:
-        """Return a uint8 tensor `[nbytes]` of its own."""
+        """Return a new uint8 tensor `[nbytes]`."""
 
     def check(self, nbytes: int) -> None:
-        """Raise `StorageMemoryError` if `nbytes` more cannot be had."""
+        """Raise `StorageMemoryError` if `nbytes` more are not available."""
 
 
 @final
 class HeapMemory:
-    """Plain memory of a device. Cost: pages are touched on first write, not here."""
+    """Memory of a device. Pages are touched when they are first written."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def check(self, nbytes: int) -> None:
-        """Compare with what the device has free.
+        """Compare with the free memory of the device.
 
         Raises:
-            StorageMemoryError: naming the bytes needed and the bytes there are.
+            StorageMemoryError: naming the bytes needed and the bytes free.
         """
         if self.device.type == "cuda":
             free, place = torch.cuda.mem_get_info(self.device)[0], f"on {self.device}"
         elif self.device.type == "cpu":
             free, place = psutil.virtual_memory().available, "in memory"
         else:
-            return  # other devices do not say what they have; their allocator speaks for itself
+            return  # the free memory of other devices is not known; their allocator raises
         if nbytes > free:
             _raise_short(nbytes, free, place, "a smaller max_size, smaller dtypes, or LazyMemmapStorage")
 
     def block(self, name: str, nbytes: int) -> Tensor:  # noqa: ARG002
-        """Return a uint8 tensor `[nbytes]`, not initialised."""
-        with torch.inference_mode(mode=False):  # rows are written in any mode, whatever the one in which the first came
+        """Return a uint8 tensor `[nbytes]`, uninitialized."""
+        with torch.inference_mode(mode=False):  # rows may be written in any mode later
             block = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         native = backend.native
         if native is not None and nbytes >= _LARGE_BYTES and self.device.type == "cpu":
-            # before the first touch: random rows then miss the TLB less often
+            # before the pages are touched; reads of random rows then have fewer TLB misses
             native.advise_huge_pages(block.data_ptr(), nbytes)
         return block
 
@@ -74,8 +74,9 @@ class HeapMemory:
 class MappedMemory:
     """Files in a directory, one for each block, mapped into memory.
 
-    The disk space is reserved when a block is made: writing to a mapped file on a full disk would end the
-    process (SIGBUS) instead of raising. Without `scratch_dir` the files are temporary and go with the object.
+    The disk space is reserved when a block is created: writing to a mapped file on a full disk would kill the process
+    (SIGBUS) instead of raising an error. Without `scratch_dir`, the files are temporary: `close`, or the end of the
+    object, removes them.
     """
 
     device = torch.device("cpu")
@@ -84,16 +85,16 @@ class MappedMemory:
         self.temporary = scratch_dir is None
         if scratch_dir is None:
             self.directory = Path(tempfile.mkdtemp(prefix="ostinato-"))
-            weakref.finalize(self, shutil.rmtree, str(self.directory), True)  # noqa: FBT003
+            self._remove = weakref.finalize(self, shutil.rmtree, str(self.directory), True)  # noqa: FBT003
         else:
             self.directory = Path(scratch_dir)
         self._blocks: list[Path] = []
 
     def check(self, nbytes: int) -> None:
-        """Compare with what the disk has free.
+        """Compare with the free space of the disk.
 
         Raises:
-            StorageMemoryError: naming the bytes needed and the bytes there are.
+            StorageMemoryError: naming the bytes needed and the bytes free.
         """
         parent = next(p for p in (self.directory, *self.directory.parents) if p.exists())
         free = shutil.disk_usage(parent).free
@@ -101,7 +102,7 @@ class MappedMemory:
             _raise_short(nbytes, free, f"on the disk of {self.directory}", "a smaller max_size, or another scratch_dir")
 
     def block(self, name: str, nbytes: int) -> Tensor:
-        """Return a uint8 tensor `[nbytes]` mapped to the file `name`; bytes that the file has already stay."""
+        """Return a uint8 tensor `[nbytes]` mapped to the file `name`; existing bytes of the file are kept."""
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -113,17 +114,22 @@ class MappedMemory:
             return torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
 
     def sync(self) -> None:
-        """Wait until all bytes written so far are on the disk."""
+        """Wait until all bytes are on the disk."""
         for path in self._blocks:
             with path.open("rb+") as file:
-                files.sync_fd(file.fileno())  # pages of a shared mapping belong to the file: fsync writes them back
+                files.sync_fd(file.fileno())  # fsync also writes the pages of a shared mapping
+
+    def close(self) -> None:
+        """Remove the files if they are temporary. Mapped blocks stay valid as long as they are referenced."""
+        if self.temporary:
+            self._remove()
 
     def must_exist(self, sizes: dict[str, int]) -> None:
-        """Check the files of a directory that is reopened.
+        """Check the files of a directory that is opened again.
 
         Raises:
             MissingFileError: if one is missing.
-            DamagedFileError: if one is no regular file, or has another size.
+            DamagedFileError: if one is not a regular file, or has another size.
         """
         for name, nbytes in sizes.items():
             path = self.directory / name
@@ -140,7 +146,7 @@ class MappedMemory:
 
 
 def show_bytes(nbytes: float) -> str:
-    """Write a number of bytes for people: `165.0 MB` (powers of 1000)."""
+    """Return a number of bytes as text: `165.0 MB` (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Fields of Python objects beside the tensors of a storage: text, and what TensorDict keeps as `NonTensorData`."""
+"""Fields of Python objects in a storage of tensors: text, and what TensorDict keeps as `NonTensorData`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = ["ObjectColumns", "check_objects", "own_values", "owned", "pack", "pac
 
 
 def owned(row: Any) -> Any:
-    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch alive.
+    """Copy the tensors and arrays of a row: callers reuse theirs, and a view would keep a whole batch in memory.
 
-    The copies are ordinary tensors, detached, also where the rows are written in inference mode.
+    The copies are normal tensors without autograd history, also in inference mode.
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(mode=False):
@@ -47,10 +47,10 @@ def _own_leaf(leaf: Any) -> Any:
 
 
 def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
-    """Turn a row into values that `durable` can write.
+    """Convert a row to values that checkpoints can hold.
 
     Raises:
-        CheckpointError: if it is no tensor, array, TensorDict or plain value, and pickling is not allowed.
+        CheckpointError: if it is not a tensor, array, TensorDict or plain value, and pickling is not allowed.
     """
     if kinds.is_tensor_collection(row):
         try:
@@ -58,7 +58,7 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
         except OstinatoError as error:
             if not allow_pickle:
                 msg = (
-                    f"a row cannot be saved: {kinds.reason_of(error)}, which is saved only as a pickle: make the "
+                    f"a row cannot be saved: {kinds.reason_of(error)}, which can only be pickled: create the "
                     "storage with allow_pickle=True"
                 )
                 raise CheckpointError(msg) from error
@@ -67,7 +67,7 @@ def pack(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
         encode(row, store=lambda *_: "state:0")
     except CheckpointError as error:
         if not allow_pickle:
-            msg = f"{error}; or make the storage with allow_pickle=True"
+            msg = f"{error}; or create the storage with allow_pickle=True"
             raise CheckpointError(msg) from error
         return {"form": "pickle", "bytes": pickle.dumps(row)}
     return {"form": "plain", "value": row}
@@ -84,7 +84,7 @@ def _pack_tree(row: Any, *, allow_pickle: bool) -> dict[str, Any]:
 
 
 def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
-    """Turn what `pack` made into a row again.
+    """Convert the result of `pack` back to a row.
 
     Raises:
         CheckpointError: if it is a pickle and unpickling is not allowed.
@@ -100,12 +100,12 @@ def unpack(saved: dict[str, Any], *, allow_pickle: bool) -> Any:
     if form == "pickle":
         if not allow_pickle:
             msg = (
-                "the checkpoint holds pickled objects, and unpickling runs code: if you trust it, load into "
-                "a storage made with allow_pickle=True"
+                "the checkpoint holds pickled objects, and unpickling executes code: if you trust it, load into "
+                "a storage with allow_pickle=True"
             )
             raise CheckpointError(msg)
         return pickle.loads(saved["bytes"])  # noqa: S301 (asked for by name, off by default)
-    msg = f"the checkpoint holds an object of an unknown form {form!r}"
+    msg = f"the checkpoint holds an object of unknown form {form!r}"
     raise CheckpointError(msg)
 
 
@@ -130,13 +130,13 @@ def _nest(schema: Any, leaves: list[Any], objects: list[np.ndarray[Any, Any]]) -
 
 
 def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tuple[str, Tensor, Tensor]:
-    """Turn a column of objects into two arrays: the bytes of all values, and where each value ends.
+    """Convert a column of objects to two arrays: the bytes of all values, and the end of each value.
 
     Returns:
         "text" (each value is UTF-8) or "json" (each value is JSON), uint8 `[bytes]`, and int64 `[values]`.
 
     Raises:
-        CheckpointError: naming the column, if a value is no text or plain value, and pickling is not allowed.
+        CheckpointError: naming the column, if a value is not text or a plain value, and pickling is not allowed.
     """
     form, parts = "text", _as_text(values)
     if parts is None:
@@ -154,7 +154,7 @@ def pack_column(name: str, values: Sequence[Any], *, allow_pickle: bool) -> tupl
 
 
 def _as_text(values: Sequence[Any]) -> list[bytes] | None:
-    """Return values as UTF-8; None if one is no text, or holds surrogates, which UTF-8 does not know."""
+    """Return values as UTF-8; None if one is not text, or contains surrogates, which UTF-8 cannot encode."""
     if not {str}.issuperset(map(type, values)):
         return None
     try:
@@ -164,10 +164,10 @@ def _as_text(values: Sequence[Any]) -> list[bytes] | None:
 
 
 def unpack_column(name: str, form: object, text: Tensor, ends: Tensor, *, allow_pickle: bool) -> list[Any]:
-    """Turn what `pack_column` made into objects again.
+    """Convert the result of `pack_column` back to objects.
 
     Raises:
-        DamagedFileError: if the arrays do not fit each other, or hold something else.
+        DamagedFileError: if the arrays do not match, or contain other data.
         CheckpointError: if there are pickles, and unpickling is not allowed.
     """
     sound = text.dtype is torch.uint8 and ends.dtype is torch.int64 and text.ndim == ends.ndim == 1
@@ -192,17 +192,17 @@ def unpack_column(name: str, form: object, text: Tensor, ends: Tensor, *, allow_
 class ObjectColumns:
     """Object arrays `[capacity, *leaf.shape]`, one for each field, in memory of the host.
 
-    Objects are copied when they are written (tensors, arrays and containers in them), and handed out as they are: what
-    is changed in a mutable object that was read is changed in the storage. A column is read and written while Python's
-    global lock is held: a reader never meets half a value, and whether a row was replaced meanwhile is told by its
-    generation, as for tensors.
+    Objects are copied when they are written (tensors, arrays and containers in them). Reads return the stored objects:
+    a change to a mutable object that was read is a change to the storage. Columns are read and written while Python's
+    global lock is held, so a reader never sees half a value; generations show whether a row was replaced meanwhile, as
+    for tensors.
 
     Args:
         leaves: the fields.
         capacity: rows.
 
     Raises:
-        StorageMemoryError: if there is no memory for eight bytes a row and field.
+        StorageMemoryError: if there are not eight bytes of memory for each row and field.
     """
 
     def __init__(self, leaves: Sequence[ObjectLeaf], capacity: int) -> None:
@@ -213,14 +213,14 @@ class ObjectColumns:
 
     @classmethod
     def of(cls, leaves: Sequence[ObjectLeaf], objects: Sequence[np.ndarray[Any, Any]], rows: int) -> ObjectColumns:
-        """Make columns of the fields of `rows` rows, `[*batch, *leaf.shape]` each, which they hold. Copy."""
+        """Create columns of the fields of `rows` rows, `[*batch, *leaf.shape]` each. Copy."""
         made = cls(leaves, rows)
         made.set(Run(0, rows, rows), made.owned(objects, rows))
         return made
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the references; the objects do not say."""
+        """Bytes of the references; the sizes of the objects are not known."""
         return sum(column.nbytes for column in self._columns)
 
     def column(self, path: Path) -> np.ndarray[Any, Any]:
@@ -228,14 +228,14 @@ class ObjectColumns:
         return self._columns[self.paths[path]]
 
     def owned(self, objects: Sequence[np.ndarray[Any, Any]], rows: int) -> list[np.ndarray[Any, Any]]:
-        """Return fields `[*batch, *shape]` as `[rows, *shape]`, with copies of what callers may change later."""
+        """Return fields `[*batch, *shape]` as `[rows, *shape]` with copies of mutable objects."""
         out = []
         for leaf, values in zip(self._leaves, objects, strict=True):
             out.append(own_values(values).reshape((rows, *leaf.shape)))
         return out
 
     def set(self, placement: Placement, objects: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Put rows `[rows, *shape]` where a placement says."""
+        """Write rows `[rows, *shape]` to the slots of a placement."""
         for column, values in zip(self._columns, objects, strict=True):
             if isinstance(placement, Run):
                 first = min(placement.rows, placement.capacity - placement.start)
@@ -252,7 +252,7 @@ class ObjectColumns:
             column[where] = values
 
     def get(self, where: Tensor | slice, elsewhere: Mapping[Path, Tensor] | None = None) -> list[np.ndarray[Any, Any]]:
-        """Return the objects at slots (int64 `[n]`) or in a span; fields that `elsewhere` names, at other slots."""
+        """Return the objects at slots (int64 `[n]`) or in a span; fields in `elsewhere` at other slots."""
         found = []
         at = where if isinstance(where, slice) else where.cpu().numpy()
         for leaf, column in zip(self._leaves, self._columns, strict=True):
@@ -261,12 +261,12 @@ class ObjectColumns:
         return found
 
     def clear(self) -> None:
-        """Let go of all objects."""
+        """Remove all objects."""
         for column in self._columns:
             column.fill(None)
 
     def state(self, rows: int, *, allow_pickle: bool) -> dict[str, Any]:
-        """Return what a storage's state says of the first `rows` rows: lists of objects by name, not copied."""
+        """Return the entries of a storage state: lists of the objects of the first `rows` rows by name, not copied."""
         named = zip(self._names(), self._columns, strict=True)
         return {
             "objects": {name: column[:rows].reshape(-1).tolist() for name, column in named},
@@ -274,7 +274,7 @@ class ObjectColumns:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave; `check_objects` has accepted it."""
+        """Load what `state` returned, after `check_objects`."""
         rows = int(state["rows"])
         for name, leaf, column in zip(self._names(), self._leaves, self._columns, strict=True):
             values = state["objects"][name]
@@ -287,7 +287,7 @@ class ObjectColumns:
 
 
 def check_objects(schema: Schema, state: dict[str, Any]) -> None:
-    """Raise if a state lacks fields of objects that its schema has, or has another number of them.
+    """Check that a state has all fields of objects of its schema, with the right number of objects.
 
     Raises:
         CheckpointError: naming the field.

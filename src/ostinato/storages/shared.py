@@ -1,4 +1,4 @@
-"""SharedStorage: the rows of a buffer that several processes write and read at once."""
+"""SharedStorage: rows in memory that several processes write and read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ostinato._backend import backend
 from ostinato.core.index import is_field, select
 from ostinato.core.records import Request
-from ostinato.core.rows import Schema, as_bits, column_name
+from ostinato.core.rows import Schema, as_bits
 from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["Segment", "SharedStorage", "require_sharing"]
 
 _CPU = torch.device("cpu")
-_MISSING = "this system has no memory that processes could share in the way it needs (it is there on Linux)"
+_MISSING = "this system has no suitable shared memory (Linux has)"
 
 
 class _Part(NamedTuple):
-    """Where a block lies in the file."""
+    """Position of a block in the file."""
 
     name: str
     offset: int
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def require_sharing() -> None:
-    """Refuse to share where it cannot be done.
+    """Check that processes can share memory.
 
     Raises:
         OptionError: without the native extension, or on another system than Linux.
@@ -49,31 +49,32 @@ def require_sharing() -> None:
     native = backend.native
     if getattr(native, "SharedRing", None) is None:
         missing = "the native extension of ostinato is missing or switched off" if native is None else _MISSING
-        msg = f"shared=True cannot be had here: {missing}. Leave it out, or keep the buffer in one process"
+        msg = f"shared=True is not possible here: {missing}. Omit it, and use the buffer in one process"
         raise OptionError(msg)
 
 
 @final
 class Segment:
-    """Blocks of memory, zero at first, that a process and those it starts have in common.
+    """Blocks of shared memory, initialized to zero, for a process and the processes that it starts.
 
-    Pickling it while a process is started hands the memory itself on; it is never copied, and cannot be pickled
-    otherwise. There is no name that could be left behind, whoever is killed.
+    Pickling a segment while a process is started passes the memory to that process; it is never copied, and cannot be
+    pickled otherwise. The memory has no name in the file system, so nothing remains if a process is killed.
 
     Raises:
-        OptionError: where processes cannot share memory.
+        OptionError: if processes cannot share memory.
     """
 
     device = _CPU
+    _fd: int = -1
 
     def __init__(self) -> None:
         require_sharing()
-        self._fd: int = backend.native.make_shared_memory()  # type: ignore[union-attr]
+        self._fd = backend.native.make_shared_memory()  # type: ignore[union-attr]
         self._parts: list[_Part] = []
         self._blocks: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Hand the memory to a process that is being started.
+        """Pass the memory to a process that is being started.
 
         Raises:
             UsageError: at any other time.
@@ -87,26 +88,31 @@ class Segment:
         return {"fd": DupFd(self._fd), "parts": self._parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map what the other process has mapped."""
+        """Map the memory of the other process."""
         self._fd = state["fd"].detach()
         self._parts = state["parts"]
         self._blocks = {part.name: self._map(part) for part in self._parts}
 
-    def __del__(self) -> None:
-        """Give the file back; mappings that are still in use keep the memory."""
-        if "_fd" in self.__dict__:  # not so if memory could not be had
+    def close(self) -> None:
+        """Close the file; mappings that are still in use keep the memory."""
+        if self._fd >= 0:
             os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        """Close the file."""
+        self.close()
 
     def check(self, nbytes: int) -> None:
-        """Compare with the memory that is free.
+        """Compare with the free memory.
 
         Raises:
-            StorageMemoryError: naming the bytes needed and the bytes there are.
+            StorageMemoryError: naming the bytes needed and the bytes free.
         """
         HeapMemory(_CPU).check(nbytes)
 
     def block(self, name: str, nbytes: int) -> Tensor:
-        """Return the block of this name, uint8 `[nbytes]`: the one that is there, or a new one of zeros."""
+        """Return the block of this name, uint8 `[nbytes]`; a new one contains zeros."""
         if name not in self._blocks:
             end = self._parts[-1] if self._parts else _Part("", 0, 0)
             page = mmap.ALLOCATIONGRANULARITY
@@ -126,24 +132,24 @@ class Segment:
 
 
 _FREE_TRIES = 3
-"""Reads that writers may spoil before the next one makes them wait."""
+"""Reads without the lock; if writers overwrite a row in each of them, the next read takes the lock."""
 
 
 @final
 class SharedStorage(Storage):
-    """Rows in memory that processes share; what `ReplayBuffer(shared=True)` makes of a `LazyTensorStorage`.
+    """Rows in memory that processes share: the storage of `ReplayBuffer(shared=True)`.
 
-    The first rows show their form, and the memory is taken. From then on the storage can go to other processes: as an
-    argument of a process that is being started, or by fork. It holds the `ring` that says which slots hold rows.
+    The first rows define the schema, and the memory is allocated. From then on the storage can be passed to other
+    processes: as an argument of a process that is being started, or by fork. Its `ring` records which slots hold rows.
 
-    What is read is always a copy, of rows that are whole.
+    All reads are copies of completely written rows.
 
     Args:
-        inner: says how many rows there may be, and how they are laid out; it must be empty.
+        inner: an empty storage with the capacity and layout.
         ranked: whether there are priorities.
 
     Raises:
-        OptionError: where processes cannot share memory, or for a storage whose rows cannot be shared.
+        OptionError: if processes cannot share memory, or the rows of `inner` cannot be shared.
     """
 
     form = "tensors"
@@ -158,16 +164,16 @@ class SharedStorage(Storage):
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to a process that is being started: the memory is handed on, nothing is copied.
+        """Pass the memory to a process that is being started. No copy.
 
         Raises:
-            UsageError: at any other time, or if no row has shown its form.
+            UsageError: at any other time, or before the first row.
         """
-        segment = self._segment.__getstate__()  # says so if nothing is being started
+        segment = self._segment.__getstate__()  # raises if no process is being started
         if self._ring is None:
             msg = (
-                "a shared buffer must know the form of its rows before other processes get it: write a row first (and "
-                "empty() the buffer, if it was only an example)"
+                "a shared buffer must know the schema of its rows before it is passed to other processes: write a row "
+                "first (and empty() the buffer, if it was only an example)"
             )
             raise UsageError(msg)
         options = (self._inner.max_size, self._inner.packed)
@@ -190,7 +196,7 @@ class SharedStorage(Storage):
 
     @property
     def ring(self) -> SharedRing:
-        """Which slots hold rows.
+        """The record of which slots hold rows.
 
         Raises:
             UsageError: before the first row.
@@ -201,17 +207,17 @@ class SharedStorage(Storage):
         return self._ring
 
     def number_process(self) -> int:
-        """Return another number in each process that asks, from 1; 0 before the first row."""
+        """Return a number, from 1, that no other call in any process returns; 0 before the first row."""
         return 0 if self._ring is None else self._ring.number_process()
 
     @property
     def capacity(self) -> int:
-        """Most rows that fit."""
+        """Maximum number of rows."""
         return self._inner.max_size
 
     @property
     def nbytes(self) -> int:
-        """Bytes shared, those of the ring and its priorities included; 0 before the first row."""
+        """Bytes of shared memory, those of the ring and its priorities included; 0 before the first row."""
         return self._inner.nbytes + (0 if self._ring is None else self._ring.nbytes)
 
     @property
@@ -221,51 +227,51 @@ class SharedStorage(Storage):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`(slots,)`: those that an index may name; some may hold no whole row at the moment."""
+        """`(slots,)`: the slots that an index can address; some may not hold a complete row at the moment."""
         return (0 if self._ring is None else self._ring.rows,)
 
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
-        """None: rows are presented as they were put in."""
+        """None: rows are presented as they were written."""
         return self._inner.default_collate
 
     @property
     def schema(self) -> Schema | None:
-        """Form of a row; None before the first."""
+        """Schema of a row; None before the first."""
         return self._inner.schema
 
     @property
     def laid_out(self) -> bool:
-        """Whether rows have shown their form."""
+        """Whether the schema is known."""
         return self._ring is not None
 
     def __len__(self) -> int:
-        """Rows that are whole."""
+        """Number of complete rows."""
         return 0 if self._ring is None else self._ring.committed
 
     def __repr__(self) -> str:
-        """Fill and form."""
+        """Number of rows and fields."""
         fields = "not laid out yet" if self.schema is None else "; ".join(map(str, self.schema.leaves))
         return f"SharedStorage(rows={len(self)}, capacity={self.capacity}, fields=[{fields}])"
 
     def admit(self, data: Any, lead: int) -> tuple[Any, int]:
-        """Check rows against the schema; the first ones set it, and the memory is taken.
+        """Check rows against the schema; the first rows define it, and memory is allocated.
 
         Raises:
-            UsageError: if another process was forked before the first row: it could not see it.
+            UsageError: if this process was forked before the first row, which it could not see.
         """
         if self._ring is not None:
             return self._inner.admit(data, lead)
         if os.getpid() != self._process:
             msg = (
-                "this process was forked before the buffer knew the form of its rows, so that it shares nothing: write "
-                "a row before processes are started (and empty() the buffer, if it was only an example)"
+                "this process was forked before the buffer knew the schema of its rows, so that it shares nothing: "
+                "write a row before processes are started (and empty() the buffer, if it was only an example)"
             )
             raise UsageError(msg)
         self._inner.lay_out_in(self._segment, None)
         admitted = self._inner.admit(data, lead)
         if admitted[1] == 0:
-            return admitted  # no rows lay nothing out
+            return admitted  # nothing was allocated
         self._ring = self._make_ring(create=True)
         return admitted
 
@@ -274,22 +280,22 @@ class SharedStorage(Storage):
         self._inner.set(placement, payload)
 
     def get(self, slots: Tensor, *, pin: bool = False) -> Any:
-        """Copy rows as they are; who asks compares stamps."""
+        """Copy rows; the caller compares generations."""
         return self._inner.get(slots, pin=pin)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
-        """Copy rows for each field as they are; who asks compares stamps."""
+        """Copy rows of each field; the caller compares generations."""
         return self._inner.fetch(requests, pin=pin)
 
     def present(self, payload: Any, batch: tuple[int, ...]) -> Any:
-        """Nest rows as they were put in. No copy."""
+        """Nest rows as they were written. No copy."""
         return self._inner.present(payload, batch)
 
     def read(self, index: Any, *, swap: bool = False) -> Any:
         """Return the rows at an index, or a field of all of them by its key. Copy.
 
         Raises:
-            SlotError: if the index is out of range, or a slot holds no whole row.
+            SlotError: if the index is out of range, or a slot does not hold a complete row.
         """
         if is_field(index):
             data = self.read(slice(None))
@@ -301,26 +307,26 @@ class SharedStorage(Storage):
         return self.present(self.read_whole(slots.contiguous()), picked.batch)
 
     def read_whole(self, slots: Tensor) -> Any:
-        """Return the payload of rows that are whole, int64 `[n]`.
+        """Return the payload of the rows at `slots` (int64 `[n]`).
 
         Raises:
-            SlotError: if a slot holds no whole row.
+            SlotError: if a slot does not hold a complete row.
         """
         for _ in range(_FREE_TRIES):
             payload = self._try_whole(slots)
             if payload is not None:
                 return payload
-        with self.ring.lock:  # now nobody reserves
+        with self.ring.lock:  # no writer can reserve slots
             return self._try_whole(slots)
 
     def _try_whole(self, slots: Tensor) -> Any:
-        """Return rows, or None if one was replaced meanwhile."""
+        """Return the payload of rows; None if one was replaced meanwhile."""
         before = self.ring.generations(slots)
         if bool((before <= 0).any()):
             bad = slots[before <= 0][:8].tolist()
             msg = (
-                f"the slots {bad} hold no whole row: somebody is writing there, or died doing so; read others, or wait "
-                "until the ring has come round"
+                f"the slots {bad} do not hold a complete row: a process is writing to them, or died while writing; "
+                "read other slots, or wait until they are written again"
             )
             raise SlotError(msg)
         payload = self.get(slots)
@@ -329,12 +335,12 @@ class SharedStorage(Storage):
     def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:
         """Return the state of a `LazyTensorStorage` that holds the rows at `slots`, in this order. Copy.
 
-        The caller holds the ring's lock; the slots hold whole rows.
+        The caller holds the lock of the ring; the slots hold complete rows.
         """
-        schema, columns = self.schema, {}
+        schema, columns = self.schema, dict[str, Tensor]()
         if schema is not None:
             leaves = self._inner.fetch([Request(i, slots) for i in range(len(schema.leaves))])
-            columns = {column_name(leaf.path, i): leaves[i] for i, leaf in enumerate(schema.leaves)}
+            columns = dict(zip(schema.column_names, leaves, strict=True))
         return {
             **self._inner.state_dict(),
             "rows": int(slots.shape[0]),
@@ -344,10 +350,10 @@ class SharedStorage(Storage):
         }
 
     def rows_of(self, state: dict[str, Any], order: Tensor) -> Any:
-        """Return the rows of a tensor storage's state, nested, in the order given (int64 `[rows]`); None for no rows.
+        """Return the rows in a state of a tensor storage, nested, in the given order (int64 `[rows]`); None for none.
 
         Raises:
-            CheckpointError: if they are of another form, or more than fit.
+            CheckpointError: if their schema differs, or they do not fit.
         """
         if state["form"] != self.form or state["single_copy"] or state["late"]:
             msg = "a shared buffer takes the rows of a LazyTensorStorage, without single_copy and fields added later"
@@ -360,42 +366,46 @@ class SharedStorage(Storage):
         if state["schema"] is None or not rows:
             return None
         schema, columns = Schema.from_json(state["schema"]), dict(state["columns"])
-        found = [columns[column_name(leaf.path, i)] for i, leaf in enumerate(schema.leaves)]
+        found = [columns[name] for name in schema.column_names]
         leaves = [as_bits(x)[order].view(x.dtype) for x in (y if isinstance(y, Tensor) else y.read() for y in found)]
         data = schema.build(leaves, (rows,), self.device)
-        schema.flatten(data, (rows,), 1, exact=True)  # says what does not fit
+        schema.flatten(data, (rows,), 1, exact=True)  # raises if something does not fit
         return data
 
     def clear(self) -> None:
-        """Forget all rows, keep form and memory."""
+        """Remove all rows; keep schema and memory."""
         if self._ring is not None:
             self._ring.clear()
 
+    def close(self) -> None:
+        """Close the shared file; the storage can then no longer be passed to other processes."""
+        self._segment.close()
+
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
-        """Refuse: rows of a shared buffer are written by `add` and `extend` alone."""
-        refuse_edit()
+        """Raise: rows of a shared buffer are written by `add` and `extend` only."""
+        raise_edit()
 
     def state_dict(self) -> NoReturn:
-        """Refuse: the rows alone are no state."""
-        refuse_state()
+        """Raise: the storage is saved with its buffer."""
+        raise_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:  # noqa: ARG002
-        """Refuse: the rows alone are no state."""
-        refuse_state()
+        """Raise: the storage is saved with its buffer."""
+        raise_state()
 
 
-def refuse_edit() -> NoReturn:
-    """Refuse to write to rows in place.
+def raise_edit() -> NoReturn:
+    """Raise for edits in place.
 
     Raises:
         UsageError: always.
     """
-    msg = "rows of a shared buffer cannot be edited in place: write them anew with add() or extend()"
+    msg = "rows of a shared buffer cannot be edited in place: write new rows with add() or extend()"
     raise UsageError(msg)
 
 
-def refuse_state() -> NoReturn:
-    """Refuse to save a storage without its buffer.
+def raise_state() -> NoReturn:
+    """Raise for saves and loads of a storage without its buffer.
 
     Raises:
         UsageError: always.
@@ -408,7 +418,7 @@ def _checked(inner: Storage) -> LazyTensorStorage:
     """Return a storage whose rows can be shared.
 
     Raises:
-        OptionError: otherwise, saying why.
+        OptionError: if they cannot; the message says why.
     """
     if type(inner) is not LazyTensorStorage:
         msg = f"shared=True needs storage=LazyTensorStorage(max_size), got {type(inner).__name__}"

@@ -82,6 +82,7 @@ class TensorStorage(Storage):
     """Fields of Python objects; None if rows have none."""
     _flushed: bool = False
     """Whether files on the disk describe the rows as they are now; see `LazyMemmapStorage.flush`."""
+    _closed: bool = False
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ class TensorStorage(Storage):
 
     def _require(self) -> Table | SingleCopyTable:
         if self._table is None:
-            msg = "the storage holds no rows yet: write some first"
+            msg = "the storage is closed" if self._closed else "the storage holds no rows yet: write some first"
             raise UsageError(msg)
         return self._table
 
@@ -568,7 +569,7 @@ class TensorStorage(Storage):
             "form": self.form,
             "rows": self._rows,
             "cursor": self._cursor,
-            "lanes": self.num_envs,
+            "lanes": self.num_envs,  # its name in the checkpoint format
             "ndim": self.ndim,
             "capacity": self.capacity,
             "schema": None,

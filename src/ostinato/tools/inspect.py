@@ -180,7 +180,7 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
     root = Path(path)
     reader = CheckpointReader(root, format_name=FORMAT)
     try:
-        return _report(root, reader, read_data=read_data)
+        return _checkpoint_report(root, reader, read_data=read_data)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedFileError):
             raise
@@ -188,7 +188,7 @@ def inspect_checkpoint(path: str | os.PathLike[str], *, read_data: bool = True) 
         raise DamagedFileError(msg) from error
 
 
-def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> CheckpointReport:
+def _checkpoint_report(root: Path, reader: CheckpointReader, *, read_data: bool) -> CheckpointReport:
     state = reader.state()
     storage = state["storage"]["state"]
     columns = list(_columns(reader, storage))
@@ -197,7 +197,7 @@ def _report(root: Path, reader: CheckpointReader, *, read_data: bool) -> Checkpo
         for name, record in reader.arrays.items():
             if name not in streamed:
                 verify_array(root, record)
-    fields = tuple(_measured(root, reader, column) if read_data else column.field for column in columns)
+    fields = tuple(_with_statistics(root, reader, column) if read_data else column.field for column in columns)
     manifest = sum(file.stat().st_size for file in root.glob("manifest.json"))
     return CheckpointReport(
         path=str(root),
@@ -260,7 +260,7 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         yield _Column(field, "items")
         return
     if "hooked" in storage:
-        yield from _converted(reader, storage["hooked"]["tree"], ())
+        yield from _hooked_columns(reader, storage["hooked"]["tree"], ())
         return
     late = {name: (keys, mask) for keys, name, mask in storage["late"]}
     masks = {mask for _, mask in late.values()}
@@ -285,10 +285,10 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         yield _Column(FieldReport(shown, record.dtype, record.shape[1:], rows, record.nbytes), name, has)
 
 
-def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
+def _hooked_columns(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> Iterator[_Column]:
     """Yield the arrays that saving hooks made from the rows."""
     for key, child in zip(tree.get("keys", ()), tree.get("children", ()), strict=True):
-        yield from _converted(reader, child, (*path, key))
+        yield from _hooked_columns(reader, child, (*path, key))
     if tree["kind"] == "tensor":
         record = reader.record(tree["name"])
         count, *shape = record.shape or (1,)
@@ -296,7 +296,7 @@ def _converted(reader: CheckpointReader, tree: Any, path: tuple[Any, ...]) -> It
         yield _Column(FieldReport(shown, record.dtype, tuple(shape), count, record.nbytes), tree["name"])
 
 
-def _measured(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
+def _with_statistics(root: Path, reader: CheckpointReader, column: _Column) -> FieldReport:
     """Read a column, verify the checksum of each block, and return the field with its statistics."""
     record, field = reader.record(column.name), column.field
     if field.dtype == "object" or record.torch_dtype.is_complex:
@@ -471,36 +471,36 @@ def inspect_store(
         DamagedFileError: A file is damaged; the message names it.
     """
     root = Path(path)
-    listing = read_index(root)
-    facts = listing.infos.values()
+    index = read_index(root)
+    infos = index.infos.values()
     entries: list[Entry] = []
     if read_headers:
-        listing.check_pickle(allow_pickle=allow_pickle)
-        for _, found in listing.check_files(listing.infos, allow_pickle=allow_pickle):
+        index.check_pickle(allow_pickle=allow_pickle)
+        for _, found in index.check_files(index.infos, allow_pickle=allow_pickle):
             if not isinstance(found, Entry):
                 raise found
             entries.append(found)
     return StoreReport(
         path=str(root),
-        trajectory_format=listing.head.trajectory_format,
-        trajectories=len(listing.infos),
-        total_samples=sum(fact.num_samples for fact in facts),
-        trajectory_counter=listing.head.counter,
-        seed=listing.head.seed,
-        exact_resume=listing.head.generator is not None,
+        trajectory_format=index.head.trajectory_format,
+        trajectories=len(index.infos),
+        total_samples=sum(info.num_samples for info in infos),
+        trajectory_counter=index.head.counter,
+        seed=index.head.seed,
+        exact_resume=index.head.generator is not None,
         journal=(root / JOURNAL).exists(),
-        models=len({fact.model_weights_id for fact in facts}),
-        shapes=tuple(sorted({fact.shape[:2] for fact in facts})),
-        unlisted=unlisted(listing),
+        models=len({info.model_weights_id for info in infos}),
+        shapes=tuple(sorted({info.shape[:2] for info in infos})),
+        unlisted=unlisted(index),
         nbytes=sum(e.file.nbytes for e in entries if e.file is not None) if read_headers else None,
         keys=_keys(entries),
     )
 
 
-def unlisted(listing: DirectoryIndex) -> tuple[str, ...]:
+def unlisted(index: DirectoryIndex) -> tuple[str, ...]:
     """Return the names of trajectory files that are not in the index."""
-    listed = {fact.file_name(listing.head.trajectory_format) for fact in listing.infos.values()}
-    names = (path.name for path in listing.directory.iterdir())
+    listed = {info.file_name(index.head.trajectory_format) for info in index.infos.values()}
+    names = (path.name for path in index.directory.iterdir())
     return tuple(sorted(name for name in names if id_of_name(name) is not None and name not in listed))
 
 

@@ -315,11 +315,11 @@ def _finish(target: Path, *, resumed: bool) -> MoveReport:
 def _remove_from_index(source: Path, moved: set[str], *, remove: bool) -> None:
     """Remove moved files from the index of a source, except a new file with the name of a moved one."""
     if _has_index(source):
-        listing = read_index(source)
-        names = {number: fact.file_name(listing.head.trajectory_format) for number, fact in listing.infos.items()}
-        facts = {n: listing.infos[n] for n, name in names.items() if name not in moved or (source / name).exists()}
-        write_index(source, listing.head, facts, [entry for entry in listing.entries.values() if entry.id in facts])
-        if facts:
+        index = read_index(source)
+        names = {number: info.file_name(index.head.trajectory_format) for number, info in index.infos.items()}
+        infos = {n: index.infos[n] for n, name in names.items() if name not in moved or (source / name).exists()}
+        write_index(source, index.head, infos, [entry for entry in index.entries.values() if entry.id in infos])
+        if infos:
             return
     for name in (STORE, INDEX, METADATA) if remove else ():
         (source / name).unlink(missing_ok=True)
@@ -338,9 +338,9 @@ def _left(ranks: Sequence[Path]) -> tuple[str, ...]:
 def _report(
     target: Path, sources: Sequence[Path], how: Literal["linked", "copied", "moved"], *, resumed: bool = False
 ) -> MoveReport:
-    facts = read_index(target).infos.values()
-    total = sum(fact.num_samples for fact in facts)
-    return MoveReport(str(target), len(facts), total, tuple(map(str, sources)), how, resumed)
+    infos = read_index(target).infos.values()
+    total = sum(info.num_samples for info in infos)
+    return MoveReport(str(target), len(infos), total, tuple(map(str, sources)), how, resumed)
 
 
 @contextlib.contextmanager
@@ -362,7 +362,7 @@ class _Step(NamedTuple):
     """One file: its path, its entry in the new index, and the layout of its fields (None for a pickle)."""
 
     source: Path
-    facts: TrajectoryInfo
+    info: TrajectoryInfo
     known: Entry | None
 
 
@@ -376,12 +376,12 @@ class _Plan(NamedTuple):
 
     def target_of(self, step: _Step, directory: Path) -> Path:
         """Return the path of a file in the new directory."""
-        return directory / step.facts.file_name(self.head.trajectory_format)
+        return directory / step.info.file_name(self.head.trajectory_format)
 
     def write_index(self, directory: Path) -> None:
         """Write index, metadata and journal of the new directory."""
-        facts = {step.facts.trajectory_id: step.facts for step in self.steps}
-        write_index(directory, self.head, facts, [step.known for step in self.steps if step.known is not None])
+        infos = {step.info.trajectory_id: step.info for step in self.steps}
+        write_index(directory, self.head, infos, [step.known for step in self.steps if step.known is not None])
 
     def begin(self, partial: Path) -> None:
         """Write the index of the new directory, and last the plan, which makes it valid."""
@@ -389,7 +389,7 @@ class _Plan(NamedTuple):
         remove_leftovers(partial)
         fsync_dir(partial.parent)
         self.write_index(partial)
-        steps = [[self.sources.index(s.source.parent), s.source.name, s.facts.trajectory_id] for s in self.steps]
+        steps = [[self.sources.index(s.source.parent), s.source.name, s.info.trajectory_id] for s in self.steps]
         node = {"name": self.name, "sources": [str(source) for source in self.sources], "steps": steps}
         atomic_write(partial / _PLAN, canonical(node))
 
@@ -416,7 +416,7 @@ def _read_plan(directory: Path) -> _Plan:
         DamagedFileError: The plan is damaged.
     """
     path = directory / _PLAN
-    node, listing = _parse(path), read_index(directory)
+    node, index = _parse(path), read_index(directory)
     try:
         sources = tuple(Path(source) for source in node["sources"])
         steps = []
@@ -424,8 +424,8 @@ def _read_plan(directory: Path) -> _Plan:
             if id_of_name(file) is None or set(file) & set("/\\"):
                 msg = f"file {file[:80]!r}"
                 raise ValueError(msg)
-            steps.append(_Step(sources[place] / file, listing.infos[number], listing.entries.get(number)))
-        return _Plan(node["name"], sources, listing.head, steps)
+            steps.append(_Step(sources[place] / file, index.infos[number], index.entries.get(number)))
+        return _Plan(node["name"], sources, index.head, steps)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         msg = f"{path} is damaged: not a valid plan ({error!r})"
         raise DamagedFileError(msg) from error
@@ -453,8 +453,8 @@ def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
         CheckpointError: The formats differ, or a directory has no trajectories.
         DamagedFileError: A file or an index is missing or damaged.
     """
-    listings = [read_index(rank) for rank in ranks]
-    formats = {listing.directory.name: listing.head.trajectory_format for listing in listings}
+    indexes = [read_index(rank) for rank in ranks]
+    formats = {index.directory.name: index.head.trajectory_format for index in indexes}
     if len(set(formats.values())) > 1:
         shown = ", ".join(f"{rank}: {format_name}" for rank, format_name in formats.items())
         msg = (
@@ -462,9 +462,9 @@ def _merge_plan(name: dict[str, Any], ranks: Sequence[Path]) -> _Plan:
             "(ostinato convert)"
         )
         raise CheckpointError(msg)
-    order = sorted((number, place) for place, listing in enumerate(listings) for number in listing.infos)
-    steps = [_step(listings[place], number, new) for new, (number, place) in enumerate(order)]
-    return _Plan(name, tuple(ranks), Head(listings[0].head.trajectory_format, len(steps), listings[0].head.seed), steps)
+    order = sorted((number, place) for place, index in enumerate(indexes) for number in index.infos)
+    steps = [_step(indexes[place], number, new) for new, (number, place) in enumerate(order)]
+    return _Plan(name, tuple(ranks), Head(indexes[0].head.trajectory_format, len(steps), indexes[0].head.seed), steps)
 
 
 def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
@@ -474,30 +474,30 @@ def _split_plan(name: dict[str, Any], source: Path, count: int) -> _Plan:
         CheckpointError: There are fewer trajectories.
         DamagedFileError: A file or an index is missing or damaged.
     """
-    listing = read_index(source)
-    if count > len(listing.infos):
-        msg = f"split_count must be in [1, {len(listing.infos)}] (trajectories in {source}), got {count}"
+    index = read_index(source)
+    if count > len(index.infos):
+        msg = f"split_count must be in [1, {len(index.infos)}] (trajectories in {source}), got {count}"
         raise CheckpointError(msg)
-    ids = list(listing.infos)[:count]
-    head = Head(listing.head.trajectory_format, max(ids) + 1, listing.head.seed)
-    return _Plan(name, (source,), head, [_step(listing, number, number) for number in ids])
+    ids = list(index.infos)[:count]
+    head = Head(index.head.trajectory_format, max(ids) + 1, index.head.seed)
+    return _Plan(name, (source,), head, [_step(index, number, number) for number in ids])
 
 
-def _step(listing: DirectoryIndex, number: int, new: int) -> _Step:
+def _step(index: DirectoryIndex, number: int, new: int) -> _Step:
     """Check the size of a file before anything is changed; if its size is unknown, check its header."""
-    facts, known, format_name = listing.infos[number], listing.entries.get(number), listing.head.trajectory_format
-    path = listing.directory / facts.file_name(format_name)
+    info, known, format_name = index.infos[number], index.entries.get(number), index.head.trajectory_format
+    path = index.directory / info.file_name(format_name)
     try:
         if known is not None:
             _check_size(path, known)
         elif format_name == "pkl":
             _check_end_of_pickle(path)
         else:
-            known = check_header(listing, number, allow_pickle=False)
+            known = check_header(index, number, allow_pickle=False)
     except OstinatoError as error:
         msg = f"{error}: nothing was touched"
         raise (MissingFileError if isinstance(error, FileNotFoundError) else DamagedFileError)(msg) from error
-    moved = facts._replace(trajectory_id=new)
+    moved = info._replace(trajectory_id=new)
     return _Step(path, moved, None if known is None else replace(known, info=moved))
 
 

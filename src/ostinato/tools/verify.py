@@ -77,41 +77,39 @@ def verify(
     root = Path(path)
     if kind_of(root) == "buffer":
         return _verify_checkpoint(root, on_progress)
-    listing = read_index(root, strict=False)
-    damage = [Damage(STORE, None, listing.damage)] if listing.damage else []
-    damage += _metadata_damage(listing)
+    index = read_index(root, strict=False)
+    damage = [Damage(STORE, None, index.damage)] if index.damage else []
+    damage += _metadata_damage(index)
     nbytes = checksums = 0
-    for done, (number, fact) in enumerate(listing.infos.items(), 1):
-        name = fact.file_name(listing.head.trajectory_format)
+    for done, (number, info) in enumerate(index.infos.items(), 1):
+        name = info.file_name(index.head.trajectory_format)
         try:
-            read, compared = check_file(listing, number, allow_pickle=allow_pickle)
+            read, compared = check_file(index, number, allow_pickle=allow_pickle)
             nbytes, checksums = nbytes + read, checksums + compared
         except (OstinatoError, OSError) as error:
             damage.append(Damage(name, number, str(error)))
         if on_progress is not None:
-            on_progress(done, len(listing.infos))
-    return VerifyReport(
-        str(root), "trajectories", len(listing.infos), nbytes, checksums, unlisted(listing), tuple(damage)
-    )
+            on_progress(done, len(index.infos))
+    return VerifyReport(str(root), "trajectories", len(index.infos), nbytes, checksums, unlisted(index), tuple(damage))
 
 
-def _metadata_damage(listing: DirectoryIndex) -> list[Damage]:
+def _metadata_damage(index: DirectoryIndex) -> list[Damage]:
     """Compare the counts in the metadata with the index. While there is a journal, the metadata may be older."""
-    path = listing.directory / METADATA
-    if not path.exists() or (listing.directory / JOURNAL).exists():
+    path = index.directory / METADATA
+    if not path.exists() or (index.directory / JOURNAL).exists():
         return []
     with os.fdopen(open_file(path), "rb") as stream:
         meta = parse_json(stream.read(), path)
     expected = {
-        "size": len(listing.infos),
-        "total_samples": sum(fact.num_samples for fact in listing.infos.values()),
+        "size": len(index.infos),
+        "total_samples": sum(info.num_samples for info in index.infos.values()),
     }
     wrong = [
         f"{key} is {str(meta.get(key))[:40]}, but the index has {n}"
         for key, n in expected.items()
         if meta.get(key) != n
     ]
-    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(listing.infos, default=-1):
+    if type(meta.get("trajectory_counter")) is int and meta["trajectory_counter"] <= max(index.infos, default=-1):
         wrong.append(f"trajectory_counter is {meta['trajectory_counter']}, but must be above every id")
     return [Damage(METADATA, None, "; ".join(wrong))] if wrong else []
 
@@ -134,7 +132,7 @@ def _verify_checkpoint(root: Path, on_progress: Callable[[int, int], None] | Non
     return VerifyReport(str(root), "buffer", files, nbytes, files, (), tuple(damage))
 
 
-def check_header(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> Entry:
+def check_header(index: DirectoryIndex, number: int, *, allow_pickle: bool) -> Entry:
     """Read the header of a file and compare it with the index; a `pkl` file is unpickled.
 
     Returns:
@@ -144,7 +142,7 @@ def check_header(listing: DirectoryIndex, number: int, *, allow_pickle: bool) ->
         DamagedFileError: The file is missing, damaged, or does not match the index.
         SchemaError: The file is not a trajectory.
     """
-    entry, header = listing.inspect(number, allow_pickle=allow_pickle)
+    entry, header = index.inspect(number, allow_pickle=allow_pickle)
     for name in ("model_weights_id", "max_episode_length"):
         _compare(entry.path(), header, name, getattr(entry.info, name))
     return entry
@@ -158,11 +156,11 @@ def _compare(path: Path, header: Header, name: str, expected: object) -> None:
         raise DamagedFileError(msg)
 
 
-def check_file(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
+def check_file(index: DirectoryIndex, number: int, *, allow_pickle: bool) -> tuple[int, bool]:
     """Read a file and verify everything that can be verified.
 
     Args:
-        listing: The index of the directory.
+        index: The index of the directory.
         number: Id of the trajectory.
         allow_pickle: Allow unpickling; otherwise only the checksum in the index is verified for a `pkl` file.
 
@@ -173,15 +171,15 @@ def check_file(listing: DirectoryIndex, number: int, *, allow_pickle: bool) -> t
         DamagedFileError: The file is missing, damaged, or does not match the index.
         SchemaError: The file is not a trajectory.
     """
-    format_name, fact, known = listing.head.trajectory_format, listing.infos[number], listing.entries.get(number)
-    path = listing.directory / fact.file_name(format_name)
+    format_name, info, known = index.head.trajectory_format, index.infos[number], index.entries.get(number)
+    path = index.directory / info.file_name(format_name)
     checksum = file_checksum(path, format_name, deep=True)
     kept = "" if known is None or known.file is None else known.file.checksum
     if kept and checksum != kept:
         msg = f"{path} has the checksum {checksum}, {kept} expected: restore the file from a copy"
         raise DamagedFileError(msg)
     if format_name != "pkl" or allow_pickle:
-        check_header(listing, number, allow_pickle=allow_pickle)
+        check_header(index, number, allow_pickle=allow_pickle)
     elif not kept:
         msg = (
             f"{path} is a pickle without a checksum in the index and cannot be verified: give allow_pickle=True "

@@ -21,7 +21,7 @@ from ostinato.trajectories.checkpoint import BufferState, Snapshot
 from ostinato.trajectories.gather import gather
 from ostinato.trajectories.index import MAX_ID, Entry, TrajectoryData, TrajectoryInfo, has_index, is_seed, read_index
 from ostinato.trajectories.layout import Field, make_layout
-from ostinato.trajectories.saver import SaveFuture
+from ostinato.trajectories.saver import SaveGroup
 from ostinato.trajectories.store import Store, StoreOptions
 from ostinato.trajectories.trajectory import Trajectory, as_trajectory, owned_tree
 from ostinato.trajectories.trajectory_list import TrajectoryList
@@ -198,11 +198,11 @@ class TrajectoryReplayBuffer:
             for number, entry in enumerate(entries, first):
                 entry.info = entry.info._replace(trajectory_id=number)
             self._state.counter += len(entries)
-            future = SaveFuture([entry.id for entry in entries])
-            self._store.admit(entries, future)  # queued before waiting for room: an interrupt there loses nothing
+            group = SaveGroup([entry.id for entry in entries])
+            self._store.admit(entries, group)  # queued before waiting for room: an interrupt there loses nothing
             self._trajectories.append(entries)
         self._store.wait_for_room()
-        return future.future if self._store.options.auto_save else None
+        return group.future if self._store.options.auto_save else None
 
     def sample(
         self, num_chunks: SupportsIndex, *, replace: bool = True, missing: Literal["raise", "drop"] = "raise"

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from ostinato.trajectories.index import Entry, SavedFile
 
-__all__ = ["SaveFuture", "Saver"]
+__all__ = ["SaveGroup", "Saver"]
 
 SaveFunction: TypeAlias = "Callable[[Sequence[Entry]], Sequence[SavedFile | Exception]]"
 
 
 @final
-class SaveFuture:
-    """One future for several trajectories: done when all are saved, failed with the first error."""
+class SaveGroup:
+    """Trajectories that were added together: their future is done when all are saved, or fails with the first error."""
 
     def __init__(self, ids: list[int]) -> None:
-        """Make a future whose result is `ids`."""
+        """Make a group of trajectories; the result of its future is `ids`."""
         self.future: Future[list[int]] = Future()
         self._ids = ids
         self._left = len(ids)
@@ -44,7 +44,7 @@ class SaveFuture:
 
 class _Job(NamedTuple):
     entry: Entry
-    future: SaveFuture | None
+    group: SaveGroup | None
 
 
 @final
@@ -79,12 +79,12 @@ class Saver:
         with self._changed:
             return len(self._waiting) + len(self._busy) + len(self._failed)
 
-    def submit(self, entries: Sequence[Entry], future: SaveFuture | None = None) -> None:
+    def submit(self, entries: Sequence[Entry], group: SaveGroup | None = None) -> None:
         """Queue all entries without blocking."""
         if not entries:
             return
         with self._changed:
-            self._waiting.extend(_Job(entry, future) for entry in entries)
+            self._waiting.extend(_Job(entry, group) for entry in entries)
             self._changed.notify_all()
             self._start()
 
@@ -148,8 +148,8 @@ class Saver:
             self._changed.wait_for(lambda: not any(id(job.entry) in cancelled_ids for job in self._busy))
             cancelled += self._remove(cancelled_ids)  # those that failed meanwhile
         for job in cancelled:
-            if job.future is not None:
-                job.future.future.cancel()
+            if job.group is not None:
+                job.group.future.cancel()
 
     def _remove(self, entry_ids: set[int]) -> list[_Job]:
         removed = [job for job in (*self._waiting, *self._failed) if id(job.entry) in entry_ids]
@@ -210,9 +210,9 @@ class Saver:
                         self._failed.append(job)
                         self._error = self._error or result
             for job, result in zip(jobs, results, strict=True):
-                if job.future is not None:
+                if job.group is not None:
                     with suppress(SystemExit):  # a callback must not end this thread: others wait for it
-                        job.future.record(result if isinstance(result, Exception) else None)
+                        job.group.record(result if isinstance(result, Exception) else None)
             with self._changed:
                 self._busy = []
                 self._changed.notify_all()

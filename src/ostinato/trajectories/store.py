@@ -33,7 +33,7 @@ from ostinato.trajectories.index import (
     read_index,
     write_index,
 )
-from ostinato.trajectories.saver import SaveFuture, Saver
+from ostinato.trajectories.saver import SaveGroup, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -356,7 +356,7 @@ class Store:
 
     # -- adding and saving --------------------------------------------------------------------------------------------
 
-    def admit(self, entries: Sequence[Entry], future: SaveFuture) -> None:
+    def admit(self, entries: Sequence[Entry], group: SaveGroup) -> None:
         """Cache new entries and queue those that must be saved. The caller holds the lock.
 
         Call `wait_for_room` once the lock is released.
@@ -364,7 +364,7 @@ class Store:
         evicted = [left for entry in entries for left in self._cache.put(entry)]
         self._release(evicted)
         if self.options.auto_save:
-            self._saver.submit(entries, future)
+            self._saver.submit(entries, group)
         else:
             self._saver.submit([entry for entry in evicted if entry.file is None])
 

@@ -276,9 +276,9 @@ def _facts(trajectory: OpenTrajectory, columns: Columns, position: Position) -> 
 
 
 def _done(columns: Columns, ends: Mapping[str, TreePath], position: Position) -> str:
-    said = [word for word, path in ends.items() if columns.row(path, position.step, position.env).any()]
-    more = [word for word in said if word != "done"]
-    return ("yes" if said else "no") + (f" ({', '.join(more)})" if more else "")
+    flags = [word for word, path in ends.items() if columns.row(path, position.step, position.env).any()]
+    more = [word for word in flags if word != "done"]
+    return ("yes" if flags else "no") + (f" ({', '.join(more)})" if more else "")
 
 
 def _fact(value: Any, envs: int, env: int) -> str:

@@ -258,30 +258,30 @@ class TrajectoryFolder:
             CheckpointError: The trajectories are pickled and `allow_pickle` is False, or the index is empty.
             DamagedFileError: The index is damaged.
         """
-        self._listing = read_index(Path(path).absolute(), strict=False)
+        self._index = read_index(Path(path).absolute(), strict=False)
         try:
-            self._format = check_format(self._listing.head.trajectory_format, allow_pickle=allow_pickle)
+            self._format = check_format(self._index.head.trajectory_format, allow_pickle=allow_pickle)
         except OptionError as error:
             msg = f"{path}: {error}"
             raise CheckpointError(msg) from error
-        if not self._listing.infos:
+        if not self._index.infos:
             msg = f"the index of {path} has no trajectories: there is nothing to show"
             raise CheckpointError(msg)
         self._pickle = allow_pickle
-        self.ids = tuple(self._listing.infos)
+        self.ids = tuple(self._index.infos)
         what = "trajectory" if len(self.ids) == 1 else "trajectories"
         self.title = f"{name_of(path)}, {len(self.ids):,} {what} as {self._format}"
-        self._places = {number: index for index, number in enumerate(self.ids)}
+        self._index_of = {number: index for index, number in enumerate(self.ids)}
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenTrajectory] = OrderedDict()
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the index of an id in `ids`; None if it is not there."""
-        return self._places.get(trajectory_id)
+        return self._index_of.get(trajectory_id)
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the numbers of steps and environments from the index."""
-        shape = self._listing.infos[self.ids[index]].shape
+        shape = self._index.infos[self.ids[index]].shape
         return shape[0], shape[1]
 
     def open(self, index: int) -> OpenTrajectory:
@@ -301,27 +301,27 @@ class TrajectoryFolder:
 
     def _read(self, index: int) -> OpenTrajectory:
         number = self.ids[index]
-        facts = self._listing.infos[number]
-        path = self._listing.directory / facts.file_name(self._format)
+        info = self._index.infos[number]
+        path = self._index.directory / info.file_name(self._format)
         name = f"trajectory {number}"
         try:
             columns = _FileColumns(path, self._format, allow_pickle=self._pickle)
-            if columns.layout.shape[:2] != facts.shape[:2]:
-                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(facts.shape[:2])} [T, B]"
+            if columns.layout.shape[:2] != info.shape[:2]:
+                msg = f"{path} holds {list(columns.layout.shape[:2])}, the index says {list(info.shape[:2])} [T, B]"
                 raise DamagedFileError(msg)
         except (OstinatoError, OSError) as error:
             return OpenTrajectory(name, problem=str(error))
-        words = (("weights", facts.model_weights_id), *columns.words)
-        return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), words)
+        texts = (("weights", info.model_weights_id), *columns.texts)
+        return OpenTrajectory(name, columns.layout.steps, columns.layout.envs, columns, _roles(columns.shapes), texts)
 
     def returns(self, index: int) -> float | None:
         """Return the sum of rewards, averaged over environments. Reads only the rewards where the index has offsets."""
         number = self.ids[index]
-        known = self._listing.entries.get(number)
+        known = self._index.entries.get(number)
         try:
             if known is None or known.file is None or known.file.strides or -1 in known.file.offsets:
                 return _mean_return(self.open(index))
-            path = self._listing.directory / known.info.file_name(self._format)
+            path = self._index.directory / known.info.file_name(self._format)
             if path.stat().st_size != known.file.nbytes:
                 return None
             for column, offset in zip(known.layout.fields, known.file.offsets, strict=True):
@@ -334,14 +334,14 @@ class TrajectoryFolder:
 
     def row_ages(self) -> np.ndarray:
         """Return the number of transitions that were added after each transition, int64 `[transitions]`."""
-        counts = np.array([fact.num_samples for fact in self._listing.infos.values()])
+        counts = np.array([info.num_samples for info in self._index.infos.values()])
         return np.repeat(counts.sum() - np.cumsum(counts), counts)
 
     def field_bytes(self) -> dict[str, int]:
         """Return the bytes of each field over all trajectories that can be opened."""
         found: Counter[str] = Counter()
         for index, number in enumerate(self.ids):
-            known = self._listing.entries.get(number)
+            known = self._index.entries.get(number)
             columns = None if known is not None else self.open(index).columns
             layout = columns.layout if isinstance(columns, _FileColumns) else None if known is None else known.layout
             if layout is not None:
@@ -401,7 +401,7 @@ class _FileColumns:
         self._number = {field.path: number for number, field in enumerate(self.layout.fields)}
         self._whole: dict[TreePath, Tensor] = {}
         self.shapes = {field.path: field.row_shape for field in self.layout.fields}
-        self.words = _words(header)
+        self.texts = _texts(header)
 
     def row(self, path: TreePath, step: int, env: int) -> np.ndarray:
         """Return the value of one transition."""
@@ -429,7 +429,7 @@ class _FileColumns:
         return array_of(whole.flatten(0, 1)[self.layout.rows(transitions)[:, number]])
 
 
-def _words(header: Header) -> tuple[tuple[str, Any], ...]:
+def _texts(header: Header) -> tuple[tuple[str, Any], ...]:
     """Return the strings in a file, such as task descriptions."""
     names = {"model_weights_id", "max_episode_length"}
     return tuple(
@@ -498,18 +498,18 @@ class SavedBuffer:
         """Priority of each row, float `[rows]`; None if the sampler has no priorities."""
         self.rows_drawn, self.rows_written = int(state["rows_drawn"]), int(state["rows_written"])
         self._roles = _buffer_roles(self.columns, prioritized=self.priorities is not None)
-        self.unit, self._slots, self.ids = self._parts(_table(state, storage, self.columns, self.rows))
-        self._places = {number: index for index, number in enumerate(self.ids)}
+        self.unit, self._slots, self.ids = self._split(_episode_table(state, storage, self.columns, self.rows))
+        self._index_of = {number: index for index, number in enumerate(self.ids)}
         what = self.unit if len(self.ids) == 1 else plural(self.unit)
         self.title = f"{name_of(path)}, {self.rows:,} of {self.capacity:,} rows, {len(self.ids):,} {what}"
         self.history = _history(self.rows_drawn, self.rows_written)
         hidden = [f"{', '.join(self._late)} (only some rows have it)"] if self._late else []
         objects = [name.partition(".")[2] for name in storage.get("objects", ())]
         hidden += [f"{', '.join(objects)} (Python objects)"] if objects else []
-        self._words = tuple(("not shown", text) for text in hidden)
+        self._texts = tuple(("not shown", text) for text in hidden)
         self._open: tuple[int, OpenTrajectory] | None = None
 
-    def _parts(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
+    def _split(self, table: EpisodeTable | None) -> tuple[str, tuple[Tensor, ...], tuple[int, ...]]:
         """Return the unit, the slots of each item and the ids: episodes, or blocks of rows without episodes."""
         if table is None:
             order = torch.from_numpy(np.argsort(-self.ages, kind="stable"))
@@ -524,7 +524,7 @@ class SavedBuffer:
 
     def find(self, trajectory_id: int) -> int | None:
         """Return the index of an episode id in `ids`; None if it is not there."""
-        return self._places.get(trajectory_id)
+        return self._index_of.get(trajectory_id)
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the number of rows of an episode, and 1."""
@@ -536,7 +536,7 @@ class SavedBuffer:
         if kept is None or kept[0] != index:
             slots = self._slots[index]
             name = f"{self.unit} {self.ids[index]}"
-            kept = self._open = index, OpenTrajectory(name, len(slots), 1, _Rows(self, slots), self._roles, self._words)
+            kept = self._open = index, OpenTrajectory(name, len(slots), 1, _Rows(self, slots), self._roles, self._texts)
         return kept[1]
 
     def returns(self, index: int) -> float | None:
@@ -633,7 +633,7 @@ def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath,
     return found
 
 
-def _table(
+def _episode_table(
     state: dict[str, Any], storage: dict[str, Any], columns: dict[TreePath, _Column], rows: int
 ) -> EpisodeTable | None:
     """Return the saved episodes, or the episodes that the default flags mark; None if there are no such flags."""

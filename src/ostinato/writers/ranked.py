@@ -102,12 +102,10 @@ class TensorDictMaxValueWriter(Writer):
                     heapq.heappop(self._heap)
                     self._live[slot] = self._push(float(ranks[row]), slot)
                     owner[slot] = row
-        kept = torch.full((rows,), -1, dtype=torch.int64, device="cpu")
-        slots, winners = (
-            torch.tensor(list(x), dtype=torch.int64, device="cpu") for x in (owner.keys(), owner.values())
-        )
+        slots, winners = (np.fromiter(x, np.int64, len(owner)) for x in (owner.keys(), owner.values()))
+        kept = np.full(rows, -1, np.int64)
         kept[winners] = slots
-        return Picks(slots, winners, kept)
+        return Picks(torch.from_numpy(slots), torch.from_numpy(winners), torch.from_numpy(kept))
 
     def _push(self, rank: float, slot: int) -> _Entry:
         entry = (rank, -self._count, slot)

@@ -428,7 +428,7 @@ def test_other_objects_need_pickle_on_both_sides(tmp_path: Path) -> None:
     allowed.extend([1, Thing(5)])
     allowed.dumps(tmp_path / "save")
     strict = make(allow=False)
-    with pytest.raises(CheckpointError, match="unpickling runs code"):
+    with pytest.raises(CheckpointError, match="unpickling executes code"):
         strict.loads(tmp_path / "save")
     assert len(strict) == 0
     other = make(allow=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def steps(first: int, count: int, lanes: int = 0) -> TensorDict:
-    """Rows `[count]` or `[count, lanes]` in TED form; every fifth step of a lane ends an episode."""
+    """Rows `[count]` or `[count, lanes]` in TED format; every fifth step of a lane ends an episode."""
     number = torch.arange(first, first + count, dtype=torch.float32)
     if lanes:
         number = number.unsqueeze(1) + 1000 * torch.arange(lanes)

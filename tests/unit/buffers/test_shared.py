@@ -160,7 +160,7 @@ def test_reading_waits_for_no_row_and_gives_none_that_is_open() -> None:
     assert len(rb) == 0
     with pytest.raises(EmptyBufferError):
         rb.sample()
-    with pytest.raises(SlotError, match=r"the slots \[2\] hold no whole row"):
+    with pytest.raises(SlotError, match=r"the slots \[2\] do not hold a complete row"):
         rb.storage[2]
     ring.abandon(serial)
     ring.abandon(serial)  # a second time changes nothing

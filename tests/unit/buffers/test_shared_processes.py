@@ -76,7 +76,7 @@ def test_a_writer_that_dies_between_reserve_and_commit_costs_its_own_rows(ranked
     assert counts[:10].tolist() == [0] * 10
     assert p_value(counts[10:].tolist()) > LEAST_P
     check_ring(rb)
-    with pytest.raises(IndexError, match="hold no whole row"):
+    with pytest.raises(IndexError, match="do not hold a complete row"):
         rb.storage[3]
     for i in range(5):
         rb.extend(rows(range(100 + 8 * i, 108 + 8 * i)))  # the ring comes round
@@ -280,7 +280,7 @@ def test_a_process_forked_too_early_is_told_so() -> None:
             other.send(str(error))
 
     child = start(work)
-    assert "forked before the buffer knew the form of its rows" in pipe.recv()
+    assert "forked before the buffer knew the schema of its rows" in pipe.recv()
     end(child)
 
 

@@ -76,7 +76,7 @@ def test_an_interrupt_ends_quietly(saved: Path, tmp_path: Path) -> None:
     assert (process.returncode, err) == (130, "")
 
 
-def test_a_pipe_that_is_closed_early_is_no_traceback(saved: Path) -> None:
+def test_a_pipe_that_is_closed_early_prints_no_traceback(saved: Path) -> None:
     command = f"{sys.executable} -W ignore -c '{START}' inspect --json {saved} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The commands for trajectories as users run them: output, JSON, exit status."""
+"""The commands for trajectories: output, JSON, exit status."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_sample_prints_keys_shapes_and_dtypes(saved: Path) -> None:
     assert ["rewards", "float32", [1024, 1]] in report["keys"]
 
 
-def test_options_that_would_have_no_effect_are_refused(saved: Path) -> None:
+def test_options_without_effect_are_usage_errors(saved: Path) -> None:
     assert ostinato("sample", "--load-path", saved, "--cache-size", "3").returncode == 2
     ReplayBuffer(storage=LazyTensorStorage(4)).dumps(saved.parent / "buffer")
     assert ostinato("inspect", saved.parent / "buffer", "--allow-pickle").returncode == 2
@@ -147,7 +147,7 @@ def test_a_batch_beyond_memory_is_one_line_and_no_traceback(saved: Path, number:
     assert "num-chunks" in done.stderr
 
 
-def test_errors_speak_of_the_options_of_the_command_line(tmp_path: Path) -> None:
+def test_errors_name_command_line_options(tmp_path: Path) -> None:
     with TrajectoryReplayBuffer(
         auto_save=True, auto_save_path=tmp_path / "s", trajectory_format="pkl", allow_pickle=True
     ) as buffer:

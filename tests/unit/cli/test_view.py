@@ -1,4 +1,4 @@
-"""`ostinato view` and `ostinato plot` as users run them."""
+"""`ostinato view` and `ostinato plot`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_prompt_through_a_pipe(path: Path, tmp_path: Path) -> None:
         ("--headless --replay-dir b", "given twice"),
     ],
 )
-def test_options_without_sense_are_refused(options: str, words: str, path: Path) -> None:
+def test_options_that_exclude_each_other_are_usage_errors(options: str, words: str, path: Path) -> None:
     done = ostinato("view", path, *options.split())
     assert done.returncode == 2
     assert words in " ".join(done.stderr.replace("│", "").split())
@@ -169,7 +169,7 @@ def test_a_directory_is_named_where_a_dot_was_given(path: Path, monkeypatch: pyt
     assert SavedBuffer(".").title == "ck, 1 of 10 rows, 1 block"
 
 
-def test_a_taken_port_is_said_with_what_to_do(path: Path) -> None:
+def test_a_port_in_use_is_an_error(path: Path) -> None:
     import socket
 
     pytest.importorskip("uvicorn")

@@ -1,4 +1,4 @@
-"""A vector environment whose every number is known, and the log of what it really did, made by hand."""
+"""A vector environment with known values, and the log of its transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be stored as true transitions is refused, before anything changes; the message says what to do."""
+"""Steps that cannot be stored as transitions raise before anything changes; the message says what to do."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ BUFFERS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_what_could_not_keep_episodes_apart_is_refused_at_once(name: str) -> None:
+def test_a_buffer_that_would_mix_episodes_raises_at_once(name: str) -> None:
     made, options, message = BUFFERS[name]
     with pytest.raises(OptionError, match=message):
         VectorEnvRecorder(buffer(**made), **{"num_envs": 2, "autoreset_mode": "SAME_STEP", **options})
 
 
-def test_what_the_messages_advise_works() -> None:
+def test_the_recommended_options_work() -> None:
     VectorEnvRecorder(buffer(ndim=2, episodes=Episodes(mask_key="mask")), 2, "NEXT_STEP")
     VectorEnvRecorder(buffer(sample_unit=NStep(3, 0.9), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
     VectorEnvRecorder(buffer(sampler=SliceSampler(slice_len=2), episodes=Episodes(**ONE_EACH)), 2, "NEXT_STEP")
@@ -107,7 +107,7 @@ def test_what_the_messages_advise_works() -> None:
 
 
 @pytest.mark.parametrize(("ndim", "fits"), [(1, 40), (2, 37)])
-def test_a_capacity_below_the_windows_is_refused_with_the_numbers(ndim: int, fits: int) -> None:
+def test_a_capacity_below_the_windows_raises_with_the_numbers(ndim: int, fits: int) -> None:
     options: dict[str, Any] = {
         "ndim": ndim,
         "sample_unit": SequenceUnit(8, burn_in=2),
@@ -126,7 +126,7 @@ def test_another_number_of_environments_raises() -> None:
         VectorEnvRecorder(rb, 3, "SAME_STEP")
 
 
-def test_another_sampler_is_looked_at() -> None:
+def test_another_sampler_is_checked() -> None:
     rb = buffer()
     steps = begun(rb)
     step(steps)
@@ -136,7 +136,7 @@ def test_another_sampler_is_looked_at() -> None:
     assert len(rb) == 2
 
 
-def test_only_buffers_and_environments_that_say_their_mode() -> None:
+def test_other_buffers_and_environments_without_a_mode_raise() -> None:
     with pytest.raises(KindError, match="rb must be a ReplayBuffer, got list"):
         VectorEnvRecorder([], 2, "SAME_STEP")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="ListStorage does not take: use LazyTensorStorage"):
@@ -214,7 +214,7 @@ def test_steps_need_a_reset_of_all_first() -> None:
     step(steps)
 
 
-def test_results_of_another_mode_are_noticed() -> None:
+def test_results_of_another_mode_raise() -> None:
     rb = buffer()
     steps = begun(rb, "NEXT_STEP")
     with pytest.raises(UsageError, match="is autoreset_mode 'SAME_STEP'"):
@@ -236,7 +236,7 @@ def test_the_entries_of_a_dict_observation_have_their_own_names() -> None:
         step(clash, obs={"action": np.zeros(2)})
 
 
-def test_last_observations_come_in_any_form() -> None:
+def test_final_observations_in_each_format() -> None:
     """A dict of arrays, an array of dicts, tensors, and the older name."""
     last = [{"a": np.full(3, 5.0)}, {"a": np.full(3, 6.0)}]
     forms = [

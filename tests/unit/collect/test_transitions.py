@@ -1,4 +1,4 @@
-"""Rows are the true transitions, whatever the mode of the environment, the layout and the dimensions of the storage."""
+"""Rows are the true transitions, for each autoreset mode, layout and number of dimensions."""
 
 from __future__ import annotations
 

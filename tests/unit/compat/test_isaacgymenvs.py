@@ -1,4 +1,4 @@
-"""The door for IsaacGymEnvs: the ring, passes, and what is refused."""
+"""The buffer of IsaacGymEnvs: the ring, passes, errors."""
 
 from __future__ import annotations
 
@@ -185,6 +185,6 @@ def test_sizes_and_devices_that_make_no_sense() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_cuda_where_there_is_none_is_refused_at_once() -> None:
+def test_a_missing_cuda_device_raises_at_once() -> None:
     with pytest.raises(OptionError, match="torch sees no CUDA device"):
         ReplayBuffer(10, torch.device("cuda:0"))

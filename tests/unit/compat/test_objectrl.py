@@ -1,4 +1,4 @@
-"""The door for ObjectRL: every method of its document, and its numbers."""
+"""The buffer of ObjectRL: each method of its specification, and its sizes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_storage_is_mapped_on_the_cpu() -> None:
     assert type(buffer._get_storage(5, CPU)) is LazyMemmapStorage
 
 
-def test_other_storing_devices_are_refused() -> None:
+def test_other_storing_devices_raise() -> None:
     with pytest.raises(OptionError, match="storing_device must be a CPU or CUDA device, got meta"):
         ReplayBuffer(CPU, torch.device("meta"), 10)
     buffer = filled(3)
@@ -242,7 +242,7 @@ def test_fields_by_index_are_a_tensor_or_a_tuple() -> None:
     ("indices", "error"),
     [([0, 6], SlotError), ([-7], SlotError), (2, KindError), (torch.zeros(2, 2).long(), KindError)],
 )
-def test_indices_out_of_range_or_of_no_batch_are_refused(call: str, indices: Any, error: type[Exception]) -> None:
+def test_invalid_indices_raise(call: str, indices: Any, error: type[Exception]) -> None:
     more = (["id"],) if call == "sample_by_index_fields" else ()
     with pytest.raises(error):
         getattr(filled(6), call)(indices, *more)

@@ -1,4 +1,4 @@
-"""Saved memories: what ObjectRL can read, what comes back, and what is refused."""
+"""Saved buffers: what ObjectRL can read, what is restored, and errors."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_saving_again_leaves_one_save(tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_metadata_that_disagrees_with_the_experience_is_refused(tmp_path: Path) -> None:
+def test_metadata_that_contradicts_the_experience_raises(tmp_path: Path) -> None:
     filled(7).save(str(tmp_path / "buffer"))
     for numbers in ({"data_size": 8}, {"pointer": 2}, {"buffer_size": 20}):
         original_save(tmp_path / "buffer", **{"buffer_size": 10, "data_size": 7, "pointer": 7, **numbers})
@@ -123,7 +123,7 @@ def test_experience_that_is_missing_is_named(tmp_path: Path) -> None:
         assert filled(0).load(str(tmp_path / "buffer")).restored == ("buffer_size",)
 
 
-def test_damaged_experience_is_refused(tmp_path: Path) -> None:
+def test_damaged_experience_raises(tmp_path: Path) -> None:
     filled(7).save(str(tmp_path / "buffer"))
     data = next((tmp_path / "buffer.experience-0").glob("*.bin"))
     data.write_bytes(b"\xff" * data.stat().st_size)
@@ -158,7 +158,7 @@ class _Attack:
     ],
     ids=range(12),
 )
-def test_metadata_that_is_none_is_refused_and_never_executed(
+def test_invalid_metadata_raises_and_is_never_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, error: type[Exception]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The door for Stable-Baselines3: every sampled row beside a slow log, and beside the host's own buffers."""
+"""The buffer for Stable-Baselines3: each sampled row compared with a log and with the buffers of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def test_a_model_is_saved_with_its_sampler(tmp_path: Any) -> None:
     assert again.replay_buffer.n_steps == 2
 
 
-def test_pickling_keeps_seams() -> None:
+def test_pickling_keeps_episode_numbers() -> None:
     """A pickled buffer goes on in the middle of an episode, or notices that the environment was reset meanwhile."""
     rollout = Rollout(6, 2, 12, cuts=True)
     buffer = make("plain", 40, 2, n_steps=3, gamma=GAMMA)
@@ -556,7 +556,7 @@ def test_info_says_which_rows_were_drawn() -> None:
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
-def test_options_that_would_be_ignored_are_refused() -> None:
+def test_options_that_would_be_ignored_raise() -> None:
     with pytest.raises(OptionError, match="n_steps=3 needs a discount"):
         make("plain", 10, 1, n_steps=3)
     with pytest.raises(OptionError, match="gamma must be in"):
@@ -576,7 +576,7 @@ def test_options_that_would_be_ignored_are_refused() -> None:
         Rollout(0, 2, 1).fill(buffer, PLAIN)
 
 
-def test_wrong_shapes_are_refused_and_change_nothing() -> None:
+def test_wrong_shapes_raise_and_change_nothing() -> None:
     buffer = make("plain", 10, 2, n_steps=2, gamma=GAMMA)
     rollout = Rollout(0, 2, 3)
     rollout.fill(buffer, PLAIN)

@@ -1,4 +1,4 @@
-"""Checkpoints that TorchRL 0.14.1 wrote (`tests/parity/_write_torchrl.py`) come in whole, or are refused in words."""
+"""Checkpoints that TorchRL 0.14.1 wrote (`tests/parity/_write_torchrl.py`): their import, and errors."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ NOTES = {
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_what_is_left_out_is_said(name: str) -> None:
+def test_what_is_not_converted_is_reported(name: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load_checkpoint(DATA / name)
@@ -159,7 +159,7 @@ def test_what_is_left_out_is_said(name: str) -> None:
     assert all(part in text for part, text in zip(NOTES.get(name, ()), said, strict=True))
 
 
-def test_more_is_said(tmp_path: Path) -> None:
+def test_further_notes(tmp_path: Path) -> None:
     home = copy_of("mapped", tmp_path)
     (home / "transform.t").write_bytes(b"anything")
     (home / "storage" / "old.memmap").write_bytes(b"anything")
@@ -194,7 +194,7 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("key", ["../../secret", "/etc/passwd", "..", "a/b", "a\\b", "", ".", "a\0b", "x" * 300])
 @pytest.mark.parametrize("kind", ["TensorDict", "pytree"])
-def test_paths_that_lead_out_are_refused(key: str, kind: str, tmp_path: Path) -> None:
+def test_paths_outside_the_directory_raise(key: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "secret.memmap").write_bytes(b"\0" * 32)
     home = copy_of("mapped" if kind == "TensorDict" else "tensor", tmp_path)
     if kind == "TensorDict":
@@ -213,7 +213,7 @@ def test_paths_that_lead_out_are_refused(key: str, kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "place", ["storage", "storage/next", "storage/obs.memmap", "storage/meta.json", "sampler", "writer"]
 )
-def test_links_are_refused(place: str, tmp_path: Path) -> None:
+def test_links_raise(place: str, tmp_path: Path) -> None:
     home = copy_of("prioritized", tmp_path)
     (home / place).rename(tmp_path / "away")
     (home / place).symlink_to(tmp_path / "away")
@@ -222,7 +222,7 @@ def test_links_are_refused(place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["storage/meta.json", "writer/metadata.json", "sampler/sumtree.memmap"])
-def test_fifos_and_missing_files_are_refused(file: str, tmp_path: Path) -> None:
+def test_fifos_and_missing_files_raise(file: str, tmp_path: Path) -> None:
     home = copy_of("prioritized", tmp_path)
     (home / file).unlink()
     with pytest.raises(DamagedFileError, match="is missing"):
@@ -280,14 +280,14 @@ def test_sizes_and_types_are_checked_before_anything_is_allocated(entry: Any, tm
         ("sampler/sampler_metadata.json", {"_alpha": 1e-9}, "too large for alpha"),
     ],
 )
-def test_contradictions_are_refused(file: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_contradictions_raise(file: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
     home = copy_of("prioritized", tmp_path)
     edit(home / file, lambda about: about.update(change))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(home)
 
 
-def test_bad_priorities_are_refused(tmp_path: Path) -> None:
+def test_bad_priorities_raise(tmp_path: Path) -> None:
     home = copy_of("prioritized", tmp_path)
     for bad in (float("nan"), -1.0, float("inf")):
         values = torch.ones(8, dtype=torch.float64)
@@ -297,7 +297,7 @@ def test_bad_priorities_are_refused(tmp_path: Path) -> None:
             load_checkpoint(home)
 
 
-def test_other_samplers_and_directories_are_refused(tmp_path: Path) -> None:
+def test_other_samplers_and_directories_raise(tmp_path: Path) -> None:
     home = copy_of("ring", tmp_path)
     (home / "sampler").mkdir()
     (home / "sampler" / "consuming_sampler.pt").write_bytes(b"x")
@@ -391,7 +391,7 @@ def test_objects_of_a_list_storage_need_consent() -> None:
         [1, 2],
     ],
 )
-def test_bad_list_states_are_refused(state: Any, tmp_path: Path) -> None:
+def test_bad_list_states_raise(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match=r"list\.pt"):
         load_checkpoint(tmp_path / "list.pt")
@@ -401,7 +401,7 @@ def test_bad_list_states_are_refused(state: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["prioritized", "lanes", "tree", "epochs", "flat"])
-def test_damaged_bytes_are_refused_or_harmless(name: str, tmp_path: Path) -> None:
+def test_damaged_bytes_raise_or_are_harmless(name: str, tmp_path: Path) -> None:
     """Flips, cuts and splices in every file: an error of ours, or a buffer that works."""
     rng = random.Random(name)
     home = copy_of(name, tmp_path)

@@ -1,4 +1,4 @@
-"""What the demo stores and learns from: true successors, and a future after truncation but not after termination."""
+"""What the demo stores and learns from: true next observations; targets after truncation and termination."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_building_networks_leaves_the_global_generator_alone() -> None:
         ({"steps": 500}, "warmup_steps must be below steps=500"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
+def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DqnConfig(**settings)  # type: ignore[arg-type]
 

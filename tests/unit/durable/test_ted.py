@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def ring(steps: int, lanes: int, written: int, lengths: list[int], *, flags: bool = True) -> TensorDict:
-    """Rows in TED form `[steps, lanes]` as a ring holds them after `written` steps of each lane.
+    """Rows in TED format `[steps, lanes]` as a ring holds them after `written` steps of each lane.
 
     `obs` is 1000 * lane + step written; at ends `next.obs` is minus that. Lanes end out of step with each other.
     """
@@ -163,7 +163,7 @@ def test_other_keys() -> None:
     flat = TED2Flat(done_key=("next", "over"), **words)(rows)  # type: ignore[arg-type]
     assert flat.get_non_tensor(("info", "cut")) == 3
     assert_same(Flat2TED(done_key="over", **words)(flat), rows)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="must say how its rows lay"):
+    with pytest.raises(CheckpointError, match="must contain the order of its rows"):
         Flat2TED()(flat)
 
 
@@ -186,7 +186,7 @@ def test_rows_that_would_not_come_back_are_refused() -> None:
     broken["terminated"][2] = True
     with pytest.raises(CheckpointError, match="field 'terminated' at the root would be lost"):
         TED2Flat()(broken)
-    with pytest.raises(KeyMissingError, match="keeps 'reward' and"):
+    with pytest.raises(KeyMissingError, match="stores 'reward' and"):
         TED2Flat()(rows.clone().set("reward", torch.zeros(6)))
     with pytest.raises(CheckpointError, match="'reward' at the root would be lost"):
         TED2Flat()(rows.clone().set("reward", torch.zeros(6, 1)))
@@ -222,9 +222,9 @@ def test_damage_is_refused() -> None:
         ("_storage_shape", (0,)),
         ("_storage_shape", 2.5),
     ):
-        with pytest.raises(CheckpointError, match="must say how its rows lay"):
+        with pytest.raises(CheckpointError, match="must contain the order of its rows"):
             Flat2TED()(flat.clone().set_non_tensor(key, value))
-    with pytest.raises(CheckpointError, match=r"must hold 7 flags 'done', got shape \[4, 1\]"):
+    with pytest.raises(CheckpointError, match=r"must have 7 flags 'done', got shape \[4, 1\]"):
         Flat2TED()(flat.clone().set_non_tensor("_storage_shape", (7,)))
     cut = flat.clone()
     cut["obs"] = cut["obs"][:-1]

@@ -221,8 +221,10 @@ def test_a_load_replaces_everything(kind: Kind) -> None:
     tree.load(doubles([1.0, 2.0]))
     assert tree.leaves(3).tolist() == [1.0, 2.0, 0.0]
     assert (tree.total, tree.minimum, tree.maximum) == (3.0, 1.0, 2.0)
+    assert not tree.known_empty
     tree.load(doubles([]))
     assert (tree.total, tree.minimum, tree.maximum) == (0.0, math.inf, 0.0)
+    assert tree.known_empty
 
 
 @kinds

@@ -249,3 +249,26 @@ def test_rows_are_written_through_to_the_files(tmp_path: Path) -> None:
 def test_the_manifest_of_a_flush_is_json(tmp_path: Path) -> None:
     flushed(tmp_path / "s")
     json.loads((tmp_path / "s" / "manifest.json").read_text())
+
+
+def test_close_removes_temporary_files_and_keeps_others(tmp_path: Path) -> None:
+    with LazyMemmapStorage(8) as storage:
+        rb = ReplayBuffer(storage=storage, batch_size=2)
+        rb.extend({"obs": torch.arange(4.0)})
+        place = storage.scratch_dir
+        assert place is not None
+        assert list(place.iterdir())
+        view = storage["obs"]
+    assert not place.exists()
+    assert view.tolist() == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(UsageError, match="closed"):
+        storage.read(0)
+    with pytest.raises(UsageError, match="closed"):
+        rb.extend({"obs": torch.arange(4.0)})
+    storage.close()
+
+    with LazyMemmapStorage(8, scratch_dir=tmp_path / "kept") as kept:
+        ReplayBuffer(storage=kept, batch_size=2).extend({"obs": torch.arange(4.0)})
+        kept.flush()
+    again = LazyMemmapStorage(8, scratch_dir=tmp_path / "kept", existsok=True)
+    assert again["obs"].tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -1,4 +1,4 @@
-"""Chains are shown, verified and folded; whatever stops the folding, the checkpoint is whole."""
+"""Patches are reported, verified and merged; an interrupted merge leaves a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_damaged_patch_is_found_by_every_reader(end: str, chain: tuple[ReplayB
     assert file.name in found.problem
 
 
-def test_tables_that_lie_are_refused_when_mapped(chain: tuple[ReplayBuffer, Path]) -> None:
+def test_invalid_tables_raise_when_mapped(chain: tuple[ReplayBuffer, Path]) -> None:
     _, path = chain
     rows = json.loads((path / "manifest.json").read_text())["body"]["arrays"][NAME]
     file = path / rows["patches"][0]["file"]

@@ -1,4 +1,4 @@
-"""Reports on checkpoints: what they hold, that damage is found, that memory stays bounded."""
+"""Reports on checkpoints: contents, damage, bounded memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_objects(tmp_path: Path) -> None:
     assert (field.name, field.dtype, field.rows, field.mean) == ("(objects)", "object", 3, None)
 
 
-def test_lanes(tmp_path: Path) -> None:
+def test_environments(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     rb.extend({"a": torch.arange(6.0).reshape(2, 3)})
     rb.dumps(tmp_path / "saved")
@@ -135,7 +135,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"storage": 3}, {"storage": {"class": "X", "state": {}}}, [1], None])
-def test_a_manifest_with_another_content_is_refused(state: object, tmp_path: Path) -> None:
+def test_a_manifest_with_other_content_raises(state: object, tmp_path: Path) -> None:
     from ostinato.buffers.checkpoint.state import FORMAT
     from ostinato.durable import CheckpointWriter
 

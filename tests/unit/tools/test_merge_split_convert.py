@@ -1,4 +1,4 @@
-"""Merge, split and convert: which trajectory goes where, and what is refused before anything is touched."""
+"""Merge, split and convert: the place of each trajectory, and errors that change nothing."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def refused(tmp_path: Path, words: str, work: Any, error: type[Exception] = Chec
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_is_refused_touches_nothing(tmp_path: Path, how: str) -> None:
+def test_errors_change_nothing(tmp_path: Path, how: str) -> None:
     write(tmp_path / "s" / "rank_0", [1, 2])
     write(tmp_path / "s" / "rank_1", [3])
     write(tmp_path / "mixed" / "rank_0", [1])
@@ -311,7 +311,7 @@ def test_a_merge_that_cannot_go_on_says_where_everything_lies(tmp_path: Path) ->
     assert merge(tmp_path / "s", tmp_path / "t", move=True).trajectories == 2
 
 
-def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_plan_raises(tmp_path: Path) -> None:
     write(tmp_path / "s" / "rank_0", [1, 2])
     stop_merge(tmp_path, 1)
     plan = tmp_path / "t.partial" / "ostinato_plan.json"
@@ -391,7 +391,7 @@ def test_convert_gives_no_new_checksum_to_damaged_bytes(tmp_path: Path, form: st
 
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "pkl"])
-def test_convert_and_merge_refuse_a_file_of_another_shape_than_its_index(tmp_path: Path, form: str) -> None:
+def test_convert_and_merge_raise_for_a_file_of_another_shape_than_its_index(tmp_path: Path, form: str) -> None:
     write(tmp_path / "rank_0", [1, 2], form)
     write(tmp_path / "long", [1, 2], form)
     index = json.loads((tmp_path / "rank_0" / "trajectory_index.json").read_text())

@@ -1,4 +1,4 @@
-"""Statistics of pieces equal those of the whole."""
+"""Statistics of pieces equal the statistics of all values."""
 
 from __future__ import annotations
 

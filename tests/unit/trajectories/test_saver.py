@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ostinato.trajectories import saver
-from ostinato.trajectories.saver import SaveFuture, Saver
+from ostinato.trajectories.saver import SaveGroup, Saver
 
 from ...schedules import Schedule, explore
 
@@ -81,11 +81,11 @@ def adds_and_stops(schedule: Schedule) -> None:
 
 def cancels(schedule: Schedule) -> None:
     store, some = Store(), entries(1, 2, 3, 4, 5)
-    future = SaveFuture([1, 2, 3, 4, 5])
+    group = SaveGroup([1, 2, 3, 4, 5])
     together(
         schedule,
         store,
-        lambda: store.saver.submit(some, future),
+        lambda: store.saver.submit(some, group),
         lambda: store.saver.cancel(some),
         store.saver.flush,
         store.saver.stop,
@@ -106,10 +106,10 @@ def test_every_call_returns_in_thousands_of_schedules(scenario: Callable[[Schedu
 def test_a_callback_that_exits_does_not_end_the_saver() -> None:
     """`sys.exit()` in a callback of a future ends only the callback."""
     store = Store(limit=8)
-    future = SaveFuture([1])
-    future.future.add_done_callback(lambda _: sys.exit(1))
-    store.saver.submit(entries(1), future)
-    store.saver.submit(entries(2), SaveFuture([2]))
+    group = SaveGroup([1])
+    group.future.add_done_callback(lambda _: sys.exit(1))
+    store.saver.submit(entries(1), group)
+    store.saver.submit(entries(2), SaveGroup([2]))
     store.saver.flush()
     store.saver.stop()
     assert store.saved == [1, 2]

@@ -1,4 +1,4 @@
-"""Trajectories whose pictures say where they come from: id, step, environment, camera and side are their colour."""
+"""Trajectories whose images encode id, step, environment, camera and observation in their colour."""
 
 from __future__ import annotations
 

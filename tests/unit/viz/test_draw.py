@@ -1,4 +1,4 @@
-"""Pictures: real PNG files of the size asked for, drawn without a display or pyplot's global state."""
+"""Figures are written as PNG files of the requested size, without a display or the global state of pyplot."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_data_change_the_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("out.pdf", (800, 600)), ("out", (800, 600)), ("out.png", (100, 600))])
-def test_wrong_paths_and_sizes_are_refused(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+def test_wrong_paths_and_sizes_raise(name: str, size: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"end in \.png and size must be at least 200 x 200"):
         draw(scene(), tmp_path / name, size=size)
 

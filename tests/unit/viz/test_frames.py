@@ -1,4 +1,4 @@
-"""What a viewer shows: the right picture at the right step, over the ends of trajectories, and broken files as such."""
+"""Frames: the right image at each step, navigation across trajectories, damaged files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_states_alone_are_lines(tmp_path: Path) -> None:
     assert shown.current.traces[0].values.shape == (4, 3)
 
 
-def test_missing_observations_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_observations_have_a_note(tmp_path: Path) -> None:
     source = TrajectoryFolder(store(tmp_path / "a", next_obs=None))
     assert read_frame(source, Position()).following.note == "not stored"
 
@@ -163,7 +163,7 @@ def test_flags_with_leading_rows_pair_up(tmp_path: Path) -> None:
     ]
 
 
-def test_pickles_need_consent_and_an_empty_directory_is_refused(tmp_path: Path) -> None:
+def test_pickles_need_a_flag_and_an_empty_directory_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="allow_pickle"):
         TrajectoryFolder(store(tmp_path / "a", form="pkl"))
     with pytest.raises(CheckpointError, match="no trajectories at"):

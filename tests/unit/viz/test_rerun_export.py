@@ -1,4 +1,4 @@
-"""Recordings for the Rerun viewer, read back with Rerun's own reader."""
+"""Rerun recordings, read back with Rerun's reader."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_step_of_every_environment_is_there(tmp_path: Path) -> None:
                 assert stamps == {step: (2, step, env * 50 + camera * 10 + 5 * following) for step in range(4)}
 
 
-def test_one_camera_and_refusals(tmp_path: Path) -> None:
+def test_one_camera_and_errors(tmp_path: Path) -> None:
     from ostinato.viz.rerun_export import export
 
     path = store(tmp_path / "a")

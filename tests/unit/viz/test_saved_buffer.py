@@ -1,4 +1,4 @@
-"""Checkpoints of buffers: episodes or rows, priorities, ages; and the page that `plot` draws."""
+"""Checkpoints of buffers: episodes or blocks, priorities, ages; and the figure of `plot`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_priorities_are_shown_where_there_are_some(tmp_path: Path) -> None:
     assert SavedBuffer(tmp_path / "plain").history == "no row drawn so far"
 
 
-def test_pictures_single_tensors_and_lanes(tmp_path: Path) -> None:
+def test_images_single_tensors_and_environments(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20))
     pixels = torch.zeros(4, 3, 16, 16, dtype=torch.uint8) + torch.arange(4, dtype=torch.uint8)[:, None, None, None]
     rb.extend({"pixels": pixels, "next_pixels": pixels + 100, "reward": torch.ones(4)})
@@ -132,7 +132,7 @@ def test_single_copy_and_late_fields(tmp_path: Path) -> None:
     assert shown.following.traces[0].values[:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
-def test_what_has_nothing_to_show_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_fields_raises(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=ListStorage(10))
     rb.extend(["a", "b"])
     rb.dumps(tmp_path / "objects")
@@ -231,7 +231,7 @@ def test_an_episode_of_very_many_rows_keeps_its_spikes_in_few_points(tmp_path: P
     assert len(shown.current.traces[0].steps) <= 2_000
 
 
-def test_returns_that_are_no_number_are_said_to_be_so(tmp_path: Path) -> None:
+def test_returns_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     rb = saved(tmp_path / "a", [3, 5, 2])
     rb.storage[:]["next"]["reward"][1] = torch.nan
     rb.dumps(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""The window and the prompt: real key events on a real figure, the picture that is on it read back."""
+"""The window and the terminal viewer: key events on a figure, whose images are read back."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_figures_do_not_grow(path: Path) -> None:
     assert len(counts) == 1
 
 
-def test_without_a_display_a_window_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_without_a_display_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.viz.viewer import open_window
 
     matplotlib.use("agg")

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what it shows is read back from the pixels of its pictures."""
+"""The page in Chromium: what it shows is read back from the pixels of its images."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_numbers_beside_the_lines_fit_with_their_signs(browser: Any, tmp_path: P
         assert max(widths) <= page.evaluate("LEFT - 6")
 
 
-def test_returns_that_nobody_knows_are_no_damage(browser: Any, tmp_path: Path) -> None:
+def test_unknown_returns_are_no_error(browser: Any, tmp_path: Path) -> None:
     path = store(tmp_path / "a", [(3, 1)], rewards=None, prev_logprobs=torch.zeros(3, 1, 1))
     with served(path) as url, opened(browser, url) as page:
         at(page, 0, 0)
