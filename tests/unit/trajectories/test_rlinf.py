@@ -134,7 +134,7 @@ def test_a_hostile_pt_file_raises_and_is_not_executed(tmp_path: Path) -> None:
     as_rlinf(tmp_path / "a", "pt")
     trap = tmp_path / "ran"
     torch.save({"rewards": _Trap(trap)}, tmp_path / "a" / "trajectory_1_opaque-1.pt")
-    with pytest.raises(DamagedFileError, match=r"trajectory 1: .*trajectory_1_opaque-1.pt holds more than tensors"):
+    with pytest.raises(DamagedFileError, match=r"trajectory 1: .*trajectory_1_opaque-1.pt contains more than tensors"):
         loaded(tmp_path / "a")
     assert not trap.exists()
 
