@@ -386,7 +386,7 @@ class ReplayBufferEnsemble:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the prefetch threads, of the ensemble and of its members, and drop batches made ahead. Idempotent."""
+        """End the prefetch threads of the ensemble and of its members. Idempotent; see `ReplayBuffer.close`."""
         self._mixer.close()
         for member in self.members:
             member.close()

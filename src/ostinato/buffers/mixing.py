@@ -568,8 +568,8 @@ class Mixer:
                 self.generator.set_state(dropped[0].rng)
 
     def close(self) -> None:
-        """Drop queued batches and end the prefetch thread."""
-        self.drop()
+        """End the prefetch thread. Batches made ahead are dropped, their draws are kept and delivered first."""
+        self.redo()
         if self.prefetch is not None:
             self.prefetch.close()
 

@@ -385,8 +385,8 @@ class Pipeline:
             self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
 
     def close(self) -> None:
-        """Drop queued batches, as `drop` does, and end the prefetch thread."""
-        self.drop()
+        """End the prefetch thread. Batches made ahead are dropped, their draws are kept and delivered first."""
+        self.redo()
         if self.prefetch is not None:
             self.prefetch.close()
 

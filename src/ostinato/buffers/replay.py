@@ -355,9 +355,10 @@ class ReplayBuffer:
             self._engine.clear()
 
     def close(self) -> None:
-        """End the prefetch thread and drop batches made ahead. Idempotent; the rows stay.
+        """End the prefetch thread. Idempotent; rows and draws made ahead stay.
 
-        A buffer without `prefetch` owns no thread. Sampling goes on afterwards, with a new thread if need be.
+        A buffer without `prefetch` owns no thread. Sampling continues as if the buffer had not been closed, with a new
+        thread.
         """
         self._pipeline.close()
 
