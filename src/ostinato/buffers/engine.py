@@ -268,6 +268,7 @@ class LocalEngine:
         except BaseException:  # such as too little memory for the table that the first rows allocate
             if len(storage) == rows:
                 ring.take_back(placement, rows, cursor)
+                self.writer.take_back()
             raise
 
     def _count_written(self, rows: int, placement: Placement, given: Tensor | None) -> None:

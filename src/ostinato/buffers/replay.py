@@ -185,19 +185,8 @@ class ReplayBuffer:
 
     @property
     def cursor(self) -> int:
-        """Slot that the next row takes with a round-robin writer; with others the first one that never held a row.
-
-        Setting it lets the next rows go elsewhere: to a slot that holds a row, or to the first free one.
-
-        Raises:
-            SlotError: if another slot is given; slots between rows must not stay empty.
-            UsageError: if processes share the buffer.
-        """
+        """Slot after the newest row: with a round-robin writer the slot of the next row."""
         return self._engine.ring.cursor
-
-    @cursor.setter
-    def cursor(self, slot: int) -> None:
-        self._engine.move_cursor(slot)
 
     @property
     def dim_extend(self) -> int:

@@ -243,12 +243,8 @@ class RayReplayBuffer:
 
     @property
     def cursor(self) -> int:
-        """Slot that the next row takes; see `ReplayBuffer.cursor`. Can be set."""
+        """Slot that the next row takes; see `ReplayBuffer.cursor`."""
         return int(self._call("cursor"))
-
-    @cursor.setter
-    def cursor(self, slot: int) -> None:
-        self.apply(lambda buffer: setattr(buffer, "cursor", slot))
 
     @property
     def dim_extend(self) -> int:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = (1, 2)
+FORMAT_VERSION = (1, 3)
 MAX_MANIFEST_BYTES = 64 * 2**20
 _KEYS = {"format", "version", "checksum", "body"}
 _FORMAT_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)

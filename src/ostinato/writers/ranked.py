@@ -69,6 +69,7 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_path = (key,) if isinstance(key, str) else tuple(key)
         self._heap: list[_Entry] = []
         self._live: list[_Entry] = []
+        self._replaced: list[tuple[int, _Entry | None]] = []  # slots of the last `place`, with the entries before it
         self._count = 0
 
     def __repr__(self) -> str:
@@ -88,10 +89,12 @@ class TensorDictMaxValueWriter(Writer):
         if bad:
             msg = f"ranks must be numbers, got NaN in {self.rank_path} of the rows {bad}: nothing was written"
             raise SchemaError(msg)
+        self._replaced.clear()
         owner: dict[int, int] = {}  # slot -> row; a later row of the batch may outrank an earlier one
         free = min(rows, ring.capacity - len(self._live))
         for row, rank in enumerate(ranks[:free].tolist()):
             owner[len(self._live)] = row
+            self._replaced.append((len(self._live), None))
             self._live.append(self._push(rank, len(self._live)))
         if free < rows:
             # the lowest rank only rises: rows below it now are not kept
@@ -100,6 +103,7 @@ class TensorDictMaxValueWriter(Writer):
                 if ranks[row] > lowest[0]:
                     slot = lowest[2]
                     heapq.heappop(self._heap)
+                    self._replaced.append((slot, lowest))
                     self._live[slot] = self._push(float(ranks[row]), slot)
                     owner[slot] = row
         slots, winners = (np.fromiter(x, np.int64, len(owner)) for x in (owner.keys(), owner.values()))
@@ -115,9 +119,19 @@ class TensorDictMaxValueWriter(Writer):
 
     def _lowest(self) -> _Entry:
         """Return the entry that is replaced first, after outdated entries were dropped."""
-        while self._heap[0] != self._live[self._heap[0][2]]:
+        while self._heap[0][2] >= len(self._live) or self._heap[0] != self._live[self._heap[0][2]]:
             heapq.heappop(self._heap)
         return self._heap[0]
+
+    def take_back(self) -> None:
+        """Give the slots of the last `place` their former ranks. Cost: O(log capacity) for each row that was kept."""
+        for slot, entry in reversed(self._replaced):
+            if entry is None:
+                self._live.pop()
+            else:
+                self._live[slot] = entry
+                heapq.heappush(self._heap, entry)
+        self._replaced.clear()
 
     def rerank(self, slots: Tensor, scores: Tensor | None) -> None:
         """Update the ranks of edited rows; their ages stay. A row without a rank, or with NaN, is replaced first.
@@ -157,6 +171,7 @@ class TensorDictMaxValueWriter(Writer):
         """Discard all ranks."""
         self._heap.clear()
         self._live.clear()
+        self._replaced.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return ranks and ages, by slot."""
@@ -188,6 +203,7 @@ class TensorDictMaxValueWriter(Writer):
         self.check_state(state)
         columns = (state["rank"].tolist(), state["age"].tolist(), state["slot"].tolist())
         self._live = sorted(zip(*columns, strict=True), key=lambda entry: entry[2])
+        self._replaced.clear()
         self._heap = self._live.copy()
         heapq.heapify(self._heap)
         self._count = int(state["count"])

@@ -51,7 +51,7 @@ class ReservoirWriter(Writer):
 
     def __init__(self, *, generator: torch.Generator | None = None) -> None:
         self._generator = _checked(generator)
-        self._offered = 0
+        self._offered = self._before = 0
 
     def __repr__(self) -> str:
         """Show the number of rows offered so far."""
@@ -66,7 +66,7 @@ class ReservoirWriter(Writer):
         """Choose slots for the rows that are kept; of equal slots the last row wins."""
         # until the ring is full every row is kept; a checkpoint may have been loaded into a larger ring
         first, capacity = (self._offered if ring.rows == ring.capacity else ring.rows), ring.capacity
-        self._offered = first + rows
+        self._before, self._offered = self._offered, first + rows
         slots = np.arange(first, first + rows)
         late = min(max(capacity - first, 0), rows)  # the buffer is full from this row on
         if late < rows:
@@ -79,6 +79,10 @@ class ReservoirWriter(Writer):
         positions = np.full(rows, -1)
         positions[winners] = taken
         return Picks(torch.from_numpy(taken), torch.from_numpy(winners), torch.from_numpy(positions))
+
+    def take_back(self) -> None:
+        """Count as before the last `place`."""
+        self._offered = self._before
 
     def begin(self, rows: int) -> None:
         """Count the rows present as all rows offered so far."""

@@ -62,6 +62,9 @@ class Writer(ABC):
             UsageError: if the writer must have placed all rows itself.
         """
 
+    def take_back(self) -> None:  # noqa: B027
+        """Undo the last `place`: its rows could not be stored."""
+
     def clear(self) -> None:  # noqa: B027
         """Forget all rows: the buffer was emptied."""
 

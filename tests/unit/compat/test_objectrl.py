@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from ostinato.errors import (
     StorageMemoryError,
     UsageError,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -112,6 +115,18 @@ def test_setting_the_pointer_moves_the_next_write() -> None:
     for bad in (7, -1, 1.0, True):
         with pytest.raises(OptionError, match=r"pointer must be in \[0, 6\]"):
             buffer.pointer = bad  # type: ignore[assignment]
+
+
+def test_a_pointer_that_was_moved_is_saved(tmp_path: Path) -> None:
+    buffer = filled(5)
+    buffer.pointer = 1
+    buffer.add(rows(20, 1)[0])
+    buffer.save(str(tmp_path / "buffer"))
+    other = filled(0)
+    other.load(str(tmp_path / "buffer"))
+    for one in (buffer, other):
+        one.add_batch(rows(30, 2))
+        assert (ids(one.sample_all()), one.pointer) == ([0, 20, 30, 31, 4], 4)
 
 
 def test_setting_the_number_of_rows_keeps_the_first_slots() -> None:

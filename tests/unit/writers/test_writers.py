@@ -339,3 +339,36 @@ def test_a_reservoir_refuses() -> None:
     for damage in ({"offered": -1}, {"generator": torch.zeros(3, dtype=torch.uint8)}):
         with pytest.raises(CheckpointError, match="damaged"):
             ReservoirWriter().load_state_dict({**state, **damage})
+
+
+@pytest.mark.parametrize("rows_before", [2, 4])
+def test_ranks_of_rows_that_could_not_be_stored_are_taken_back(
+    rows_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that fails leaves the ranks of the rows present, in a buffer with room and in a full one."""
+    rb = best()
+    rb.extend(ranked([float(i) for i in range(rows_before)]))
+    before = repr(rb.writer)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rb.storage), "set", _no_memory)
+        with pytest.raises(MemoryError):
+            rb.extend(ranked([10.0, 11.0, 12.0]))
+    assert (len(rb), repr(rb.writer)) == (rows_before, before)
+    rb.extend(ranked([1.5, 2.5, 0.5]))
+    kept = sorted([*map(float, range(rows_before)), 1.5, 2.5, 0.5])[-4:]
+    assert sorted(rb[:]["r"].flatten().tolist()) == kept
+
+
+def test_a_reservoir_counts_rows_that_could_not_be_stored_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rb = reservoir()
+    rb.extend(rows(range(7)))
+    assert isinstance(rb.writer, ReservoirWriter)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rb.storage), "set", _no_memory)
+        with pytest.raises(MemoryError):
+            rb.extend(rows(range(7, 10)))
+    assert rb.writer.offered == 7
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError

@@ -264,9 +264,9 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
     _whole("the number of rows", rows, 0, capacity + 1)
     for name in _COUNTS:
         _whole(name, state[name], 0, _MOST)
-    written = _whole("the number of stamps", ring_state["written"], 0, _MOST)
+    written = _whole("the number of rows written", ring_state["written"], 0, _MOST)
     base = _whole("the first generation", ring_state["base"], 0, written + 1)
-    _whole("the cursor of the stamps", ring_state["cursor"], 0, capacity)
+    _whole("the cursor of the ring", ring_state["cursor"], 0, capacity)
     array = ring_state["array"]
     if array is not None:
         sound = isinstance(array, Tensor) and array.dtype is torch.int64 and array.ndim == 1
@@ -281,7 +281,8 @@ def check_counts(state: dict[str, Any], rows: int) -> None:
     for whose, cursor in cursors.items():
         if cursor is not None:
             # where the ring is not full yet, its rows end at the cursor: a gap would hold rows that were never written
-            low, high = (rows, rows + 1) if rows < capacity else (0, capacity)
+            # (unless ObjectRL's `pointer` has moved it among rows: the ring then keeps generations in an array)
+            low, high = (rows, rows + 1) if rows < capacity and array is None else (0, capacity)
             _whole(f"the {whose} cursor", cursor, low, high)
 
 
