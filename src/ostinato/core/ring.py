@@ -19,7 +19,7 @@ __all__ = ["Ring"]
 
 @final
 class Ring:
-    """Rows present, cursor, number of rows written, and the generation of each slot: their only owner in a buffer.
+    """Rows present, cursor, number of rows written, and the generation of each slot, for all parts of a buffer.
 
     The *generation* of a row is its serial number among all rows written in the life of the buffer, from 1; a slot
     without a row has generation 0. Serial numbers never repeat, not even after `clear`, so a generation that differs

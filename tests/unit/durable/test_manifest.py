@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BODY = {"rows": 3, "names": ["b", "a"], "text": "é", "nothing": None, "half": 0.5}
 GOLDEN = (
-    b'{"format":"example","version":[1,2],"checksum":"420ee19ed5fcd5b5",'
+    b'{"format":"example","version":[1,3],"checksum":"f217a25d9f9fceb2",'
     b'"body":{"rows":3,"names":["b","a"],"text":"\\u00e9","nothing":null,"half":0.5}}\n'
 )
 
@@ -38,13 +38,13 @@ def signed(node: dict[str, Any]) -> str:
 def test_golden_bytes(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
     assert (tmp_path / "manifest.json").read_bytes() == GOLDEN
-    assert FORMAT_VERSION == (1, 2)
+    assert FORMAT_VERSION == (1, 3)
 
 
 def test_round_trip_keeps_the_order_of_keys(tmp_path: Path) -> None:
     write_manifest(tmp_path, BODY, format_name="example")
     found = read_manifest(tmp_path, format_name="example")
-    assert (found.format_name, found.version, found.body) == ("example", (1, 2), BODY)
+    assert (found.format_name, found.version, found.body) == ("example", (1, 3), BODY)
     assert list(found.body) == list(BODY)
 
 
@@ -150,7 +150,7 @@ def test_damaged_versions(tmp_path: Path, version: object) -> None:
         b'{"format":"example","version":[1,0],"checksum":"0","body":' + b"[" * 100_000,
         b'{"format":"example","version":[1,0],"checksum":"0","body":{"a":' + b"9" * 5000 + b"}}",
         GOLDEN.replace(b'"rows":3', b'"rows":4'),
-        GOLDEN.replace(b"[1,2]", b"[1,0]"),
+        GOLDEN.replace(b"[1,3]", b"[1,0]"),
         GOLDEN.replace(b'"body"', b'"more":1,"body"'),
     ],
 )
