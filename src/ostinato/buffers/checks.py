@@ -25,7 +25,7 @@ __all__ = [
     "checked_picks",
     "checked_run",
     "checked_slots",
-    "refuse_picks",
+    "raise_for_picks",
     "require_rows",
 ]
 
@@ -51,7 +51,7 @@ def check_pair(storage: Storage, writer: Writer) -> None:
         OptionError: for a writer of single rows over a storage with `ndim=2`, or over one that needs ring order.
     """
     if storage.ring_only and not writer.in_order:
-        refuse_picks(writer)
+        raise_for_picks(writer)
     if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
         msg = (
             f"{type(writer).__name__} places single rows and is not compatible with storages of "
@@ -60,7 +60,7 @@ def check_pair(storage: Storage, writer: Writer) -> None:
         raise OptionError(msg)
 
 
-def refuse_picks(writer: Writer) -> None:
+def raise_for_picks(writer: Writer) -> None:
     """Raise for a writer that picks slots where rows must stay in ring order.
 
     Raises:

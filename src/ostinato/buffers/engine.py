@@ -18,7 +18,7 @@ from ostinato.buffers.checks import (
     checked_picks,
     checked_run,
     checked_slots,
-    refuse_picks,
+    raise_for_picks,
 )
 from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
@@ -205,7 +205,7 @@ class LocalEngine:
             given, marks, tracker, versions = None, None, self.tracker, self.versions
             try:
                 if self.gate is not None:
-                    left_s = self.hold_write(rows, timeout_s)
+                    left_s = self.wait_to_write(rows, timeout_s)
                     if left_s is not None:  # anything may have changed meanwhile: check the rows again
                         return self.write(data, lead, ranked=ranked, timeout_s=left_s)
                 if sampler.prioritized and ranked:
@@ -223,7 +223,7 @@ class LocalEngine:
             if tracker is not None:
                 tracker.record(storage, placement, marks or Marks())
             if versions is not None and found is not None:
-                versions.note(placement, found)
+                versions.record(placement, found)
             self._count_written(rows, placement, given)
             return placement
 
@@ -243,7 +243,7 @@ class LocalEngine:
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
-            refuse_picks(writer)
+            raise_for_picks(writer)
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
 
     def _settle(self) -> None:
@@ -398,7 +398,7 @@ class LocalEngine:
         """Whether a draw of so many rows need not wait: it is permitted, or a draw is left from a checkpoint."""
         return self.gate is None or bool(self.pending) or self.gate.flow.may_draw(rows, self.stock())
 
-    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
 
         Raises:
@@ -420,11 +420,11 @@ class LocalEngine:
             gate.flow.check_draw(rows, most)
             return gate
 
-        self.waiters.hold(
+        self.waiters.wait(
             self.waiters.readers, rows, until, held_by, lambda gate: gate.why_no_draw(rows, self.stock(), waited_s)
         )
 
-    def hold_write(self, rows: int, timeout_s: float | None) -> float | None:
+    def wait_to_write(self, rows: int, timeout_s: float | None) -> float | None:
         """Return once so many rows may be written: the seconds that are left, None if no wait was needed.
 
         Raises:
@@ -445,7 +445,7 @@ class LocalEngine:
             return None
         waited_s = gate.patience_s(timeout_s)
         until = time.monotonic() + waited_s
-        self.waiters.hold(
+        self.waiters.wait(
             self.waiters.writers, rows, until, held_by, lambda gate: gate.why_no_write(rows, self.stock(), waited_s)
         )
         return max(0.0, until - time.monotonic())
@@ -466,7 +466,7 @@ class LocalEngine:
         """
         with self.lock:
             if self.gate is not None:
-                self.hold_draw(batch_size, ask)
+                self.wait_to_draw(batch_size, ask)
             if self.pending:
                 return self.pending.popleft()
             generator = self.generator

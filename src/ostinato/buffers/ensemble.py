@@ -18,7 +18,7 @@ from ostinato.buffers.mixing import (
     update_from_batch,
     update_members,
 )
-from ostinato.buffers.options import check_generator, check_prefetch, check_size, own, positive, refuse_shared
+from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.core import kinds
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from ostinato.samplers.ensemble import WhenEmpty
 
-__all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "put_together", "refuse_parts"]
+__all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "check_no_parts", "put_together"]
 
 
-def refuse_parts(*parts: Any) -> None:
+def check_no_parts(*parts: Any) -> None:
     """Check that no parts are given beside buffers.
 
     Raises:
@@ -203,9 +203,9 @@ class ReplayBufferEnsemble:
         compilable: bool = False,  # noqa: ARG002
         delayed_init: bool = False,  # noqa: ARG002
     ) -> None:
-        refuse_shared(shared=shared)
+        check_not_shared(shared=shared)
         if rbs:
-            refuse_parts(storages, samplers, writers)
+            check_no_parts(storages, samplers, writers)
             check_buffers(rbs)
             sampler = SamplerEnsemble(
                 *(rb.sampler for rb in rbs),

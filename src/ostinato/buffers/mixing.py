@@ -113,7 +113,7 @@ class Member:
 
         Args:
             rows: how many.
-            generator: where chance comes from; None is the buffer's own source.
+            generator: source of the draws; None is the buffer's own.
             ranked: give rows of samplers without priorities the weight 1, and their generations.
 
         Raises:
@@ -161,7 +161,7 @@ class Member:
         engine.sampler.check_draw(view, rows)
 
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
-        """Return the batch of a draw, its rows, and what there is to say of them; None if it cannot be made now."""
+        """Return the batch of a draw, its rows, and the fields added to them; None if it cannot be made now."""
         return self._pipeline.make(ticket, self._finish, self.collate)
 
     def index(self, ticket: Ticket) -> Tensor:
@@ -188,7 +188,7 @@ class Member:
 
 
 def _joined(draws: Sequence[Draw]) -> Draw:
-    """Put several draws of one sampler together; what a draw says of its batch as a whole does not add up and goes."""
+    """Put several draws of one sampler together; the info of a whole batch is dropped."""
     columns = [[getattr(draw, name) for draw in draws] for name in ("weights", "generations", "lengths")]
     weights, generations, lengths = (torch.cat(column) if column[0] is not None else None for column in columns)
     slots = torch.cat([draw.slots for draw in draws])
@@ -210,7 +210,7 @@ def locked(members: Sequence[Member]) -> ExitStack:
 
 
 _WINDOWS = ("anchor_index", "anchor_generation", "validity_mask", "step_in_sequence")
-"""What a sample says of windows around anchors: their priorities are the anchors'."""
+"""Fields of samples with windows around anchors: their priorities are those of the anchors."""
 _NAMES = "an ensemble's rows are named by index and buffer_ids: pass the sample, or its info"
 
 

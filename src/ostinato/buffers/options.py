@@ -31,6 +31,7 @@ __all__ = [
     "check_drop_last",
     "check_episodes",
     "check_generator",
+    "check_not_shared",
     "check_pin",
     "check_prefetch",
     "check_seconds",
@@ -41,7 +42,6 @@ __all__ = [
     "own",
     "part",
     "positive",
-    "refuse_shared",
     "require_collections",
     "swap_dims",
     "warn_of_batch",
@@ -238,7 +238,7 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
     return size
 
 
-def refuse_shared(*, shared: bool) -> None:
+def check_not_shared(*, shared: bool) -> None:
     """Check that `shared` is not asked for.
 
     Raises:

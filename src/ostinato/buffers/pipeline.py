@@ -245,7 +245,7 @@ _FREE_TRIES = 2
 
 
 class Batch(NamedTuple):
-    """A finished batch, the draw it came from, and what there is to say of its records."""
+    """A finished batch, the draw that it came from, and the fields added to its records."""
 
     data: Any
     ticket: Ticket
@@ -321,7 +321,7 @@ class Pipeline:
             draw=lambda: engine.draw(size, ahead=True, ask=ask),
             make=lambda ticket: self._make_in_worker(ticket, finish),
             may=may,
-            wait=lambda: engine.hold_draw(size, ask, lambda: prefetch.filled),
+            wait=lambda: engine.wait_to_draw(size, ask, lambda: prefetch.filled),
             lost=engine.give_back,
         )
         ticket, made = prefetch.next(steps, within_epoch=within_epoch)

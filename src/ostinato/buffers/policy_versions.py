@@ -73,7 +73,7 @@ class Runs:
         """Runs present."""
         return len(self._values) - self._first
 
-    def note(self, versions: NDArray[np.int64]) -> None:
+    def record(self, versions: NDArray[np.int64]) -> None:
         """Record rows just written. Cost: O(n)."""
         first, before = int(versions[0]), self.written
         self.written += versions.size
@@ -156,12 +156,12 @@ class Versions:
             raise SchemaError(msg)
         return found.detach().reshape(-1).to("cpu", torch.int64).numpy()
 
-    def note(self, placement: Placement, versions: NDArray[np.int64]) -> None:
+    def record(self, placement: Placement, versions: NDArray[np.int64]) -> None:
         """Record rows just written."""
         if not isinstance(placement, Run):
             self._runs = None
         elif self._runs is not None:
-            self._runs.note(versions)
+            self._runs.record(versions)
             self._runs.forget(min(self._runs.written, placement.capacity))
 
     def touch(self, path: tuple[Hashable, ...] | None) -> None:
@@ -217,7 +217,7 @@ class Versions:
         if runs is None or runs.written < rows:
             runs = self._runs = Runs()
             slots = Run(first, rows, storage.capacity).slots(storage.device)
-            runs.note(self._checked(storage.scores_at(slots, self.path), rows))
+            runs.record(self._checked(storage.scores_at(slots, self.path), rows))
         runs.forget(rows)
         return runs, first
 

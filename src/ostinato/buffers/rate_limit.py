@@ -148,7 +148,7 @@ def check_wait(timeout_s: Any, *, waits: bool) -> None:
 
 @final
 class Flow:
-    """Counts of rows written and drawn, and what a limiter says of them. Not thread-safe: its owner holds a lock.
+    """Counts of rows written and drawn, and what a limiter permits with them. Not thread-safe: its owner holds a lock.
 
     Pure: it knows neither time nor threads, so that it works inside any server. Verdicts are exact: the
     numbers of the limiter are taken as fractions and compared as integers. Cost of each: O(1).
@@ -324,8 +324,7 @@ class Waiters:
     2. Code that changes something of that (rows, counts, queued and loaded draws, sampler, storage, limiter) holds the
        lock, and calls `wake` before giving it back.
 
-    The lock is free while a call waits, and in a forked process. A thread that dies while it waits leaves nothing
-    behind.
+    The lock is free while a call waits, and in a forked process. A thread that ends while it waits leaves no entry.
 
     Args:
         outer: whether the lock is taken before those of other buffers, as that of an ensemble is.
@@ -342,7 +341,7 @@ class Waiters:
         """Rows of the draws that wait."""
         self._changed = threading.Condition(self.lock)
 
-    def hold(
+    def wait(
         self, side: list[int], rows: int, until: float, held_by: Callable[[], Gate | None], why: Callable[[Gate], str]
     ) -> None:
         """Return once `held_by()` is None; the caller holds the lock, which is free meanwhile.
@@ -378,7 +377,7 @@ class Waiters:
 class Gate:
     """The counts of a `Flow` for the calls of one buffer. Every method is called under the engine's lock.
 
-    It decides; `LocalEngine.hold_write` and `LocalEngine.hold_draw` wait, since a wait may outlast the gate: a new
+    It decides; the engine (`wait_to_write`, `wait_to_draw`) waits, since a wait may outlast the gate: a new
     sampler may bring another one, or none.
 
     Args:
@@ -501,7 +500,7 @@ def rows_of(ticket: Ticket) -> int:
 
 
 def as_counting(sampler: Sampler) -> CountingSampler:
-    """Return a sampler that says it counts draws, as what it then is."""
+    """Cast to `CountingSampler`."""
     return sampler  # type: ignore[return-value]
 
 

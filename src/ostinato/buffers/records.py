@@ -176,7 +176,7 @@ class Engine(Protocol):
     def may_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows need not wait."""
 
-    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> None:
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = ...) -> None:
         """Return once a draw of so many rows need not wait, or one is queued."""
 
     def gather(self, ticket: Ticket) -> Rows | None:

@@ -256,7 +256,7 @@ class SharedEngine:
         """Return True: readers wait for nothing."""
         return True
 
-    def hold_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
+    def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return at once."""
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:

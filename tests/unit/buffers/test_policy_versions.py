@@ -56,7 +56,7 @@ def test_runs_know_exactly_the_rows_that_are_young_enough(
     for versions, in_order in batches:
         given = sorted(v + max(log, default=0) for v in versions) if in_order else versions
         log += given
-        runs.note(np.array(given))
+        runs.record(np.array(given))
         held = log[-capacity:]
         found = runs.recent(len(held), max_age)
         expected = [i for i, version in enumerate(held) if version >= max(held) - max_age]
@@ -69,7 +69,7 @@ def test_runs_know_exactly_the_rows_that_are_young_enough(
 def test_runs_of_a_long_life_take_the_memory_of_the_present_ones() -> None:
     runs = Runs()
     for version in range(1000):
-        runs.note(np.array([version]))
+        runs.record(np.array([version]))
         runs.forget(10)
     assert len(runs) == 10
     assert len(runs._values) < 50

@@ -62,7 +62,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         writer.add_values("items", items)
         writer.commit(state)
     reader = CheckpointReader(tmp_path / "a" / "b", format_name="example")
-    assert reader.version == (1, 2)
+    assert reader.version == (1, 3)
     assert reader.names[0] == "('obs', 'ü/..')"
     assert reader.record("('obs', 'ü/..')") == record
     assert record.file.startswith("_obs_")

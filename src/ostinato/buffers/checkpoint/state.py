@@ -214,7 +214,7 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     if kind == "value":
         return tree["value"]
     if kind not in _NODES or depth > _MAX_DEPTH or len(tree["keys"]) != len(tree["children"]):
-        msg = f"the checkpoint says of its converted rows that they are a {str(kind)[:40]!r}: it is damaged"
+        msg = f"the checkpoint's converted rows have the unknown kind {str(kind)[:40]!r}: it is damaged"
         raise CheckpointError(msg)
     made = [_rebuild(child, columns, depth + 1) for child in tree["children"]]
     device = torch.device("cpu")
@@ -225,7 +225,7 @@ def _rebuild(tree: dict[str, Any], columns: dict[str, Any], depth: int) -> Any:
     parts = [part for i, part in enumerate(made) if i not in plain]
     batch = tuple(tree["batch"])
     if any(tuple(part.shape[: len(batch)]) != batch for part in parts):
-        msg = f"the checkpoint says of its converted rows that {keys} have the batch size {list(batch)}: it is damaged"
+        msg = f"the checkpoint's converted rows {keys} have the invalid batch size {list(batch)}: it is damaged"
         raise CheckpointError(msg)
     rows = kinds.make(Node("tensordict", keys, None, batch), parts, (), device)
     for i in plain:
