@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, final, overload
 
-from ostinato.buffers.mixing import (
-    Member,
-    Mixer,
-    collect_ensemble,
-    load_ensemble,
-    locked,
-    own_ensemble_copy,
-    quiet_ensemble,
-    restore_ensemble,
-    save_ensemble,
-    show_names,
-    update_from_batch,
-    update_members,
-)
+from ostinato.buffers.checkpoint.load import load_ensemble, quiet_ensemble, restore_ensemble
+from ostinato.buffers.checkpoint.save import save_ensemble
+from ostinato.buffers.checkpoint.state import ensemble_state, own_ensemble_copy
+from ostinato.buffers.mixing import Member, Mixer, locked, show_names, update_from_batch, update_members
 from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats, combine
@@ -486,7 +476,7 @@ class ReplayBufferEnsemble:
             return own_ensemble_copy(self._state())
 
     def _state(self) -> dict[str, Any]:
-        return collect_ensemble(self._mixer, self._batch_size)
+        return ensemble_state(self._mixer, self._batch_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; sampling goes on exactly where it was.

@@ -1,4 +1,4 @@
-"""The read path of an ensemble: choose members, draw from each, gather, put the parts together."""
+"""Draws of an ensemble: choose members, draw from each, gather, join the parts; priorities of its rows."""
 
 from __future__ import annotations
 
@@ -10,28 +10,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ostinato.buffers.checkpoint.load import (
-    Reading,
-    Target,
-    load_buffer,
-    load_engine_states,
-    revive,
-    turn_ticket,
-    with_state,
-)
-from ostinato.buffers.checkpoint.save import Saving, one_at_a_time, remember_load, save_buffer
-from ostinato.buffers.checkpoint.state import (
-    check_saved,
-    own_copy,
-    own_tensors,
-    parts_of,
-    read_generator,
-    read_ticket,
-    readable,
-    saved_rows,
-    show_ticket,
-    unit_name,
-)
 from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
@@ -44,10 +22,10 @@ from ostinato.buffers.priority_updates import (
     read_priorities,
 )
 from ostinato.buffers.rate_limit import Waiters
+from ostinato.buffers.records import Mix
 from ostinato.buffers.replay import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.errors import (
-    CheckpointError,
     EmptyBufferError,
     KeyMissingError,
     KindError,
@@ -60,7 +38,6 @@ from ostinato.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from ostinato.buffers.records import Rows, Ticket
     from ostinato.buffers.replay import ReplayBuffer
@@ -69,16 +46,9 @@ if TYPE_CHECKING:
     from ostinato.transforms import Compose
 
 __all__ = [
-    "FORMAT",
     "Member",
     "Mixer",
-    "collect_ensemble",
-    "load_ensemble",
     "locked",
-    "own_ensemble_copy",
-    "quiet_ensemble",
-    "restore_ensemble",
-    "save_ensemble",
     "show_names",
     "update_from_batch",
     "update_members",
@@ -176,11 +146,6 @@ class Member:
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
         """Return weights and generations of the rows of a prioritized draw as samples carry them, `[R]` each."""
         return priority_fields(ticket, self.engine.era)
-
-    @property
-    def target(self) -> Target:
-        """Where a state goes."""
-        return Target(self.engine, self.buffer.transform, self.buffer.batch_size)
 
     def loaded(self) -> None:
         """Drop batches made ahead: a state was loaded, and their rows are gone."""
@@ -347,17 +312,6 @@ class Made(NamedTuple):
     tickets: list[Ticket]
     rows: list[Rows]
     names: dict[Any, Tensor]
-
-
-class Mix(NamedTuple):
-    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
-
-    members: list[int]
-    tickets: list[Ticket]
-    rng: Tensor | None = None
-    """As in `Ticket`."""
-    last: bool = False
-    """Ensembles have no epochs."""
 
 
 @final
@@ -559,6 +513,12 @@ class Mixer:
         keys = [key for key in parts[0] if all(key in part for part in parts)]
         return {key: self._together([part[key] for part in parts]) for key in keys}
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Take the lock of the ensemble, then those of its members."""
+        with self.lock, locked(self.members):
+            yield
+
     def drop(self) -> None:
         """Forget draws made ahead; the generator goes back to before them."""
         with self.lock:
@@ -597,167 +557,3 @@ def show_names(names: dict[Any, Tensor], *, as_tensordict: bool) -> Any:
     whole = nest({"index": inner, **{key: value for key, value in names.items() if isinstance(key, str)}})
     nested = {key: value for key, value in names.items() if isinstance(key, tuple) and key[0] != "index"}
     return kinds.with_fields(whole, nested) if as_tensordict else {**whole, **nested}
-
-
-FORMAT = "ostinato-ensemble"
-
-
-def collect_ensemble(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
-    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
-    return {
-        "members": [member.show() for member in mixer.members],
-        "mixing": mixer.sampler.state_dict(),
-        "generator": None if mixer.generator is None else mixer.generator.get_state(),
-        "transforms": mixer.transform.state_dict(),
-        "batch_size": batch_size,
-        "pending": [
-            {
-                "members": mix.members,
-                "tickets": [
-                    show_ticket(ticket, mixer.members[i].engine)
-                    for i, ticket in zip(mix.members, mix.tickets, strict=True)
-                ],
-                "rng": mix.rng,
-            }
-            for mix in mixer.queued
-        ],
-    }
-
-
-def save_ensemble(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
-    """Save all members and what is the ensemble's own, as they are at one moment."""
-    engines = [member.engine for member in mixer.members]
-    parts = Saving(engines, state, lambda: _locked(mixer), lambda: _checker(mixer), FORMAT)
-    save_buffer(path, parts, incremental=incremental)
-
-
-def _checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
-    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
-    parts, sampler = [parts_of(member.engine) for member in mixer.members], mixer.sampler
-
-    def check(state: dict[str, Any]) -> None:
-        sampler.check_state(state["mixing"])
-        for mine, saved in zip(parts, state["members"], strict=True):
-            check_saved(mine, saved)
-        for mix in state["pending"]:
-            for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
-                saved = state["members"][i]
-                read_ticket(ticket, saved_rows(saved), parts[i], saved["storage"]["state"].get("schema"))
-
-    return check
-
-
-def load_ensemble(
-    path: str | Path, mixer: Mixer, restore: Callable[[dict[str, Any]], None], *, verify: bool, mmap: bool
-) -> None:
-    """Read a directory and hand its state to `restore`, with all members locked."""
-    with quiet_ensemble(mixer):
-        engines = [member.engine for member in mixer.members]
-        storages = [engine.storage for engine in engines]
-        save = load_buffer(path, restore, storages, Reading(FORMAT, verify=verify, mmap=mmap))
-        for engine in engines:
-            remember_load(engine, save)
-
-
-@contextmanager
-def quiet_ensemble(mixer: Mixer) -> Iterator[None]:
-    """Wait for saves of the members to end, and take all locks."""
-    with one_at_a_time([member.engine for member in mixer.members]), _locked(mixer):
-        yield
-
-
-@contextmanager
-def _locked(mixer: Mixer) -> Iterator[None]:
-    with mixer.lock, locked(mixer.members):
-        yield
-
-
-def own_ensemble_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy a state, so that later draws and writes do not change it."""
-    rest = {key: value for key, value in state.items() if key != "members"}
-    return {"members": [own_copy(mine) for mine in state["members"]], **own_tensors(rest)}
-
-
-def restore_ensemble(mixer: Mixer, state: dict[str, Any], batch_size: int | None) -> None:
-    """Restore a state, by copy; if it does not fit, nothing has changed.
-
-    Raises:
-        CheckpointError: naming what differs.
-    """
-    with readable("an ensemble"):
-        queue, generator = _check(mixer, state, batch_size)
-    before, sampler = own_tensors(mixer.transform.state_dict()), mixer.sampler.state_dict()
-    revived: list[Mix] = []
-
-    def then() -> None:
-        mixer.sampler.load_state_dict(state["mixing"])
-        revived.extend(mix for mix in (_revive(mixer, *mix) for mix in queue) if mix is not None)
-
-    try:
-        with readable("these transforms"):
-            mixer.transform.load_state_dict(state["transforms"])
-        load_engine_states([member.target for member in mixer.members], state["members"], then)
-    except BaseException:
-        mixer.transform.load_state_dict(before)
-        mixer.sampler.load_state_dict(sampler)
-        raise
-    for member in mixer.members:
-        member.loaded()
-    if mixer.prefetch is not None:
-        mixer.prefetch.clear()
-    mixer.pending.clear()
-    mixer.pending.extend(revived)
-    if generator is not None:
-        mixer.generator = with_state(mixer.generator, generator)
-
-
-def _check(
-    mixer: Mixer, state: dict[str, Any], batch_size: int | None
-) -> tuple[list[tuple[list[int], list[Ticket], Tensor | None]], torch.Generator | None]:
-    """Check what is the ensemble's own; return draws made ahead, and a generator in the saved state."""
-    members = mixer.members
-    if len(state["members"]) != len(members):
-        msg = f"the checkpoint holds {len(state['members'])} members, this ensemble {len(members)}"
-        raise CheckpointError(msg)
-    mixer.sampler.check_state(state["mixing"])
-    if state["pending"] and state["batch_size"] != batch_size:
-        msg = (
-            f"the checkpoint holds queued draws of batch_size={state['batch_size']}, this ensemble has "
-            f"batch_size={batch_size}: load it with the same batch_size"
-        )
-        raise CheckpointError(msg)
-    for member, mine in zip(members, state["members"], strict=True):
-        if state["pending"] and mine.get("unit") != unit_name(member.engine):
-            msg = (
-                f"the checkpoint holds queued draws of the unit {mine.get('unit')}, the member has "
-                f"{unit_name(member.engine)}: load it with the same sample_unit"
-            )
-            raise CheckpointError(msg)
-    rows = [saved_rows(mine) for mine in state["members"]]
-    schemas = [mine["storage"]["state"].get("schema") for mine in state["members"]]
-    seams = [
-        member.engine.storage.seam(mine["storage"]["state"])
-        for member, mine in zip(members, state["members"], strict=True)
-    ]
-    devices = [member.engine.storage.device for member in members]
-    queue = []
-    for mix in state["pending"]:
-        chosen = [int(i) for i in mix["members"]]
-        if len(chosen) != len(mix["tickets"]) or any(not 0 <= i < len(members) for i in chosen):
-            msg = f"the checkpoint holds a queued draw from the members {chosen}: it is damaged"
-            raise CheckpointError(msg)
-        pairs = zip(chosen, mix["tickets"], strict=True)
-        draws = [
-            read_ticket(turn_ticket(ticket, seams[i], rows[i]), rows[i], members[i].engine, schemas[i])
-            for i, ticket in pairs
-        ]
-        queue.append((chosen, draws, mix["rng"]))
-    device = devices[0] if mixer.generator is None else mixer.generator.device
-    return queue, read_generator(state["generator"], device)
-
-
-def _revive(mixer: Mixer, chosen: list[int], draws: list[Ticket], rng: Tensor | None) -> Mix | None:
-    engines = [mixer.members[i].engine for i in chosen]
-    tickets = [revive(engine, ticket) for engine, ticket in zip(engines, draws, strict=True)]
-    whole = [ticket for ticket in tickets if ticket is not None]
-    return Mix(chosen, whole, rng) if len(whole) == len(tickets) else None

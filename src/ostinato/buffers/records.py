@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["Engine", "Rows", "Source", "Ticket"]
+__all__ = ["Engine", "Mix", "Rows", "Source", "Ticket"]
 
 
 class Ticket(NamedTuple):
@@ -61,6 +61,17 @@ class Ticket(NamedTuple):
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the rows drawn for the records that they became."""
         return values if self.plan is None else self.plan.per_record(values)
+
+
+class Mix(NamedTuple):
+    """A draw of an ensemble: which member each part of the batch comes from, and the draw of each part."""
+
+    members: list[int]
+    tickets: list[Ticket]
+    rng: Tensor | None = None
+    """As in `Ticket`."""
+    last: bool = False
+    """Ensembles have no epochs."""
 
 
 class Source(NamedTuple):

@@ -30,8 +30,8 @@ from ostinato import (
     TensorDictMaxValueWriter,
     TensorStorage,
 )
-from ostinato.buffers import mixing as mixing_state
 from ostinato.buffers.checkpoint import load as checkpoint
+from ostinato.buffers.checkpoint import load as mixing_state
 from ostinato.buffers.engine import LocalEngine
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader
@@ -371,7 +371,7 @@ def test_a_damaged_table_and_a_missing_file(mode: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-@pytest.mark.parametrize("step", ["_revive", "member"])
+@pytest.mark.parametrize("step", ["_revive_mix", "member"])
 def test_members_of_ensembles_all_or_none(
     step: str, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -14,23 +13,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.load import Reading, open_state
-from ostinato.buffers.checkpoint.state import converted, readable
+from ostinato.buffers.checkpoint.load import (
+    Reading,
+    open_state,
+)
+from ostinato.buffers.checkpoint.state import (
+    ENSEMBLE_FORMAT,
+    converted,
+    ensemble_checker,
+    one_at_a_time,
+    readable,
+)
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
-from ostinato.errors import CheckpointError, OstinatoError
+from ostinato.errors import (
+    CheckpointError,
+    OstinatoError,
+)
 from ostinato.storages.object_columns import pack, pack_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from ostinato.buffers.engine import LocalEngine
+    from ostinato.buffers.mixing import Mixer
     from ostinato.core.records import Placement
     from ostinato.core.ring import Ring
     from ostinato.durable.checkpoint_writer import Piece, RowFile
@@ -45,10 +57,9 @@ __all__ = [
     "Saves",
     "Saving",
     "Snapshot",
-    "one_at_a_time",
-    "remember_load",
     "rows_since",
     "save_buffer",
+    "save_ensemble",
     "save_state",
 ]
 
@@ -126,15 +137,6 @@ def _verify(
             "checkpoint there stays as it was"
         )
         raise CheckpointError(msg) from error
-
-
-@contextlib.contextmanager
-def one_at_a_time(engines: Sequence[LocalEngine]) -> Iterator[None]:
-    """Keep other saves and loads of these buffers out; taken before any engine's lock, in an order that is the same."""
-    with contextlib.ExitStack() as stack:
-        for engine in sorted(engines, key=id):
-            stack.enter_context(engine.saves.lock)
-        yield
 
 
 def _row_bytes(engine: LocalEngine) -> int:
@@ -301,6 +303,10 @@ class Saves:
         if self.snapshot is not None:
             self.snapshot.note_replaced(ring, ring.rows)
 
+    def loaded(self, save: str | None, ring: Ring, storage: Storage) -> None:
+        """Let incremental saves go on from the save that was just loaded."""
+        self.remember(save or "", Lineage(ring, ring.written, storage, {}), None)
+
     def remember(self, save: str, lineage: Lineage, instead: str | None) -> None:
         """Remember a save, in the place of the one that it was written over."""
         self.lineages.pop(instead or "", None)
@@ -423,6 +429,8 @@ def _put_ahead(array: RowArray, file: RowFile, slots: np.ndarray) -> None:
             file.put_ahead(int(at[first]), raw_view(room[first:last]))
 
 
-def remember_load(engine: LocalEngine, save: str | None) -> None:
-    """Let incremental saves go on from the save that was just loaded."""
-    engine.saves.remember(save or "", Lineage(engine.ring, engine.ring.written, engine.storage, {}), None)
+def save_ensemble(path: str | Path, mixer: Mixer, state: Callable[[], dict[str, Any]], *, incremental: bool) -> None:
+    """Save all members and what is the ensemble's own, as they are at one moment."""
+    engines = [member.engine for member in mixer.members]
+    parts = Saving(engines, state, mixer.locked, lambda: ensemble_checker(mixer), ENSEMBLE_FORMAT)
+    save_buffer(path, parts, incremental=incremental)

@@ -15,7 +15,12 @@ from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema, column_name, describe
-from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
+from ostinato.errors import (
+    CheckpointError,
+    OptionError,
+    OstinatoError,
+    StorageMemoryError,
+)
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.engine import LocalEngine
     from ostinato.buffers.episode_tracker import EpisodeTracker
+    from ostinato.buffers.mixing import Mixer
     from ostinato.core.ring import Ring
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from ostinato.writers import Writer
 
 __all__ = [
+    "ENSEMBLE_FORMAT",
     "FORMAT",
     "Parts",
     "check_counts",
@@ -39,7 +46,11 @@ __all__ = [
     "checker",
     "converted",
     "engine_state",
+    "ensemble_checker",
+    "ensemble_state",
+    "one_at_a_time",
     "own_copy",
+    "own_ensemble_copy",
     "own_tensors",
     "parts_of",
     "read_generator",
@@ -529,3 +540,59 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     if "plan" in state:
         plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)
     return Ticket(draw, 0, bool(state["last"]), engine.ring, engine.sampler, state["rng"], plan, dice)
+
+
+ENSEMBLE_FORMAT = "ostinato-ensemble"
+
+
+def ensemble_state(mixer: Mixer, batch_size: int | None) -> dict[str, Any]:
+    """Return the whole state as nested dicts of plain values and tensors; nothing is copied."""
+    return {
+        "members": [member.show() for member in mixer.members],
+        "mixing": mixer.sampler.state_dict(),
+        "generator": None if mixer.generator is None else mixer.generator.get_state(),
+        "transforms": mixer.transform.state_dict(),
+        "batch_size": batch_size,
+        "pending": [
+            {
+                "members": mix.members,
+                "tickets": [
+                    show_ticket(ticket, mixer.members[i].engine)
+                    for i, ticket in zip(mix.members, mix.tickets, strict=True)
+                ],
+                "rng": mix.rng,
+            }
+            for mix in mixer.queued
+        ],
+    }
+
+
+def ensemble_checker(mixer: Mixer) -> Callable[[dict[str, Any]], None]:
+    """Return what checks a saved state against the members as they are now; the caller holds the locks."""
+    parts, sampler = [parts_of(member.engine) for member in mixer.members], mixer.sampler
+
+    def check(state: dict[str, Any]) -> None:
+        sampler.check_state(state["mixing"])
+        for mine, saved in zip(parts, state["members"], strict=True):
+            check_saved(mine, saved)
+        for mix in state["pending"]:
+            for i, ticket in zip(mix["members"], mix["tickets"], strict=True):
+                saved = state["members"][i]
+                read_ticket(ticket, saved_rows(saved), parts[i], saved["storage"]["state"].get("schema"))
+
+    return check
+
+
+def own_ensemble_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """Copy a state, so that later draws and writes do not change it."""
+    rest = {key: value for key, value in state.items() if key != "members"}
+    return {"members": [own_copy(mine) for mine in state["members"]], **own_tensors(rest)}
+
+
+@contextlib.contextmanager
+def one_at_a_time(engines: Sequence[LocalEngine]) -> Iterator[None]:
+    """Keep other saves and loads of these buffers out; taken before any engine's lock, in an order that is the same."""
+    with contextlib.ExitStack() as stack:
+        for engine in sorted(engines, key=id):
+            stack.enter_context(engine.saves.lock)
+        yield
