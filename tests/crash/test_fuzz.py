@@ -97,7 +97,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a negative cursor": (_set(*STORAGE, "cursor", to=-1), r"the storage's cursor must be .*has -1"),
     "a cursor beyond": (
         _set("state", "writer", "state", "cursor", to=24),
-        r"the cursor of the stamps must be .*has 24",
+        r"the cursor of the ring must be .*has 24",
     ),
     "negative rows": (_set(*STORAGE, "rows", to=-1), "-1"),
     "fewer rows": (_set(*STORAGE, "rows", to=20), "it is damaged|damaged"),
