@@ -1,4 +1,4 @@
-"""Opening a checkpoint: the state of a buffer with its rows in their places, read or mapped when they are copied."""
+"""Loading: open a checkpoint with its rows read or mapped, check it, and restore buffers and ensembles from it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ from ostinato.core.records import Plan
 from ostinato.core.ring import Ring
 from ostinato.core.rows import NAME_LENGTH
 from ostinato.durable import CheckpointReader
-from ostinato.errors import (
-    CheckpointError,
-    OptionError,
-)
+from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.object_columns import unpack, unpack_column
 from ostinato.storages.tensor import raise_mapped_ring
 

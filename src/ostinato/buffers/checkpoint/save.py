@@ -1,4 +1,4 @@
-"""Saving: what is small under the lock, the rows piece by piece while writers go on, and only what has changed."""
+"""Saving: small state under the lock, then rows piece by piece while writers continue, or only what has changed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.buffers.checkpoint.load import (
-    Reading,
-    open_state,
-)
-from ostinato.buffers.checkpoint.state import (
-    ENSEMBLE_FORMAT,
-    converted,
-    ensemble_checker,
-    one_at_a_time,
-    readable,
-)
+from ostinato.buffers.checkpoint.load import Reading, open_state
+from ostinato.buffers.checkpoint.state import ENSEMBLE_FORMAT, converted, ensemble_checker, one_at_a_time, readable
 from ostinato.core.records import Run
 from ostinato.durable import CheckpointWriter
 from ostinato.durable.checkpoint_writer import PIECE_BYTES, can_write_ahead
 from ostinato.durable.dtypes import dtype_name, raw_view
 from ostinato.durable.row_ranges import as_runs, contains, join_runs, one_run
-from ostinato.errors import (
-    CheckpointError,
-    OstinatoError,
-)
+from ostinato.errors import CheckpointError, OstinatoError
 from ostinato.storages.object_columns import pack, pack_column
 
 if TYPE_CHECKING:

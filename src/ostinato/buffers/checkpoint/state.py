@@ -1,4 +1,4 @@
-"""The state of a buffer: gathered from its parts, checked against them, and saved through `durable`."""
+"""The state of a buffer or an ensemble: gathered from the parts, and checked against them before a load."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from ostinato.core import kinds
 from ostinato.core.kinds import Node, show_path
 from ostinato.core.records import Draw, Plan
 from ostinato.core.rows import Schema, column_name, describe
-from ostinato.errors import (
-    CheckpointError,
-    OptionError,
-    OstinatoError,
-    StorageMemoryError,
-)
+from ostinato.errors import CheckpointError, OptionError, OstinatoError, StorageMemoryError
 from ostinato.storages.table import read_column
 
 if TYPE_CHECKING:
