@@ -3,8 +3,9 @@
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
-from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
+from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats
+from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core.processes import send_as_copies
 
 __all__ = [

@@ -23,7 +23,7 @@ from ostinato.buffers.priority_updates import (
 )
 from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Mix
-from ostinato.buffers.replay import TensorDictReplayBuffer
+from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core import kinds
 from ostinato.errors import (
     EmptyBufferError,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 
 from ostinato.buffers.options import part
-from ostinato.buffers.replay import ReplayBuffer, TensorDictReplayBuffer
+from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.samplers import PrioritizedSampler
 from ostinato.storages import ListStorage, Storage
 

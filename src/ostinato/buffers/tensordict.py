@@ -1,0 +1,180 @@
+"""`TensorDictReplayBuffer`: a `ReplayBuffer` whose rows are TensorDicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+import torch
+
+from ostinato.buffers.options import warn_of_sampler
+from ostinato.buffers.priority_updates import parse_update, priorities_of_batch, priority_fields
+from ostinato.buffers.replay import ReplayBuffer
+from ostinato.core import kinds
+from ostinato.errors import KindError
+from ostinato.samplers import PrioritySampler
+from ostinato.writers import TensorDictRoundRobinWriter, Writer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ostinato.buffers.options import BufferOptions
+    from ostinato.buffers.records import Ticket
+
+__all__ = ["TensorDictReplayBuffer"]
+
+_OWN_KEYS = ("index", "priority_weight", "index_generation")
+"""Keys that the buffer adds to samples; dropped from what is written, so that samples may be written back."""
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` for TensorDict rows: samples carry the key `index` (int64 `[B]`; with `ndim=2` `[B, 2]`).
+
+    With a prioritized sampler they also carry `priority_weight` `[B]` and the generations `index_generation`,
+    int64 `[B]`. A subclass of `ReplayBuffer` because TorchRL's is, and users' annotations say so. None of the three is
+    stored; they are dropped from written data.
+
+    Args:
+        priority_key: field, nested ones as a tuple, that holds the first priority of a row where written data has it,
+            and its new one for `update_tensordict_priority`; used with prioritized samplers.
+        **options: see `ReplayBuffer`; the default writer is `TensorDictRoundRobinWriter`.
+
+    Raises:
+        KindError: when other data is written.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from ostinato import LazyTensorStorage, TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        >>> _ = rb.extend(TensorDict({"obs": torch.zeros(4, 3)}, [4]))
+        >>> sorted(rb.sample().keys())
+        ['index', 'obs']
+    """
+
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
+        super().__init__(**options)
+        self.priority_key = priority_key
+
+    @property
+    def priority_key(self) -> str | tuple[str, ...]:
+        """Field that holds priorities."""
+        return self._priority_key
+
+    @priority_key.setter
+    def priority_key(self, key: str | tuple[str, ...]) -> None:
+        self._priority_key = key
+        self._engine.priority_path = (key,) if isinstance(key, str) else tuple(key)
+
+    @staticmethod
+    def _default_writer() -> Writer:
+        return TensorDictRoundRobinWriter()
+
+    def _accept(self, data: Any) -> Any:
+        if not kinds.holds_collections(data):
+            msg = (
+                f"TensorDictReplayBuffer takes TensorDicts (or a list of them), got {type(data).__name__}: use "
+                "ReplayBuffer for other data"
+            )
+            raise KindError(msg)
+        unit = self._engine.unit
+        own = _OWN_KEYS if unit is None or not unit.notes else (*_OWN_KEYS, "anchor_generation", *unit.notes)
+        rows = [_without_own(row, own) for row in data] if type(data) is list else _without_own(data, own)
+        return self._transform.inv(rows) if self._transform else rows
+
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,  # noqa: FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        *,
+        return_info: Literal[True],
+        include_info: bool | None = None,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None,
+        return_info: Literal[True],
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[Any, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any: ...
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,  # noqa: FBT001, FBT002
+        include_info: bool | None = None,  # noqa: ARG002, FBT001
+        *,
+        max_age: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Draw a batch; see `ReplayBuffer.sample`. `include_info` has no effect: samples always carry their index."""
+        return super().sample(batch_size, return_info, max_age=max_age, timeout_s=timeout_s)
+
+    def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
+        data = super()._finish(data, ticket, notes)
+        if kinds.is_tensor_collection(data):
+            kinds.put(data, {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)})
+            if notes:
+                kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
+        return data
+
+    def _shown(self, key: Any, value: Tensor) -> Tensor:
+        return self._flat_index(value) if key == "anchor_index" else value
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Give the rows of a sample the priorities that stand under its `priority_key`.
+
+        Rows that were overwritten since they were drawn are skipped (see `update_priority`), as the sample carries
+        their generations. Items that are trajectories, `[B, T]`, get one priority each, reduced as the sampler says.
+
+        Args:
+            data: a sampled TensorDict with the keys `index` and `priority_key`.
+
+        Raises:
+            KeyMissingError: if one of the keys is missing.
+            PriorityError: for priorities that are negative, NaN or infinite, naming the positions; nothing is changed.
+        """
+        engine = self._engine
+        sampler, storage = engine.sampler, engine.source.storage
+        if not isinstance(sampler, PrioritySampler):
+            warn_of_sampler(sampler)
+            return
+        found = priorities_of_batch(data, self._priority_key, sampler.reduce, storage.ndim)
+        engine.update_priorities(parse_update(*found, storage, sampler.reduce))
+
+    def _flat_index(self, slots: Tensor) -> Tensor:
+        index = self._index(slots)
+        return torch.stack(index, -1) if isinstance(index, tuple) else index
+
+
+def _as_path(key: Any) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _without_own(row: Any, own: tuple[str, ...]) -> Any:
+    keys = row.keys()
+    found = [key for key in own if key in keys]
+    return row.exclude(*found) if found else row
