@@ -13,6 +13,7 @@ from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
+from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
     LimitedSampler,
@@ -26,7 +27,15 @@ from ostinato.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
+from ostinato.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    StorageEnsemble,
+    TensorStorage,
+)
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast as CastFields
 from ostinato.transforms import Compose as ComposeTransforms
@@ -51,7 +60,9 @@ __version__ = "0.1.0"
 __all__ = [
     "BufferStats",
     "CastFields",
+    "Codec",
     "ComposeTransforms",
+    "CompressedListStorage",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -100,4 +111,6 @@ __all__ = [
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "ZlibCodec",
+    "ZstdCodec",
 ]
