@@ -26,13 +26,13 @@ class Storage(ABC):
     """Base class of all storages. A storage of your own subclasses it and implements the abstract methods.
 
     Rows are written in two steps, so that bad rows raise before anything changes: `admit` checks rows and returns a
-    *payload* (an object that only the storage understands), `write` writes a payload to slots. For reading, `gather` copies
-    slots into a payload, and `present` gives the rows the structure in which they were written.
+    *payload* (an object that only the storage understands), `write` writes a payload to slots. For reading, `gather`
+    copies slots into a payload, and `present` gives the rows the structure in which they were written.
 
     Slots are flat: with `ndim=2`, slot `s` is step `s // num_envs` of environment `s % num_envs`.
 
-    Not thread-safe: the buffer holds its lock during `write`. `gather` may run while another thread writes, even to the same
-    slots: the buffer then reads the batch again under its lock, so `gather` only must not crash.
+    Not thread-safe: the buffer holds its lock during `write`. `gather` may run while another thread writes, even to
+    the same slots: the buffer then reads the batch again under its lock, so `gather` only must not crash.
 
     A storage that owns files is closed with `close()`, or by a `with` block.
     """
