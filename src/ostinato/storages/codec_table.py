@@ -12,31 +12,38 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.core.kinds import show_path
-from ostinato.core.records import Picks, Request, Run
+from ostinato.core.records import Picks, Request
 from ostinato.core.rows import Flat, Schema, as_bits
-from ostinato.durable.codecs import Codec, find_codec, map_in_threads
+from ostinato.durable.codecs import find_codec, map_in_threads
 from ostinato.durable.dtypes import raw_view
 from ostinato.errors import CheckpointError, OptionError
 from ostinato.storages.blobs import BlobColumn, check_ends, join_blobs, split_blobs
 from ostinato.storages.table import Table, check_alike, checked_choice, copy_column, plan_layout, read_column
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from ostinato.core.records import Placement
     from ostinato.core.rows import Leaf, Path
     from ostinato.durable.codecs import AnyCodec
     from ostinato.storages.memory import Memory
-    from ostinato.storages.table import RowArray
+    from ostinato.storages.table import Block, RowArray
 
-__all__ = ["CodecTable", "Encoded", "check_codec", "codecs_of", "decoded_columns", "raise_mapped_codec"]
+__all__ = [
+    "BlobReader",
+    "CodecTable",
+    "CodedColumn",
+    "Encoded",
+    "check_codec",
+    "codecs_of",
+    "decoded_columns",
+    "raise_mapped_codec",
+]
 
 _WIDE_BYTES = 256
 """A codec given for all fields compresses those with more bytes per row; smaller fields share a packed row."""
 _CHUNK_BYTES = 64 << 20
 """Uncompressed bytes of a field that are in memory at once when saved rows are compressed again."""
-
-CodecOption = "str | AnyCodec | Mapping[Hashable, str | AnyCodec]"
 
 
 class Encoded(NamedTuple):
@@ -130,6 +137,11 @@ class CodecTable:
         """The compressed fields by position of their leaf."""
 
     @property
+    def layout(self) -> list[Block]:
+        """Which of the other fields share a block."""
+        return [] if self.inner is None else self.inner.layout
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the compressed values, and of the other fields for the whole capacity."""
         return self.blob_bytes + (0 if self.inner is None else self.inner.nbytes)
@@ -198,13 +210,12 @@ class CodecTable:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def prepare(self, flat: Flat) -> tuple[Flat, Encoded]:
+    def encode(self, flat: Flat) -> Encoded:
         """Compress the fields of rows that will be written. Nothing changes."""
         if is_dynamo_compiling():
-            return torch.compiler.disable(CodecTable.prepare)(self, flat)  # type: ignore[no-untyped-call, no-any-return]
+            return torch.compiler.disable(CodecTable.encode)(self, flat)  # type: ignore[no-untyped-call, no-any-return]
         rows = math.prod(flat.batch)
-        columns = [self._encode(i, flat.leaves[i].reshape(rows, -1)) for i in self.columns]
-        return flat, Encoded(columns)
+        return Encoded([self._encode(i, flat.leaves[i].reshape(rows, -1)) for i in self.columns])
 
     def _encode(self, position: int, values: Tensor) -> list[bytes]:
         return encode_rows(values, self.codecs[position])
@@ -216,10 +227,10 @@ class CodecTable:
             placement: where the rows go.
             flat: the rows.
             num_envs: size of the second batch dimension, if there are two.
-            encoded: their compressed fields, as `prepare` returned them; None compresses them here.
+            encoded: their compressed fields, as `encode` returned them; None compresses them here.
         """
         if encoded is None:
-            flat, encoded = self.prepare(flat)
+            encoded = self.encode(flat)
         if self.inner is not None:
             addresses = None if flat.addresses is None else [flat.addresses[i] for i in self.kept]
             leaves = [flat.leaves[i] for i in self.kept]
@@ -278,15 +289,18 @@ class CodecTable:
         """Return the memory of the fields that are not compressed; see `Table.row_arrays`."""
         return [] if self.inner is None else self.inner.row_arrays()
 
-    def add_state(self, state: dict[str, Any], rows: int) -> None:
-        """Add columns and codecs of the first `rows` rows to the state of a storage. Compressed values are copied."""
-        names, columns = self.schema.column_names, state["columns"]
+    def saved_columns(self, rows: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return the columns of the first `rows` rows, and the name of the codec of each compressed one.
+
+        Compressed values are copied, the other columns are views.
+        """
+        names, columns = self.schema.column_names, dict[str, Tensor]()
         if self.inner is not None:
             columns.update(zip([names[i] for i in self.kept], self.inner.view(slice(rows)), strict=True))
         for i, column in self.columns.items():
             values, ends = join_blobs(column.get(range(rows)))
             columns |= {f"{names[i]}.blobs": values, f"{names[i]}.ends": ends}
-        state["codec"] = {names[i]: codec.name for i, codec in self.codecs.items()}
+        return columns, {names[i]: codec.name for i, codec in self.codecs.items()}
 
     def fill(self, columns: dict[str, Any], rows: int) -> None:
         """Copy saved columns in; compressed ones of the same codec are not decompressed.
@@ -298,7 +312,7 @@ class CodecTable:
         read: dict[int, list[bytes]] = {}
         for i, codec in self.codecs.items():
             source = columns[names[i]]
-            if isinstance(source, _CodedColumn) and source.codec_name == codec.name:
+            if isinstance(source, CodedColumn) and source.codec_name == codec.name:
                 read[i] = source.blobs()
             else:
                 read[i] = self._encode_column(i, source, rows)
@@ -309,7 +323,7 @@ class CodecTable:
             self.columns[i].put(range(rows), blobs)
 
     def _encode_column(self, position: int, source: Any, rows: int) -> list[bytes]:
-        if isinstance(source, _CodedColumn):
+        if isinstance(source, CodedColumn):
             leaf, out = self.schema.leaves[position], list[bytes]()
             blobs, step = source.blobs(), max(1, _CHUNK_BYTES // max(1, leaf.nbytes))
             for start in range(0, rows, step):
@@ -377,13 +391,13 @@ def decoded_columns(state: dict[str, Any], schema: Schema, mine: Sequence[AnyCod
         return state
     by_name = {codec.name: codec for codec in mine}
     leaves = dict(zip(schema.column_names, schema.leaves, strict=True))
-    for name, codec_name in names.items() if isinstance(names, dict) else [(None, None)]:
+    for name, codec_name in names.items() if isinstance(names, dict) else [("", None)]:
         values, ends = (columns.pop(f"{name}.{part}", None) for part in ("blobs", "ends"))
         if name not in leaves or values is None or ends is None or tuple(ends.shape) != (int(state["rows"]),):
             msg = f"the checkpoint's compressed column {name!r} is missing or does not fit its rows: it is damaged"
             raise CheckpointError(msg)
-        codec = by_name.get(codec_name) or _known_codec(leaves[name], codec_name)
-        columns[name] = _CodedColumn(leaves[name], codec, values, ends)
+        codec = by_name.get(str(codec_name)) or _known_codec(leaves[name], codec_name)
+        columns[name] = CodedColumn(leaves[name], codec, values, ends)
     return {**state, "columns": columns, "codec": None}
 
 
@@ -405,14 +419,14 @@ def raise_mapped_codec(schema: Schema, state: dict[str, Any]) -> NoReturn:
     """
     names = dict(zip(schema.column_names, schema.leaves, strict=True))
     shown = ", ".join(
-        show_path(names[name].path) for name, column in state["columns"].items() if isinstance(column, _CodedColumn)
+        show_path(names[name].path) for name, column in state["columns"].items() if isinstance(column, CodedColumn)
     )
     msg = f"the checkpoint was saved with codec, {shown} cannot be mapped: load it with mmap=False"
     raise CheckpointError(msg)
 
 
 @final
-class _CodedColumn:
+class CodedColumn:
     """A compressed column of a state; read like a column of values."""
 
     def __init__(self, leaf: Leaf, codec: AnyCodec, values: Any, ends: Any, seam: int = 0) -> None:
@@ -420,9 +434,9 @@ class _CodedColumn:
         self.dtype, self.shape = leaf.dtype, (int(ends.shape[0]), *leaf.shape)
         self.codec_name = codec.name
 
-    def turned(self, seam: int) -> _CodedColumn:
+    def turned(self, seam: int) -> CodedColumn:
         """Return the column with its row `seam` first and the rows before it last. Not a copy."""
-        return _CodedColumn(self._leaf, self._codec, self._values, self._ends, seam)
+        return CodedColumn(self._leaf, self._codec, self._values, self._ends, seam)
 
     def blobs(self) -> list[bytes]:
         """Return the compressed values.
@@ -450,3 +464,31 @@ class _CodedColumn:
     def read(self) -> Tensor:
         """Return all rows as a new tensor."""
         return self.decode(self.blobs())
+
+
+@final
+class BlobReader:
+    """Rows of a compressed column in files, decompressed when they are read.
+
+    Args:
+        leaf: the field.
+        codec: name of its codec.
+        values: compressed values, uint8 `[bytes]`, such as a mapped file.
+        ends: where each of them ends, int64 `[rows]`.
+
+    Raises:
+        CheckpointError: if the codec is not of this library, or the ends do not fit.
+    """
+
+    def __init__(self, leaf: Leaf, codec: object, values: Tensor, ends: Tensor) -> None:
+        check_ends(values, ends)
+        self._leaf, self._codec, self._values, self._ends = leaf, _known_codec(leaf, codec), values, [0, *ends.tolist()]
+        self.shape = (ends.shape[0], *leaf.shape)
+        self.nbytes = values.nbytes + ends.nbytes
+
+    def index_select(self, _dim: int, slots: Tensor) -> Tensor:
+        """Return the rows at `slots` as a new tensor, as `Tensor.index_select` does."""
+        blobs = [self._values[self._ends[i] : self._ends[i + 1]].numpy().tobytes() for i in slots.tolist()]
+        out = torch.empty((len(blobs), *self._leaf.shape), dtype=self._leaf.dtype, device="cpu")
+        decode_into(out, blobs, self._leaf, self._codec)
+        return out

@@ -162,9 +162,9 @@ class CompressedListStorage(ListStorage):
         rows, count = super().admit(data, lead)
         return self._pack_rows(rows), count
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:
         """Return the objects at `slots` with their tensors decompressed."""
-        return self._unpack_rows(super().get(slots, pin=pin))
+        return self._unpack_rows(super().gather(slots, pin=pin))
 
     def read(self, index: Any, *, swap: bool = False) -> Any:  # noqa: ARG002
         """Return one object, or the list of objects at a slice, tensor or mask. Copy."""
