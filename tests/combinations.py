@@ -17,6 +17,7 @@ from ostinato import (
     FrameStack,
     Hindsight,
     ImmutableDatasetWriter,
+    CompressedListStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,
@@ -77,10 +78,12 @@ UNITS: dict[str, Callable[[], Any]] = {
 }
 STORAGES: dict[str, Callable[[], Any]] = {
     "ListStorage": lambda: ListStorage(CAPACITY),
+    "CompressedListStorage": lambda: CompressedListStorage(CAPACITY),
     "TensorStorage": lambda: TensorStorage(rows(CAPACITY)),
     "LazyTensorStorage": lambda: LazyTensorStorage(CAPACITY),
     "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
     "LazyMemmapStorage": lambda: LazyMemmapStorage(CAPACITY),
+    "LazyTensorStorage, codec": lambda: LazyTensorStorage(CAPACITY, codec={"obs": "zlib", ("next", "obs"): "zlib"}),
     "LazyTensorStorage, single_copy": lambda: LazyTensorStorage(CAPACITY, single_copy=True),
 }
 WRITERS: dict[str, Callable[[], Any]] = {
@@ -144,7 +147,7 @@ class Cell:
             return "envs"
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        if self.windows and self.storage == "ListStorage":
+        if self.windows and "ListStorage" in self.storage:
             return "fields"
         return None
 

@@ -22,6 +22,7 @@ _NAMES = (
     "TensorDictPrioritizedReplayBuffer",
     "ReplayBufferEnsemble",
     "Storage",
+    "CompressedListStorage",
     "ListStorage",
     "TensorStorage",
     "LazyTensorStorage",
