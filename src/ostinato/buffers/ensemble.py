@@ -12,7 +12,7 @@ from ostinato.buffers.options import check_generator, check_not_shared, check_pr
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.core import kinds
-from ostinato.core.group import choose
+from ostinato.core.group import choose, split_index
 from ostinato.errors import KindError, OptionError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
@@ -36,11 +36,11 @@ def check_no_parts(*parts: Any) -> None:
     """Check that no parts are given beside buffers.
 
     Raises:
-        OptionError: if there are any.
+        UsageError: if there are any.
     """
     if any(part is not None for part in parts):
         msg = "an ensemble is made of buffers, or else of storages=, samplers= and writers=, not of both: give one"
-        raise OptionError(msg)
+        raise UsageError(msg)
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:
@@ -285,23 +285,24 @@ class ReplayBufferEnsemble:
 
         Raises:
             SlotError: if a number is out of range.
+            UsageError: for a tensor of more than one dimension.
             KindError: for other indices.
         """
         if isinstance(index, tuple):
-            return self._read(*index)
-        chosen = choose(index, len(self))
+            return self._read(*split_index(index))
+        chosen = choose(index, len(self), type(self))
         if isinstance(chosen, int):
             return self.members[chosen]
         return self if chosen == list(range(len(self))) else self._subset(chosen)
 
-    def _read(self, which: Any, rows: Any = slice(None), *more: Any) -> Any:
-        if more:
-            msg = f"an ensemble is read by a member and an index of its rows, got {2 + len(more)} indices"
-            raise KindError(msg)
-        chosen = choose(which, len(self))
+    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
+        if not rows:
+            return self[which]
+        chosen = choose(which, len(self), type(self))
+        index = rows[0] if len(rows) == 1 else rows
         if isinstance(chosen, int):
-            return self.members[chosen][rows]
-        data = self._mixer.join([own(self.members[i][rows]) for i in chosen])
+            return self.members[chosen][index]
+        data = self._mixer.join([own(self.members[i][index]) for i in chosen])
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:

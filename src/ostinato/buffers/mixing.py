@@ -15,6 +15,7 @@ from ostinato.buffers.options import warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
     as_sampler,
+    in_era,
     parse_update,
     priorities_of_batch,
     priority_fields,
@@ -133,6 +134,23 @@ class Member:
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and the fields added to them; None if it cannot be made now."""
         return self._pipeline.make(ticket, self._finish, self.collate)
+
+    def write(self, rows: Any) -> tuple[Tensor, Tensor]:
+        """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
+
+        Rows that were replaced by later ones of the same batch have the generations that they had; rows that the writer
+        did not keep have index -1 and generation 0.
+        """
+        engine = self.engine
+        with engine.lock:
+            before = engine.ring.written
+            placement = engine.write(rows, 1)
+            slots = placement.positions(engine.storage.device)
+            if engine.ring.written - before == slots.shape[0]:  # numbered in order
+                generations = torch.arange(slots.shape[0], device=slots.device) + before + 1
+            else:
+                generations = torch.where(slots >= 0, engine.ring.generations(slots.clamp(min=0)), 0)
+            return self.as_index(slots), in_era(generations, engine.era)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
@@ -356,7 +374,7 @@ class Mixer:
         """
         parts = self.sampler.num_buffer_sampled
         if batch_size % parts:
-            msg = f"batch_size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
+            msg = f"The batch size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
             raise OptionError(msg)
         return batch_size // parts
 
