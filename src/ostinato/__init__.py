@@ -12,6 +12,7 @@ from ostinato.buffers import (
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
+from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
@@ -70,6 +71,7 @@ __all__ = [
     "RandomSampler",
     "RateLimiter",
     "RayReplayBuffer",
+    "RemoteTensorDictReplayBuffer",
     "RenameFields",
     "ReplayBuffer",
     "ReplayBufferEnsemble",

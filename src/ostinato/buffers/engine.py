@@ -345,7 +345,7 @@ class LocalEngine:
         """Remove all rows and queued draws."""
         with self.lock:
             if not self.writer.mutable:
-                msg = f"this dataset does not allow writing ({type(self.writer).__name__}): it cannot be emptied"
+                msg = f"This dataset doesn't allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
             self.writer.clear()
             self.rows_since_empty = 0
@@ -537,6 +537,8 @@ class LocalEngine:
             slots = draw.slots
             if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
                 draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
+            if draw.generations is None and self.writer.tracks_generations:
+                draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
             return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
 
     def check_drawable(self, view: View) -> None:

@@ -247,6 +247,8 @@ class SharedEngine:
                 return self.pending.popleft()
             rng = self.generator.get_state() if ahead and self.generator is not None else None
             draw, written = self._fresh(batch_size)
+            if draw.generations is None and self._writer.tracks_generations:
+                draw = draw._replace(generations=self._ring.generations(draw.slots))
             return Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
 
     def give_back(self, ticket: Ticket) -> None:
