@@ -227,7 +227,7 @@ class LocalEngine:
             self._count_written(rows, placement, given)
             return placement
 
-    def check_rows(self, data: Any) -> Callable[[], None]:
+    def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
         """Check rows as `write` does before it chooses slots: for several buffers that are written together.
 
         Returns:
@@ -246,7 +246,7 @@ class LocalEngine:
                 if not self.writer.mutable:
                     self.writer.place(1, self.ring, None)  # says that it takes no rows
                 payload, rows = storage.admit(data, 1)
-                if rows and self.sampler.prioritized:
+                if rows and ranked and self.sampler.prioritized:
                     self._first_priorities(data, rows)
                 if rows and self.tracker is not None:
                     self.tracker.read(storage, payload, rows)

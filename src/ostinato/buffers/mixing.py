@@ -26,6 +26,7 @@ from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Mix
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core import kinds
+from ostinato.core.records import Run
 from ostinato.errors import (
     EmptyBufferError,
     KeyMissingError,
@@ -76,6 +77,7 @@ class Member:
         self._finish = buffer._finish  # noqa: SLF001
         self._slots = buffer._index  # noqa: SLF001
         self.show = buffer._state  # noqa: SLF001
+        self.accept = buffer._accept  # noqa: SLF001
         self.buffer = buffer
         self.collate = collate
 
@@ -135,7 +137,7 @@ class Member:
         """Return the batch of a draw, its rows, and the fields added to them; None if it cannot be made now."""
         return self._pipeline.make(ticket, self._finish, self.collate)
 
-    def write(self, rows: Any) -> tuple[Tensor, Tensor]:
+    def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
         """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
 
         Rows that were replaced by later ones of the same batch have the generations that they had; rows that the writer
@@ -144,12 +146,12 @@ class Member:
         engine = self.engine
         with engine.lock:
             before = engine.ring.written
-            placement = engine.write(rows, 1)
+            placement = engine.write(rows, 1, ranked=ranked)
             slots = placement.positions(engine.storage.device)
-            if engine.ring.written - before == slots.shape[0]:  # numbered in order
-                generations = torch.arange(slots.shape[0], device=slots.device) + before + 1
-            else:
-                generations = torch.where(slots >= 0, engine.ring.generations(slots.clamp(min=0)), 0)
+            written = slice(None) if isinstance(placement, Run) else placement.rows
+            generations = torch.zeros_like(slots)
+            numbered = generations[written].shape[0]
+            generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
             return self.as_index(slots), in_era(generations, engine.era)
 
     def index(self, ticket: Ticket) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ostinato.buffers.mixing import Member, locked
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
-from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, SlotError, UsageError
+from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def check_route(routing_key: Key | None, routing_dim: int | None, members: Seque
     return Route(None if routing_key is None else as_path(routing_key), routing_dim)
 
 
-def write_rows(members: Sequence[Member], route: Route, transform: Compose, data: Any) -> Any:
+def write_rows(members: Sequence[Member], route: Route, transform: Compose, data: Any, *, ranked: bool) -> Any:
     """Write each row to its member, in the order of the rows.
 
     The rows for all members are checked before the first one is written. The caller holds the lock of the ensemble.
@@ -64,6 +64,7 @@ def write_rows(members: Sequence[Member], route: Route, transform: Compose, data
         route: which member a row goes to.
         transform: of the ensemble; its inverse runs first.
         data: TensorDict `[*B]`, of which each entry is a row.
+        ranked: whether priorities in the rows are used.
 
     Returns:
         TensorDict `[rows]` with `buffer_ids`, `index` and `index_generation`, int64, in the order of
@@ -71,8 +72,8 @@ def write_rows(members: Sequence[Member], route: Route, transform: Compose, data
 
     Raises:
         KindError: if the data is not a TensorDict, or numbers of members are not integers.
-        SchemaError: if rows do not match those of their member, or there is not one number for each row.
-        SlotError: if there is no such member.
+        SchemaError: if rows do not match those of their member, a number is no member, or there is not one number for
+            each row.
     """
     if not kinds.is_tensordict(data):
         msg = f"Routed replay writes require a TensorDict input, got {type(data).__name__}"
@@ -80,30 +81,30 @@ def write_rows(members: Sequence[Member], route: Route, transform: Compose, data
     if transform.steps:
         data = transform.inv(data)
     ids = _members_of(data, route, len(members))
-    flat = data.reshape(-1)
     index, generations = torch.full_like(ids, -1), torch.zeros_like(ids)
     if ids.shape[0]:
+        flat = data.reshape(-1)
         rows = {i: (ids == i).nonzero().flatten() for i in ids.unique().tolist()}
         parts = {i: flat[at] for i, at in rows.items()}
-        for i, made in _write({members[i]: part for i, part in parts.items()}, list(parts)).items():
+        for i, made in _write(members, parts, ranked=ranked).items():
             index[rows[i]], generations[rows[i]] = (values.to(ids.device) for values in made)
     names = {"buffer_ids": ids, "index": index, "index_generation": generations}
     return kinds.make(kinds.Node("tensordict", tuple(names)), list(names.values()), (ids.shape[0],), ids.device)
 
 
-def _write(parts: dict[Member, Any], numbers: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) -> dict[int, tuple[Tensor, Tensor]]:
     """Check all parts, then write them. Returns index and generation of the rows of each."""
     undo: list[Callable[[], None]] = []
-    with locked(list(parts)):
+    with locked([members[i] for i in parts]):
         try:
-            accepted = {member: member.accept(part) for member, part in parts.items()}
-            for member, rows in accepted.items():
-                undo.append(member.engine.check_rows(rows))  # noqa: PERF401 (those before a failure are undone)
+            accepted = {i: members[i].accept(part) for i, part in parts.items()}
+            for i, rows in accepted.items():
+                undo.append(members[i].engine.check_rows(rows, ranked=ranked))  # noqa: PERF401 (undone if one fails)
         except Exception:
             for drop in undo:
                 drop()
             raise
-        return {i: member.write(rows) for i, (member, rows) in zip(numbers, accepted.items(), strict=True)}
+        return {i: members[i].write(rows, ranked=ranked) for i, rows in accepted.items()}
 
 
 def _members_of(data: Any, route: Route, members: int) -> Tensor:
@@ -117,7 +118,7 @@ def _members_of(data: Any, route: Route, members: int) -> Tensor:
         msg = (
             f"ReplayBufferEnsemble member ids must lie in [0, {members - 1}], got {int(ids.min())} to {int(ids.max())}"
         )
-        raise SlotError(msg)
+        raise SchemaError(msg)
     return ids
 
 
