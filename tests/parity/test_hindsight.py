@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def _reward(batch: Any) -> torch.Tensor:
-    return (batch["achieved_goal"] - batch["desired_goal"]).unsqueeze(-1)
+    reward: torch.Tensor = batch["achieved_goal"] - batch["desired_goal"]
+    return reward.unsqueeze(-1)
 
 
 def _episode(number: int, steps: int, flag: str = "done", *, ends: bool = True) -> TensorDict:
@@ -111,8 +112,8 @@ def _no_flag(lib: Any) -> str:
 
 def _truncated(lib: Any) -> set[float]:
     rb = _buffer(lib, her_ratio=1.0, strategy="final")
-    done = torch.zeros(3, dtype=torch.bool)
-    rb.extend(torch.cat([_episode(number, 3, "truncated") for number in range(2)]).set(("next", "done"), done.repeat(2)))
+    for number in range(2):
+        rb.extend(_episode(number, 3, "truncated").set(("next", "done"), torch.zeros(3, dtype=torch.bool)))
     return set(rb.sample(3)["desired_goal"].tolist())
 
 

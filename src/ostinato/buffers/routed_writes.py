@@ -84,7 +84,7 @@ def write_rows(members: Sequence[Member], route: Route, transform: Compose, data
     index, generations = torch.full_like(ids, -1), torch.zeros_like(ids)
     if ids.shape[0]:
         flat = data.reshape(-1)
-        rows = {i: (ids == i).nonzero().flatten() for i in ids.unique().tolist()}
+        rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
         parts = {i: flat[at] for i, at in rows.items()}
         for i, made in _write(members, parts, ranked=ranked).items():
             index[rows[i]], generations[rows[i]] = (values.to(ids.device) for values in made)
@@ -99,7 +99,7 @@ def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) ->
         try:
             accepted = {i: members[i].accept(part) for i, part in parts.items()}
             for i, rows in accepted.items():
-                undo.append(members[i].engine.check_rows(rows, ranked=ranked))  # noqa: PERF401 (undone if one fails)
+                undo.append(members[i].engine.check_rows(rows, ranked=ranked))
         except Exception:
             for drop in undo:
                 drop()

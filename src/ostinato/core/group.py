@@ -116,7 +116,9 @@ def choose(index: Any, count: int, group: type = Group) -> int | list[int]:
             msg = f"A floating point index was received when an integer dtype was expected, got {index!r}"
             raise KindError(msg)
         if found.dtype is not torch.bool:
-            return _checked([int(found)], index, count)[0] if found.ndim == 0 else _checked(found.tolist(), index, count)
+            return (
+                _checked([int(found)], index, count)[0] if found.ndim == 0 else _checked(found.tolist(), index, count)
+            )
     if isinstance(index, bool) or not hasattr(index, "__index__") or isinstance(index, torch.Tensor | np.ndarray):
         msg = f"{_TYPES}, or a list, of the numbers of members, got {index!r} of type {type(index)} instead."
         raise KindError(msg)

@@ -133,7 +133,9 @@ class Hindsight(SampleUnit):
             msg = f"her_ratio must be in [0, 1], got {her_ratio!r}"
             raise OptionError(msg)
         if strategy not in _STRATEGIES:
-            msg = f"strategy must be one of {list(_STRATEGIES)}, got {strategy!r}, which is not a valid HindsightStrategy"
+            msg = (
+                f"strategy must be one of {list(_STRATEGIES)}, got {strategy!r}, which is not a valid HindsightStrategy"
+            )
             raise OptionError(msg)
         self.reward_fn = reward_fn
         self.her_ratio = float(her_ratio)

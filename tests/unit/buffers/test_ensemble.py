@@ -487,7 +487,9 @@ def test_members_are_no_floats_masks_or_fields(index: Any) -> None:
 def test_members_are_no_tables() -> None:
     rb = pair()
     for group in (rb, rb.storage, rb.sampler, rb.writer):
-        with pytest.raises(UsageError, match="Cannot index a .* with tensor indices that have more than one dimension"):
+        with pytest.raises(
+            UsageError, match=r"Cannot index a .* with tensor indices that have more than one dimension"
+        ):
             group[torch.zeros(2, 2, dtype=torch.int64)]
         with pytest.raises(KindError, match="A floating point index was received when an integer dtype was expected"):
             group[torch.zeros(2)]
@@ -828,7 +830,12 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((A, "b"), {}, KindError, "ReplayBuffers, got str at 1"),
     ((A, A), {}, OptionError, "only once"),
     ((A, ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))), {}, OptionError, "ndim"),
-    ((A, B), {"p": [0.5, 0.5], "sample_from_all": True}, UsageError, "Cannot pass both `p` argument and `sample_from_all=True`"),
+    (
+        (A, B),
+        {"p": [0.5, 0.5], "sample_from_all": True},
+        UsageError,
+        "Cannot pass both `p` argument and `sample_from_all=True`",
+    ),
     ((A, B), {"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),
     ((A, B), {"p": [1.0, -1.0]}, OptionError, "at least 0"),
     ((A, B), {"p": [0.0, 0.0]}, OptionError, "not all 0"),

@@ -12,9 +12,9 @@ from tensordict import TensorDict
 
 from ostinato import (
     FrameStack,
+    HERReplayBuffer,
     Hindsight,
     HindsightStrategy,
-    HERReplayBuffer,
     LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedSampler,
@@ -38,7 +38,8 @@ NO_GOAL = -1.0
 
 
 def reward_of(batch: Any) -> torch.Tensor:
-    return (batch["achieved_goal"] == batch["desired_goal"]).float()
+    same: torch.Tensor = batch["achieved_goal"] == batch["desired_goal"]
+    return same.float()
 
 
 def episode(number: int, steps: int, *, first: int = 0, ends: bool = True, flag: str = "done") -> TensorDict:

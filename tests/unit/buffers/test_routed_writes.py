@@ -30,7 +30,9 @@ def ensemble(members: int = 3, capacity: int = 10, *, ranked: bool = False, **op
         return PrioritizedSampler(capacity, 1.0, 1.0, eps=0.0) if ranked else None
 
     rbs = [TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler()) for _ in range(members)]
-    return ReplayBufferEnsemble(*rbs, **({"routing_key": "task"} if "routing_dim" not in options else {}), **options)
+    if "routing_dim" not in options:
+        options.setdefault("routing_key", "task")
+    return ReplayBufferEnsemble(*rbs, **options)
 
 
 def rows(tasks: Any, first: int = 0) -> TensorDict:
@@ -39,7 +41,7 @@ def rows(tasks: Any, first: int = 0) -> TensorDict:
 
 
 def ids(member: ReplayBuffer) -> list[int]:
-    return member["id"].tolist() if len(member) else []  # type: ignore[no-any-return]
+    return member["id"].tolist() if len(member) else []
 
 
 @examples(2)
