@@ -5,6 +5,7 @@ from ostinato.buffers import (
     HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
+    OfflineToOnlineReplayBuffer,
     ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
@@ -14,6 +15,7 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    prefill_replay_buffer,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
@@ -74,6 +76,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "NStep",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -115,4 +118,5 @@ __all__ = [
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "prefill_replay_buffer",
 ]
