@@ -115,7 +115,12 @@ def _indexed(lib: Any) -> Any:
 DIFFERENCES = [
     Difference("no row of a dataset is copied twice", lambda lib: _copies(lib) > 1, True, False),
     Difference("a dataset that names its rows", _indexed, Fails("KeyError"), ["obs"]),
-    Difference("annealing over no steps", lambda lib: _mixed(lib).anneal(1, 0), Fails("ZeroDivisionError"), Fails("OptionError")),
+    Difference(
+        "annealing over no steps",
+        lambda lib: _mixed(lib).anneal(1, 0),
+        Fails("ZeroDivisionError"),
+        Fails("OptionError"),
+    ),
 ]
 
 

@@ -80,8 +80,10 @@ class OfflineToOnlineReplayBuffer:
     ) -> None:
         if (online_storage is None) == (online_capacity is None):
             given = "neither" if online_storage is None else "both"
-            said = "Provide one of online_storage or online_capacity" if online_storage is None else (
-                "Provide online_storage OR online_capacity, not both"
+            said = (
+                "Provide one of online_storage or online_capacity"
+                if online_storage is None
+                else ("Provide online_storage OR online_capacity, not both")
             )
             msg = f"{said}, got {given}"
             raise OptionError(msg)
