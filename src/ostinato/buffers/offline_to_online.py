@@ -274,7 +274,7 @@ def _dataset(given: Any, batch_size: int | None, options: dict[str, Any]) -> Any
     """Return a dataset that can be sampled, loaded if it is a name."""
     if isinstance(given, str):
         if "batch_size" not in options and batch_size is None:
-            msg = f"batch_size must be provided when offline_dataset is a string, got {given!r}: datasets are made with it"
+            msg = f"batch_size must be provided when offline_dataset is a string, got {given!r}: it needs one"
             raise OptionError(msg)
         loader: ModuleType = require("torchrl.data.datasets.utils", "datasets")
         given = loader.load_dataset(given, **{"batch_size": batch_size, **options})
