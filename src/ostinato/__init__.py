@@ -2,8 +2,10 @@
 
 from ostinato.buffers import (
     BufferStats,
+    HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
+    OfflineToOnlineReplayBuffer,
     ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
@@ -13,6 +15,7 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    prefill_replay_buffer,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
@@ -49,7 +52,7 @@ from ostinato.transforms import Exclude as ExcludeFields
 from ostinato.transforms import Rename as RenameFields
 from ostinato.transforms import RewardScale, ToDevice
 from ostinato.transforms import Select as SelectFields
-from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
+from ostinato.units import FrameStack, Hindsight, HindsightStrategy, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
 from ostinato.writers import (
     ImmutableDatasetWriter,
@@ -73,7 +76,9 @@ __all__ = [
     "ExcludeFields",
     "Flat2TED",
     "FrameStack",
+    "HERReplayBuffer",
     "Hindsight",
+    "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LambdaScheduler",
     "LazyMemmapStorage",
@@ -82,6 +87,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "NStep",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -125,4 +131,5 @@ __all__ = [
     "WriterEnsemble",
     "ZlibCodec",
     "ZstdCodec",
+    "prefill_replay_buffer",
 ]

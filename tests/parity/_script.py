@@ -20,6 +20,8 @@ _NAMES = (
     "TensorDictReplayBuffer",
     "PrioritizedReplayBuffer",
     "TensorDictPrioritizedReplayBuffer",
+    "HERReplayBuffer",
+    "OfflineToOnlineReplayBuffer",
     "ReplayBufferEnsemble",
     "Storage",
     "CompressedListStorage",

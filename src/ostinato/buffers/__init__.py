@@ -1,6 +1,8 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
+from ostinato.buffers.hindsight import HERReplayBuffer
+from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
@@ -17,8 +19,10 @@ from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",
+    "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "RateLimiter",
@@ -28,6 +32,7 @@ __all__ = [
     "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "prefill_replay_buffer",
 ]
 
 send_as_copies(
@@ -35,5 +40,6 @@ send_as_copies(
     TensorDictReplayBuffer,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
+    HERReplayBuffer,
     ReplayBufferEnsemble,
 )
