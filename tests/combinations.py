@@ -14,10 +14,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
+    CompressedListStorage,
     FrameStack,
     Hindsight,
     ImmutableDatasetWriter,
-    CompressedListStorage,
     LazyMemmapStorage,
     LazyTensorStorage,
     LimitedSampler,

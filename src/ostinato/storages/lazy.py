@@ -47,8 +47,8 @@ class LazyTensorStorage(TensorStorage):
             written in ring order, those of several environments with `ndim=2`; all reads are copies. On other devices
             than the CPU, each write waits for the device once.
         codec: compress fields without loss: "zstd" (Python 3.14, or `pip install 'ostinato[zstd]'`), "zlib", "auto"
-            (zstd if it is installed, else zlib), a `ZstdCodec`, `ZlibCodec` or `Codec` of your own for all fields of more
-            than 256 bytes per row, or a mapping such as `{"obs": "zstd"}` (keys or paths). Batches are the same as
+            (zstd if it is installed, else zlib), a `ZstdCodec`, `ZlibCodec` or `Codec` of your own for all fields of
+            more than 256 bytes per row, or a mapping such as `{"obs": "zstd"}` (keys or paths). Batches are the same as
             without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. Not with
             `single_copy`, on the CPU only. Rows are compressed when they are written, under the lock of the buffer, and
             decompressed outside of it; large batches in several threads.

@@ -54,7 +54,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "n-step": lambda: {"sample_unit": NStep(3, 0.9)},
     "sequences": lambda: {"sample_unit": SequenceUnit(3)},
     "largest": lambda: {"writer": TensorDictMaxValueWriter(rank_key=("next", "reward"))},
-    "prefetch": lambda: {"prefetch": 2},
 }
 
 
@@ -163,6 +162,14 @@ def test_a_codec_changes_nothing(
         same(plain[:], coded[:])
     for rb in pair.both:
         rb.close()
+
+
+def test_batches_made_ahead() -> None:
+    with buffer(None, prefetch=2) as plain, buffer(FIELDS, prefetch=2) as coded:
+        for rb in (plain, coded):
+            rb.extend(data(30, 0))
+        for _ in range(6):
+            same(plain.sample(), coded.sample())
 
 
 def test_several_environments_and_python_objects() -> None:
@@ -323,8 +330,13 @@ def test_large_batches_use_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "_pool", pool := codecs._Pool())
     pool.workers = 2
     seen = set()
-    base = Codec("own", lambda x: bytes([seen.add(threading.get_ident()) or 0]) + bytes(x), lambda x: memoryview(x)[1:])
-    rb = ReplayBuffer(storage=LazyTensorStorage(64, codec={"obs": base}), batch_size=64)
+
+    def compress(values: memoryview) -> bytes:
+        seen.add(threading.get_ident())
+        return b"x" + bytes(values)
+
+    own = Codec("own", compress, lambda blob: memoryview(blob)[1:])
+    rb = ReplayBuffer(storage=LazyTensorStorage(64, codec={"obs": own}), batch_size=64)
     frames = torch.randint(0, 255, (64, 40_000), dtype=torch.uint8)
     rb.extend({"obs": frames})
     assert len(seen) == 2

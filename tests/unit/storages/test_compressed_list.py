@@ -45,7 +45,7 @@ def rows() -> list[Any]:
         torch.arange(24.0).view(4, 6).t(),
         np.arange(5, dtype=np.uint16)[::-1],
         td,
-        Seen(x=torch.arange(3), batch_size=[]),
+        Seen(x=torch.arange(3), batch_size=[]),  # type: ignore[call-arg]
         {"a": torch.ones(2), "b": [torch.zeros(1), (np.ones(2), "text", None)], 3: 4},
         "text",
         7,
