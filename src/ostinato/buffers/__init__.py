@@ -2,6 +2,7 @@
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.schedulers import (
@@ -28,6 +29,10 @@ __all__ = [
     "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "TrajectoryPredicate",
+    "filter_trajectories",
+    "iter_trajectories",
+    "traj",
 ]
 
 send_as_copies(

@@ -41,6 +41,7 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
+from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import Ask, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.shared import SharedEngine
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
 
@@ -717,6 +719,40 @@ class ReplayBuffer:
             self._pipeline.drop()
             self._engine.tracker.forget()
             self._engine.begin_sampler()
+
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
+
+        The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
+        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
+        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+
+        Args:
+            predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
+            trajectory_key: field of trajectory ids; None takes usual ids or flags, see `iter_trajectories`.
+
+        Returns:
+            `ostinato.compat.torchrl.Trajectory` objects: copies.
+
+        Raises:
+            KindError: if the rows have no named fields, or the predicate compares single rows (also a `TypeError`).
+            KeyMissingError: if rows have neither ids nor flags (also a `KeyError`).
+            UsageError: for a shared buffer.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer, traj
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
+            >>> _ = rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1]), "reward": torch.arange(5.0)})
+            >>> [found.length for found in rb.query(traj.reward.sum() > 5)]
+            [3]
+        """
+        return run_query(self._engine, self._transform, predicate, trajectory_key)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
