@@ -227,6 +227,36 @@ class LocalEngine:
             self._count_written(rows, placement, given)
             return placement
 
+    def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
+        """Check rows as `write` does before it chooses slots: for several buffers that are written together.
+
+        Returns:
+            A function that drops the layout, where these are the first rows and are not written after all.
+        """
+        with self.lock:
+            storage = self.source.storage
+            laid_out = self.settled or storage.laid_out
+
+            def undo() -> None:
+                if not laid_out:
+                    storage.forget_form()
+                    self.settled = False
+
+            try:
+                if not self.writer.mutable:
+                    self.writer.place(1, self.ring, None)  # says that it takes no rows
+                payload, rows = storage.admit(data, 1)
+                if rows and ranked and self.sampler.prioritized:
+                    self._first_priorities(data, rows)
+                if rows and self.tracker is not None:
+                    self.tracker.read(storage, payload, rows)
+                if rows and self.versions is not None:
+                    self.versions.read(storage, payload, rows)
+            except Exception:
+                undo()
+                raise
+            return undo
+
     def _no_rows(self) -> Run:
         """Return the placement of no rows: nothing changes, no call waits; a writer that takes no rows raises."""
         if not self.writer.mutable:
@@ -264,7 +294,7 @@ class LocalEngine:
         rows, cursor = ring.rows, ring.cursor
         ring.record(placement)
         try:
-            storage.set(placement, payload)
+            storage.write(placement, payload)
         except BaseException:  # such as too little memory for the table that the first rows allocate
             if len(storage) == rows:
                 ring.take_back(placement, rows, cursor)
@@ -626,7 +656,7 @@ class LocalEngine:
         payload: Any = None
         try:
             if ticket.plan is None:
-                payload = source.storage.get(ticket.draw.slots, pin=self.pin)
+                payload = source.storage.gather(ticket.draw.slots, pin=self.pin)
             else:
                 payload = self._copy_plan(source.storage, ticket.plan)
         except (IndexError, KeyMissingError):
@@ -640,7 +670,7 @@ class LocalEngine:
     def _copy_plan(self, storage: Storage, plan: Plan) -> Any:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
-            return storage.get(plan.records, pin=self.pin)
+            return storage.gather(plan.records, pin=self.pin)
         leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
@@ -659,7 +689,7 @@ class LocalEngine:
                 source, ticket, plan = self.source, again, again.plan
                 storage = source.storage
                 payload = (
-                    storage.get(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
+                    storage.gather(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
                 )
                 self.redone += 1
             if ticket.draw.generations is not None:
