@@ -586,7 +586,7 @@ class _Stored:
         Raises:
             KindError: if rows have no named fields.
         """
-        data = self.storage.present(self.storage.get(slots), (slots.shape[0],))
+        data = self.storage.present(self.storage.gather(slots), (slots.shape[0],))
         if isinstance(data, list) and data and all(map(kinds.is_tensor_collection, data)):
             if any(row.batch_dims for row in data):
                 msg = "ReplayBuffer.query on a list-based storage expects single-transition (scalar) items"
