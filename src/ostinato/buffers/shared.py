@@ -276,7 +276,7 @@ class SharedEngine:
         ring = self._ring
         serial, run = ring.reserve(rows)
         try:
-            storage.set(run, payload)
+            storage.write(run, payload)
             if sampler.prioritized:
                 with ring.lock:
                     if ring.is_current(serial):
@@ -381,14 +381,14 @@ class SharedEngine:
     def gather(self, ticket: Ticket) -> Rows:
         """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""
         for _ in range(_FREE_TRIES):
-            payload = self._storage.get(ticket.draw.slots, pin=self.pin)
+            payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
             again = self._again(ticket)
             if again is None:
                 return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
             ticket = again
         with self.lock, self._ring.lock:  # no process can reserve slots now
             ticket = self._again(ticket) or ticket
-            payload = self._storage.get(ticket.draw.slots, pin=self.pin)
+            payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
         return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
 
     def _again(self, ticket: Ticket) -> Ticket | None:
@@ -546,7 +546,7 @@ class SharedEngine:
                 full = rows == ring.capacity == saved["capacity"]
                 ring.clear(int(saved["cursor"]) % ring.capacity if full else 0)
                 serial, run = ring.reserve(rows)
-                storage.set(run, payload)
+                storage.write(run, payload)
                 if ranks is not None:
                     as_sampler(self.sampler).record_rows(run, ranks, self.view())
                     ring.max_priority = float(state["sampler"]["state"]["largest"])
