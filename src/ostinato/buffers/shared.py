@@ -58,7 +58,7 @@ _MOST_REDRAWS = 24
 class _Present(NamedTuple):
     """Rows that are there before processes share them."""
 
-    count: int
+    rows: int
     cursor: int
 
 
@@ -98,7 +98,7 @@ class SharedEngine:
         _check_followed(limiter, version_key, unit, episodes)
         _check_parts(sampler, writer)
         check_sampler(source.storage, sampler)
-        rows = _Present(len(source.storage), source.storage.cursor)
+        present = _Present(len(source.storage), source.storage.cursor)
         self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
         self.source = Source(self._storage, source.collate)
         self.sampler = sampler
@@ -108,8 +108,8 @@ class SharedEngine:
         self.priority_path: tuple[str, ...] | None = None
         self.rows_stale = 0
         self._begin()
-        if rows.count and counted:
-            self._begin_rows(rows, None)
+        if present.rows and counted:
+            self._begin_rows(present, None)
 
     @classmethod
     def of(cls, old: Engine, drop: Callable[[], None]) -> SharedEngine:
@@ -128,12 +128,12 @@ class SharedEngine:
         storage, sampler, source = old.storage, old.sampler, old.source
         _check_parts(sampler, old.writer)
         check_sampler(storage, sampler)
-        rows, schema = _Present(len(storage), storage.cursor), storage.schema
+        present, schema = _Present(len(storage), storage.cursor), storage.schema
         check_shareable(storage)
-        if rows.cursor != rows.count % storage.capacity and rows.count != storage.capacity:
-            msg = f"the cursor was moved to {rows.cursor} of {rows.count} rows, which processes cannot share: write first"
+        if present.cursor != present.rows % storage.capacity and present.rows != storage.capacity:
+            msg = f"the cursor was moved to {present.cursor} of {present.rows} rows, which processes cannot share: write first"
             raise UsageError(msg)
-        priorities = sampler.state_dict() if isinstance(sampler, PrioritizedSampler) and rows.count else None
+        priorities = sampler.state_dict() if isinstance(sampler, PrioritizedSampler) and present.rows else None
         mapped = isinstance(storage, LazyMemmapStorage)
         if not mapped and isinstance(storage, LazyTensorStorage):
             source = Source(LazyTensorStorage(storage.max_size, packed=storage.packed), source.collate)
@@ -141,27 +141,27 @@ class SharedEngine:
         drop()
         made = cls(source, sampler, old.writer, old.generator, counted=False)
         made.pin, made.priority_path, made.rows_stale = old.pin, old.priority_path, old.rows_stale
-        if schema is not None:
-            made._storage.lay_out(schema)  # noqa: SLF001
-            made._begin_rows(rows, priorities, None if mapped else storage)  # noqa: SLF001
-            with made._ring.lock:  # noqa: SLF001
-                made._ring.set_counts(old.rows_written, old.rows_since_empty, old.rows_drawn)  # noqa: SLF001
+        if schema is not None and present.rows:
+            made._storage.lay_out(schema)
+            made._begin_rows(present, priorities, None if mapped else storage)
+            with made._ring.lock:
+                made._ring.set_counts(old.rows_written, old.rows_since_empty, old.rows_drawn)
         return made
 
-    def _begin_rows(self, rows: _Present, priorities: dict[str, Any] | None, source: Storage | None = None) -> None:
+    def _begin_rows(self, present: _Present, priorities: dict[str, Any] | None, source: Storage | None = None) -> None:
         """Let the ring know of rows that are in place, or of those of `source`, which are copied."""
         self.begin_sharing()
         ring, sampler, storage = self._ring, self.sampler, self._storage
         with ring.lock:
-            ring.clear(rows.cursor if rows.count == ring.capacity else 0)
-            if not rows.count:
+            ring.clear(present.cursor if present.rows == ring.capacity else 0)
+            if not present.rows:
                 return
-            serial, run = ring.reserve(rows.count)
+            serial, run = ring.reserve(present.rows)
             slots = run.slots(torch.device("cpu"))
-            for first in range(0, rows.count if source is not None else 0, _ROWS_AT_ONCE):
+            for first in range(0, present.rows if source is not None else 0, _ROWS_AT_ONCE):
                 part = slots[first : first + _ROWS_AT_ONCE]
                 target = Run(int(part[0]), part.shape[0], ring.capacity)
-                storage.set(target, source.get(part))  # type: ignore[union-attr]
+                storage.write(target, source.gather(part))  # type: ignore[union-attr]
             if sampler.prioritized:
                 given = None if priorities is None else priorities["priorities"][slots]
                 as_sampler(sampler).record_rows(run, given, self.view())
@@ -193,7 +193,11 @@ class SharedEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a process that is being started; rows and priorities stay where they are, in the memory of all."""
-        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "saves", "pending", "_process", "_begun"}}
+        return {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in {"lock", "waiters", "saves", "pending", "_process", "_begun"}
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a part in the memory; draws are this process's own."""

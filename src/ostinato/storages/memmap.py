@@ -211,10 +211,12 @@ class LazyMemmapStorage(LazyTensorStorage):
             OptionError: if the rows in the files are laid out as only this storage knows.
         """
         mapped = self._mapped or MappedMemory(self._directory)
-        if self._table is not None:
+        if self._rows and self._table is not None:
             packed = self.packed and backend.native is not None
             if list(self._table.layout) != plan_layout(self._table.schema.leaves, packed=packed):
-                msg = f"the files in {mapped.directory} were written with another layout: load the rows from a checkpoint"
+                msg = (
+                    f"the files in {mapped.directory} were written with another layout: load the rows from a checkpoint"
+                )
                 raise OptionError(msg)
         elif mapped.directory.exists():
             for path in mapped.directory.glob("block*.bin"):

@@ -119,7 +119,9 @@ class Segment:
                 break
             except OSError as error:
                 if time.monotonic() > until:
-                    msg = f"another process has been allocating the shared buffer for {_LAYOUT_WAIT_S} s: is it stopped?"
+                    msg = (
+                        f"another process has been allocating the shared buffer for {_LAYOUT_WAIT_S} s: is it stopped?"
+                    )
                     raise UsageError(msg) from error
                 time.sleep(0.002)
         try:
@@ -230,7 +232,7 @@ class SharedStorage(Storage):
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
         given = _checked(inner)
-        schema = given.schema
+        schema = given.schema if len(given) else None
         self._options = (given.max_size, given.packed)
         self._ranked = ranked
         self._segment = Segment()
