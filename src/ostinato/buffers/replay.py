@@ -114,9 +114,9 @@ class ReplayBuffer:
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the native
-            extension, a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a
-            process as it is started, after the first row.
+        shared: let other processes write and sample the same rows; see `share` and docs/scaling.md. Needs Linux, the
+            native extension, a `LazyTensorStorage` or `LazyMemmapStorage` and a `RandomSampler` or
+            `PrioritizedSampler`; the buffer is handed to a process as it is started.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: make the parts at the first use, so that callables given for them can be pickled before; errors of
             parts are then raised there. None is True with a `transform_factory`, else False.

@@ -131,7 +131,9 @@ class SharedEngine:
         present, schema = _Present(len(storage), storage.cursor), storage.schema
         check_shareable(storage)
         if present.cursor != present.rows % storage.capacity and present.rows != storage.capacity:
-            msg = f"the cursor was moved to {present.cursor} of {present.rows} rows, which processes cannot share: write first"
+            msg = (
+                f"the cursor was moved to {present.cursor} of {present.rows} rows: fill the buffer before it is shared"
+            )
             raise UsageError(msg)
         priorities = sampler.state_dict() if isinstance(sampler, PrioritizedSampler) and present.rows else None
         mapped = isinstance(storage, LazyMemmapStorage)

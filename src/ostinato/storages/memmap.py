@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from ostinato.storages.table import Block, Table, plan_layout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.core.records import Placement
 
 __all__ = ["LazyMemmapStorage"]
 
@@ -95,6 +97,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         )
         self._directory = None if scratch_dir is None else Path(scratch_dir)
         self._mapped: MappedMemory | None = None
+        self._process = os.getpid()
         self._flushed = False
         if self._directory is not None and self._directory.exists():
             if not existsok and (not self._directory.is_dir() or any(self._directory.iterdir())):
@@ -231,7 +234,22 @@ class LazyMemmapStorage(LazyTensorStorage):
             msg = "the storage is closed: create a new one"
             raise UsageError(msg)
         self._mapped = MappedMemory(self._directory)
+        self._process = os.getpid()
         return self._mapped
+
+    def write(self, placement: Placement, payload: Any) -> None:
+        """Write rows to slots; see `TensorStorage.write`.
+
+        Raises:
+            UsageError: in a forked child of the process that made the files: both would write to the same slots.
+        """
+        if os.getpid() != self._process:
+            msg = (
+                "this process was forked from the one whose rows are in these files, which does not know what it "
+                "writes: call rb.share() before the fork, or pass the buffer to a process that is spawned"
+            )
+            raise UsageError(msg)
+        super().write(placement, payload)
 
     def _reopen(self, directory: Path) -> None:
         body = read_manifest(directory, format_name=_FORMAT).body

@@ -78,7 +78,7 @@ def test_share_keeps_rows_slots_draws_and_priorities(kind: str, ranked: bool, co
         for _ in range(3):
             assert torch.equal(mine.sample()["id"], other.sample()["id"])
         if ranked:
-            assert torch.equal(mine.sampler.priorities, other.sampler.priorities)
+            assert torch.equal(mine.sampler.priorities, other.sampler.priorities)  # type: ignore[attr-defined]
     assert mine.stats().rows_written == other.stats().rows_written
     check_ring(mine)
 
@@ -145,6 +145,11 @@ def test_objects_late_fields_and_a_moved_cursor_are_not_shared() -> None:
     with pytest.raises(OptionError, match="fields added later"):
         rb.share()
     assert rb[:2]["late"].tolist() == [1, 1]
+    rb = private("memory", 8)
+    rb.extend(rows(range(4)))
+    rb._engine.move_cursor(2)
+    with pytest.raises(UsageError, match="the cursor was moved to 2 of 4 rows"):
+        rb.share()
     rb = private("files", 8).share()
     with pytest.raises(KindError, match="cannot share Python objects"):
         rb.extend({"id": torch.arange(4), "text": list("abcd")})
@@ -231,6 +236,27 @@ def test_rows_in_private_memory_are_copied_to_a_process(monkeypatch: pytest.Monk
     rb.extend(rows(range(3)))
     at_a_start(rb, monkeypatch)
     assert not is_shared(rb)
+
+
+def write_or_say(rb: ReplayBuffer, pipe: Any) -> None:
+    try:
+        rb.extend(rows(range(5)))
+    except UsageError as error:
+        pipe.send(str(error))
+    else:
+        pipe.send("written")
+
+
+def test_a_forked_child_does_not_write_to_files_that_are_not_shared() -> None:
+    rb = private("files", 8)
+    rb.extend(rows(range(7)))
+    mine, other = multiprocessing.get_context("fork").Pipe()
+    end(start(write_or_say, rb, other))
+    assert "call rb.share() before the fork" in mine.recv()
+    assert rb[:]["id"].tolist() == list(range(7))
+    end(start(write_or_say, rb.share(), other))
+    assert mine.recv() == "written"
+    assert rb[:]["id"].tolist() == [1, 2, 3, 4, 4, 5, 6, 0]
 
 
 def test_a_pickle_of_a_buffer_in_files_is_a_copy() -> None:
