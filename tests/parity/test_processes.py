@@ -14,11 +14,20 @@ from ..sharing import AVAILABLE, end, start
 from ._script import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
 
 BOTH = pytest.mark.parametrize("name", ["torchrl", "ostinato"])
+
+
+@pytest.fixture(autouse=True)
+def spawning() -> Iterator[None]:
+    """Locks of TorchRL's buffers are of the default start method."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 def rows(first: int, count: int = 10) -> TensorDict:

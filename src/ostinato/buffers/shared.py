@@ -128,7 +128,7 @@ class SharedEngine:
         storage, sampler, source = old.storage, old.sampler, old.source
         _check_parts(sampler, old.writer)
         check_sampler(storage, sampler)
-        present, schema = _Present(len(storage), storage.cursor), storage.schema
+        present, schema = _Present(len(storage), old.ring.cursor), storage.schema
         check_shareable(storage)
         if present.cursor != present.rows % storage.capacity and present.rows != storage.capacity:
             msg = (
