@@ -15,9 +15,11 @@ from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
+    ConsumingSampler,
     LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     Sampler,
@@ -25,6 +27,7 @@ from ostinato.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
@@ -52,6 +55,7 @@ __all__ = [
     "BufferStats",
     "CastFields",
     "ComposeTransforms",
+    "ConsumingSampler",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -66,6 +70,7 @@ __all__ = [
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "PromptGroupSampler",
     "QueueSampler",
     "RandomSampler",
     "RateLimiter",
@@ -85,6 +90,7 @@ __all__ = [
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "Storage",
     "StorageEnsemble",
     "TED2Flat",

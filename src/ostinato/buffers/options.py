@@ -71,6 +71,7 @@ class BufferOptions(TypedDict, total=False):
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
+    consume_after_n_samples: int | None
 
 
 class AnyBufferOptions(BufferOptions, total=False):

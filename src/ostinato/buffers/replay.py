@@ -36,7 +36,7 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
-from ostinato.buffers.rate_limit import Ask, check_wait, replayable
+from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.shared import SharedEngine
 from ostinato.buffers.stats import BufferStats, measure
@@ -45,6 +45,7 @@ from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, UsageError
 from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
+from ostinato.samplers.consuming import with_limit
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -97,6 +98,7 @@ class ReplayBuffer:
             `RateLimiter()` along).
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
+        consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
 
     Raises:
         KindError: if a part is not of its base class.
@@ -131,11 +133,12 @@ class ReplayBuffer:
         episodes: Episodes | None = None,
         rate_limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
+        consume_after_n_samples: int | None = None,
     ) -> None:
         made = part("storage", storage, Storage, lambda: ListStorage(1000))
         self._engine: Engine = (SharedEngine if shared else LocalEngine)(
             Source(made, made.default_collate if collate_fn is None else collate_fn),
-            part("sampler", sampler, Sampler, RandomSampler),
+            with_limit(part("sampler", sampler, Sampler, RandomSampler), consume_after_n_samples, prefetch),
             part("writer", writer, Writer, self._default_writer),
             check_generator(generator),
             chain_units(sample_unit),
@@ -203,6 +206,7 @@ class ReplayBuffer:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
+        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
         with self._engine.lock:  # no draw of the old one may come in between
             self._pipeline.drop()
             return self._engine.set_sampler(sampler)
@@ -507,7 +511,7 @@ class ReplayBuffer:
         info = {
             "index": self._index(ticket.records),
             **priority_fields(ticket, self._engine.era),
-            **(ticket.draw.info or {}),
+            **ticket.info,
             **batch.notes,
         }
         if "anchor_index" in info:
@@ -515,8 +519,9 @@ class ReplayBuffer:
         return info
 
     def __len__(self) -> int:
-        """Rows present (cells with `ndim=2`)."""
-        return len(self.storage)
+        """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`)."""
+        sampler = self.sampler
+        return as_counting(sampler).rows_left if sampler.leaves else len(self.storage)
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -533,7 +538,7 @@ class ReplayBuffer:
         Raises:
             SlotError: if the index is out of range of the rows present.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         require_eager("reading rows")
         if is_field(index):
             return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
@@ -553,7 +558,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         if is_field(index):
             self.set_(index, data)
         else:
@@ -572,7 +577,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the shape differs, or values do not fit the dtype; a value is not broadcast.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         path = (key,) if isinstance(key, str) else tuple(key)
         self._engine.edit_fields({path: value}, index, swap=self._swapped)
         return self
@@ -583,7 +588,7 @@ class ReplayBuffer:
 
     def update_(self, data: Any) -> ReplayBuffer:
         """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
-        require_rows(len(self))
+        require_rows(len(self.storage))
         self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
         return self
 

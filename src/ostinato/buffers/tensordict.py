@@ -136,7 +136,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)})
+            own = {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)}
+            kinds.put(data, own if ticket.draw.info is None else {**own, **ticket.info})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data
