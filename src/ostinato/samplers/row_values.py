@@ -36,7 +36,7 @@ class RowValues:
 
     def __init__(self, path: Path, convert: Callable[[Values], Tensor]) -> None:
         self.path = path
-        self.values = torch.empty(0, device="cpu")
+        self.values = torch.empty(0, dtype=torch.int64, device="cpu")
         """`[rows]`, as of the last `update`."""
         self._convert = convert
         self._ring: Ring | SharedRing | None = None

@@ -259,12 +259,12 @@ class Storage(ABC):
         """
         if self.schema is None:
             msg = (
-                f"the field {show_path(path)} is read from a storage whose slices return a tensor collection, such as "
-                f"LazyTensorStorage or LazyMemmapStorage. Plain {type(self).__name__} is not supported"
+                f"the sampler reads {show_path(path)}, and the rows have no fields: it needs a storage whose slices "
+                f"return a tensor collection, such as LazyTensorStorage. Plain {type(self).__name__} is not supported"
             )
             raise KindError(msg)
         if path in {leaf.path for leaf in self.schema.objects}:
-            held = self.present(self.get(slots), (slots.shape[0],))
+            held = self.present(self.gather(slots), (slots.shape[0],))
             for key in path:
                 held = held[key]
             return held.tolist() if hasattr(held, "tolist") else list(held)
