@@ -66,16 +66,21 @@ class RowValues:
             slots = changed_slots(view, self._serial)
             if not slots.shape[0]:
                 return False
-        if slots is None:
-            self.values = self._convert(view.read(torch.arange(view.rows, device=view.device), self.path))
-        else:
-            found = self._convert(view.read(slots, self.path))
-            if self.values.shape[0] < view.rows:
-                more = view.rows - self.values.shape[0]
-                self.values = torch.cat((self.values, self.values.new_zeros(more)))
-            self.values[slots] = found.to(self.values.dtype)
+        with torch.inference_mode(mode=False):  # changed in place in any mode
+            self._read(view, slots)
         self._ring, self._serial, self._rows = view.ring, view.ring.written, view.rows
         return True
+
+    def _read(self, view: View, slots: Tensor | None) -> None:
+        """Read the rows at `slots`, or all rows."""
+        if slots is None:
+            self.values = self._convert(view.read(torch.arange(view.rows, device=view.device), self.path))
+            return
+        found = self._convert(view.read(slots, self.path))
+        if self.values.shape[0] < view.rows:
+            more = view.rows - self.values.shape[0]
+            self.values = torch.cat((self.values, self.values.new_zeros(more)))
+        self.values[slots] = found.to(self.values.dtype)
 
 
 def changed_slots(view: View, serial: int) -> Tensor:
