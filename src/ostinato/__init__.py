@@ -5,6 +5,7 @@ from ostinato.buffers import (
     HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
+    OfflineToOnlineReplayBuffer,
     ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
@@ -14,6 +15,7 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    prefill_replay_buffer,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
@@ -78,6 +80,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "NStep",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -121,4 +124,5 @@ __all__ = [
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "prefill_replay_buffer",
 ]

@@ -21,6 +21,7 @@ _NAMES = (
     "PrioritizedReplayBuffer",
     "TensorDictPrioritizedReplayBuffer",
     "HERReplayBuffer",
+    "OfflineToOnlineReplayBuffer",
     "ReplayBufferEnsemble",
     "Storage",
     "ListStorage",
