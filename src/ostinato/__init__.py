@@ -5,6 +5,7 @@ from ostinato.buffers import (
     HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
+    OfflineToOnlineReplayBuffer,
     ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
@@ -18,6 +19,7 @@ from ostinato.buffers import (
     filter_trajectories,
     iter_trajectories,
     traj,
+    prefill_replay_buffer,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
@@ -27,9 +29,11 @@ from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
+    ConsumingSampler,
     LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     Sampler,
@@ -37,6 +41,7 @@ from ostinato.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
@@ -65,6 +70,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "CastFields",
     "ComposeTransforms",
     "DEFAULT_DONE_KEYS",
+    "ConsumingSampler",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -80,10 +86,12 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "LinearScheduler",
     "ListStorage",
     "NStep",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "PromptGroupSampler",
     "QueueSampler",
     "RandomSampler",
     "RateLimiter",
@@ -105,6 +113,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
@@ -126,4 +135,5 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "find_start_stop_traj",
     "iter_trajectories",
     "traj",
+    "prefill_replay_buffer",
 ]

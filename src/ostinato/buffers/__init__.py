@@ -2,6 +2,7 @@
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.hindsight import HERReplayBuffer
+from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
@@ -22,6 +23,7 @@ __all__ = [
     "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "RateLimiter",
@@ -35,6 +37,7 @@ __all__ = [
     "filter_trajectories",
     "iter_trajectories",
     "traj",
+    "prefill_replay_buffer",
 ]
 
 send_as_copies(
