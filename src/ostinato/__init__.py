@@ -18,8 +18,8 @@ from ostinato.buffers import (
     TrajectoryPredicate,
     filter_trajectories,
     iter_trajectories,
-    traj,
     prefill_replay_buffer,
+    traj,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
@@ -69,8 +69,8 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "BufferStats",
     "CastFields",
     "ComposeTransforms",
-    "DEFAULT_DONE_KEYS",
     "ConsumingSampler",
+    "DEFAULT_DONE_KEYS",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -134,6 +134,6 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "filter_trajectories",
     "find_start_stop_traj",
     "iter_trajectories",
-    "traj",
     "prefill_replay_buffer",
+    "traj",
 ]

@@ -36,8 +36,8 @@ __all__ = [
     "TrajectoryPredicate",
     "filter_trajectories",
     "iter_trajectories",
-    "traj",
     "prefill_replay_buffer",
+    "traj",
 ]
 
 send_as_copies(
