@@ -15,9 +15,14 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
     prefill_replay_buffer,
+    traj,
 )
 from ostinato.collect import VectorEnvRecorder
+from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
@@ -25,9 +30,11 @@ from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
+    ConsumingSampler,
     LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     Sampler,
@@ -35,6 +42,7 @@ from ostinato.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
 from ostinato.storages import (
     CompressedListStorage,
@@ -66,12 +74,14 @@ from ostinato.writers import (
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "BufferStats",
     "CastFields",
     "Codec",
     "ComposeTransforms",
     "CompressedListStorage",
+    "ConsumingSampler",
+    "DEFAULT_DONE_KEYS",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -92,6 +102,7 @@ __all__ = [
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "PromptGroupSampler",
     "QueueSampler",
     "RandomSampler",
     "RateLimiter",
@@ -113,6 +124,7 @@ __all__ = [
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
@@ -124,6 +136,7 @@ __all__ = [
     "TensorStorage",
     "ToDevice",
     "Trajectory",
+    "TrajectoryPredicate",
     "TrajectoryReplayBuffer",
     "Transition",
     "VectorEnvRecorder",
@@ -131,5 +144,9 @@ __all__ = [
     "WriterEnsemble",
     "ZlibCodec",
     "ZstdCodec",
+    "filter_trajectories",
+    "find_start_stop_traj",
+    "iter_trajectories",
     "prefill_replay_buffer",
+    "traj",
 ]

@@ -282,7 +282,7 @@ class TensorStorage(Storage):
             rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
         elif placement.slots.shape[0]:
             rows = max(rows, int(placement.slots.max()) + 1)
-            cursor = rows % table.capacity
+            cursor = rows % table.capacity if placement.cursor is None else placement.cursor
         self._write_table(table, placement, payload, rows)
         if self._objects is not None:
             self._objects.set(placement, payload.flat.objects)
