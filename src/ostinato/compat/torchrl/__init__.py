@@ -1,5 +1,16 @@
-"""Import of TorchRL 0.14 checkpoints, without TorchRL. `docs/compat/torchrl.md` lists what is imported."""
+"""Import of TorchRL 0.14 checkpoints, without TorchRL, and `for_collector` for its multi-process collectors.
+
+`docs/compat/torchrl.md` lists what is imported, and what collectors call.
+"""
 
 from ostinato.compat.torchrl.checkpoint import ImportReport, convert_checkpoint, is_checkpoint, load_checkpoint
+from ostinato.compat.torchrl.collectors import CollectorBuffer, for_collector
 
-__all__ = ["ImportReport", "convert_checkpoint", "is_checkpoint", "load_checkpoint"]
+__all__ = [
+    "CollectorBuffer",
+    "ImportReport",
+    "convert_checkpoint",
+    "for_collector",
+    "is_checkpoint",
+    "load_checkpoint",
+]
