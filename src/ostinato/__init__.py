@@ -37,6 +37,7 @@ from ostinato.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
@@ -111,6 +112,7 @@ __all__ = [
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",

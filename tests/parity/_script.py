@@ -39,6 +39,7 @@ _NAMES = (
     "ConsumingSampler",
     "StalenessAwareSampler",
     "PromptGroupSampler",
+    "StreamingSliceSampler",
     "Sequence",
     "SamplerEnsemble",
     "Writer",
