@@ -156,10 +156,8 @@ class Cell:
             return "ring"
         if ranked and "ndim=2" in self.storage:
             return "envs"
-        if self.sampler == "StreamingSliceSampler" and "ndim=2" in self.storage:
-            return "stream"
-        if self.sampler == "ConsumingSampler" and self._fixed_slots:
-            return "slots"
+        if self._fixed_slots:
+            return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
         if (
@@ -169,8 +167,14 @@ class Cell:
         return None
 
     @property
-    def _fixed_slots(self) -> bool:
-        return "RoundRobin" not in self.writer or "ndim=2" in self.storage or "single_copy" in self.storage
+    def _fixed_slots(self) -> str | None:
+        """Why rows cannot be where the sampler needs them; None if they can."""
+        if self.sampler == "StreamingSliceSampler":
+            return "stream" if "ndim=2" in self.storage else None
+        if self.sampler != "ConsumingSampler":
+            return None
+        free = "RoundRobin" in self.writer and "ndim=2" not in self.storage and "single_copy" not in self.storage
+        return None if free else "slots"
 
     @property
     def law(self) -> str:

@@ -15,9 +15,14 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
     prefill_replay_buffer,
+    traj,
 )
 from ostinato.collect import VectorEnvRecorder
+from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
@@ -61,11 +66,12 @@ from ostinato.writers import (
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "BufferStats",
     "CastFields",
     "ComposeTransforms",
     "ConsumingSampler",
+    "DEFAULT_DONE_KEYS",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -121,10 +127,15 @@ __all__ = [
     "TensorStorage",
     "ToDevice",
     "Trajectory",
+    "TrajectoryPredicate",
     "TrajectoryReplayBuffer",
     "Transition",
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "filter_trajectories",
+    "find_start_stop_traj",
+    "iter_trajectories",
     "prefill_replay_buffer",
+    "traj",
 ]
