@@ -149,8 +149,8 @@ def fields_of(data: TensorDictBase) -> dict[str, Any]:
         raise SchemaError(msg)
     if lacking:
         warnings.warn(
-            f"not stored: {lacking}, which only some rows of the lazy stack have; give all rows the same fields, or use "
-            "ListStorage to store rows of different fields",
+            f"not stored: {lacking}, which only some rows of the lazy stack have: give all rows the same fields, or "
+            "use ListStorage for rows of different fields",
             UserWarning,
             stacklevel=2,
         )
