@@ -28,6 +28,7 @@ __all__ = [
     "Node",
     "as_objects",
     "as_tensor",
+    "as_tensordict",
     "concatenate",
     "fields_of",
     "find_field",
@@ -39,6 +40,7 @@ __all__ = [
     "is_tensordict",
     "is_text",
     "is_tracing",
+    "lazy_stack",
     "make",
     "make_objects",
     "open_node",
@@ -589,6 +591,32 @@ def stack_parts(items: Sequence[Any]) -> Any:
         return lazy.maybe_dense_stack(list(items), 0)
     except RuntimeError:
         return lazy.lazy_stack(list(items), 0)  # of lazy stacks
+
+
+def as_tensordict(data: Any, rows: int) -> Any:
+    """Return a dict, a TensorDict or a tensorclass of rows as a TensorDict `[rows]`. No copy of tensors.
+
+    Raises:
+        KindError: if keys are not text.
+    """
+    if is_tensordict(data):
+        return data
+    if is_tensorclass(data):
+        return data.to_tensordict()
+    from tensordict import TensorDict
+
+    try:
+        return TensorDict(data, batch_size=[rows])
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"these rows cannot be a TensorDict: {reason_of(error)}"
+        raise KindError(msg) from error
+
+
+def lazy_stack(rows: Sequence[Any]) -> Any:
+    """Return TensorDicts or tensorclasses as one of them `[rows]`, whose fields are stacked when they are read."""
+    import tensordict
+
+    return tensordict.lazy_stack(list(rows))
 
 
 def concatenate(batches: Sequence[Any]) -> Any:

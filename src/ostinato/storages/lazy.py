@@ -47,6 +47,7 @@ class LazyTensorStorage(TensorStorage):
         allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
             Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
+        shared_init: the buffer with this storage is shared between processes, as with `ReplayBuffer(shared=True)`.
 
     Raises:
         CapacityError: if `max_size` is not a positive integer.
@@ -72,7 +73,9 @@ class LazyTensorStorage(TensorStorage):
         single_copy: bool | Mapping[Any, Any] = False,
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
+        shared_init: bool = False,
     ) -> None:
+        self.shared_init = shared_init
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
         self._single_copy = check_option(single_copy)
@@ -176,7 +179,8 @@ class LazyTensorStorage(TensorStorage):
             f"ndim={self.ndim}": self.ndim > 1,
             "device='auto'": self._auto,
             f"device={str(self.device)!r}": self.device.type != "cpu",
-            "rows": self.laid_out,
+            "text or other non-tensor fields": self._objects is not None,
+            "fields added later": bool(self._late.columns),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
