@@ -26,7 +26,7 @@ def corridor() -> Any:
     from torchrl.data import Bounded, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
-    class Corridor(EnvBase):
+    class Corridor(EnvBase):  # type: ignore[misc] (untyped where TorchRL is not installed)
         def __init__(self) -> None:
             super().__init__()
             self.observation_spec = Composite(observation=Bounded(0, 1, (LENGTH + 1,), dtype=torch.float32))
@@ -58,7 +58,7 @@ def reach() -> Any:
     from torchrl.data import Bounded, Composite, Unbounded
     from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
-    class Reach(EnvBase):
+    class Reach(EnvBase):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.observation_spec = Composite(observation=Unbounded((1,)))
@@ -126,7 +126,7 @@ def update(loss: Any, batch: Any, optimizer: torch.optim.Optimizer, target: Any)
     """Take one gradient step on a batch; the loss writes `td_error` into it."""
     losses = loss(batch)
     optimizer.zero_grad()
-    torch.stack([value for key, value in losses.items() if key.startswith("loss")]).sum().backward()
+    torch.stack([value for key, value in losses.items() if key.startswith("loss")]).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     target.step()
 
