@@ -26,7 +26,7 @@ def corridor() -> Any:
     from torchrl.data import Bounded, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
-    class Corridor(EnvBase):  # type: ignore[misc] (untyped where TorchRL is not installed)
+    class Corridor(EnvBase):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.observation_spec = Composite(observation=Bounded(0, 1, (LENGTH + 1,), dtype=torch.float32))
