@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
+    CompressedListStorage,
     ConsumingSampler,
     FrameStack,
     Hindsight,
@@ -85,10 +86,12 @@ UNITS: dict[str, Callable[[], Any]] = {
 }
 STORAGES: dict[str, Callable[[], Any]] = {
     "ListStorage": lambda: ListStorage(CAPACITY),
+    "CompressedListStorage": lambda: CompressedListStorage(CAPACITY),
     "TensorStorage": lambda: TensorStorage(rows(CAPACITY)),
     "LazyTensorStorage": lambda: LazyTensorStorage(CAPACITY),
     "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
     "LazyMemmapStorage": lambda: LazyMemmapStorage(CAPACITY),
+    "LazyTensorStorage, codec": lambda: LazyTensorStorage(CAPACITY, codec={"obs": "zlib", ("next", "obs"): "zlib"}),
     "LazyTensorStorage, single_copy": lambda: LazyTensorStorage(CAPACITY, single_copy=True),
 }
 WRITERS: dict[str, Callable[[], Any]] = {
@@ -162,7 +165,7 @@ class Cell:
             return "ranks"
         if (
             self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
-        ) and self.storage == "ListStorage":
+        ) and "ListStorage" in self.storage:
             return "fields"
         return None
 

@@ -27,6 +27,7 @@ from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
+from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
     ConsumingSampler,
@@ -44,7 +45,15 @@ from ostinato.samplers import (
     StalenessAwareSampler,
     StreamingSliceSampler,
 )
-from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
+from ostinato.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    StorageEnsemble,
+    TensorStorage,
+)
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast as CastFields
 from ostinato.transforms import Compose as ComposeTransforms
@@ -69,7 +78,9 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "BufferStats",
     "CastFields",
+    "Codec",
     "ComposeTransforms",
+    "CompressedListStorage",
     "ConsumingSampler",
     "DEFAULT_DONE_KEYS",
     "Episodes",
@@ -133,6 +144,8 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "ZlibCodec",
+    "ZstdCodec",
     "filter_trajectories",
     "find_start_stop_traj",
     "iter_trajectories",

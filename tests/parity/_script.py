@@ -24,6 +24,7 @@ _NAMES = (
     "OfflineToOnlineReplayBuffer",
     "ReplayBufferEnsemble",
     "Storage",
+    "CompressedListStorage",
     "ListStorage",
     "TensorStorage",
     "LazyTensorStorage",
