@@ -1,5 +1,7 @@
 """What TorchRL's introduction to replay buffers shows, step by step: only the library of the names differs."""
 
+# ruff: noqa: B023 (a note runs its action at once)
+
 from __future__ import annotations
 
 import tempfile
@@ -51,10 +53,10 @@ def test_storages_of_tensors(both: Both) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100, scratch_dir=folder)):
                 rb = lib.ReplayBuffer(storage=storage, batch_size=12)
-                note("extend", lambda rb=rb: rb.extend(nested()))
-                note("length", lambda rb=rb: len(rb))
+                note("extend", lambda: rb.extend(nested()))
+                note("length", lambda: len(rb))
                 note("sample", rb.sample)
-                note("sample of another size", lambda rb=rb: rb.sample(5)["b", "c"])
+                note("sample of another size", lambda: rb.sample(5)["b", "c"])
 
     both(script)
 
@@ -68,10 +70,10 @@ def test_tensorclasses(both: Both) -> None:
         )
         for storage in (lib.LazyTensorStorage(100), lib.LazyMemmapStorage(100), lib.ListStorage(100)):
             rb = lib.ReplayBuffer(storage=storage, batch_size=12)
-            note("extend", lambda rb=rb: rb.extend(rows))
-            note("kind", lambda rb=rb: type(rb.sample()).__name__)
-            note("labels", lambda rb=rb: rb.sample().labels)
-            note("images", lambda rb=rb: rb.sample().images)
+            note("extend", lambda: rb.extend(rows))
+            note("kind", lambda: type(rb.sample()).__name__)
+            note("labels", lambda: rb.sample().labels)
+            note("images", lambda: rb.sample().images)
 
     both(script)
 
