@@ -42,6 +42,7 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
+from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.shared import SharedEngine, goes_shared
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
 
@@ -408,7 +410,9 @@ class ReplayBuffer:
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0, timeout_s=timeout_s)
@@ -445,29 +449,33 @@ class ReplayBuffer:
             check_wait(timeout_s, waits=self._engine.gate is not None)
         if self._engine.gate is not None:
             data = replayable(data)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return self._positions(Run(0, 0, self.storage.capacity))
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
         engine = self._engine
-        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
-        if storage.ndim == 1:
-            return placement.positions(None if storage.device == _CPU else storage.device)
-        return self._positions(placement)
+        return self._positions(engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
+
+        None if a transform waits for more rows before it gives some.
+        """
         if self._transform.steps:
-            data = self._transform.inv(data)
+            given, data = data, self._transform.inv(data)
+            if data is None and given is not None:
+                return None
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
+        """Return the slots of rows, int64 `[rows]`; with `ndim=2` their steps and environments, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -771,6 +779,40 @@ class ReplayBuffer:
             self._pipeline.drop()
             self._engine.tracker.forget()
             self._engine.begin_sampler()
+
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
+
+        The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
+        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
+        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+
+        Args:
+            predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
+            trajectory_key: field of trajectory ids; None takes usual ids or flags, see `iter_trajectories`.
+
+        Returns:
+            `ostinato.compat.torchrl.Trajectory` objects: copies.
+
+        Raises:
+            KindError: if the rows have no named fields, or the predicate compares single rows (also a `TypeError`).
+            KeyMissingError: if rows have neither ids nor flags (also a `KeyError`).
+            UsageError: for a shared buffer.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer, traj
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
+            >>> _ = rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1]), "reward": torch.arange(5.0)})
+            >>> [found.length for found in rb.query(traj.reward.sum() > 5)]
+            [3]
+        """
+        return run_query(self._engine, self._transform, predicate, trajectory_key)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""

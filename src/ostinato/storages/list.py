@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["ListStorage"]
 
 
-@final
 class ListStorage(Storage):
     """A list of Python objects: text, trees, tensors of any size.
 
