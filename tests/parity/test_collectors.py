@@ -37,7 +37,7 @@ EPISODE = 7
 """Steps of an episode."""
 
 
-class Numbered(EnvBase):
+class Numbered(EnvBase):  # type: ignore[misc]
     """An environment whose observations are its number, and how many steps it has made in all episodes."""
 
     def __init__(self, number: int = 0) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LENGTH = 5
 
 
-class Corridor(EnvBase):
+class Corridor(EnvBase):  # type: ignore[misc]
     """Five cells; action 1 goes right, where the last cell pays 1 and ends the episode, action 0 goes back."""
 
     def __init__(self) -> None:

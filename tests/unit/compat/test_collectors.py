@@ -42,7 +42,7 @@ def test_rows_of_processes_arrive_once_and_errors_go_back(method: str) -> None:
         pytest.skip(f"this system cannot {method}")
     rb = private()
     with for_collector(rb) as handle:
-        pipes = [multiprocessing.get_context(method).Pipe() for _ in range(2)]  # type: ignore[attr-defined]
+        pipes = [multiprocessing.get_context(method).Pipe() for _ in range(2)]
         children = [start(write, handle, 1000 * i, other, method=method) for i, (_, other) in enumerate(pipes)]
         told = [mine.recv() for mine, _ in pipes]
         for child in children:
