@@ -8,7 +8,7 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.core.kinds import show_path
-from ostinato.errors import CheckpointError, KindError, SchemaError
+from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
@@ -47,6 +47,9 @@ class LazyTensorStorage(TensorStorage):
         allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
             Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
+        consolidated: no effect, except that rows must be TensorDicts or tensorclasses: small fields share one block of
+            memory in any case.
+        cleanup_memmap: no effect: no file is left of the allocation.
 
     Raises:
         CapacityError: if `max_size` is not a positive integer.
@@ -72,7 +75,10 @@ class LazyTensorStorage(TensorStorage):
         single_copy: bool | Mapping[Any, Any] = False,
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
+        consolidated: bool = False,
+        cleanup_memmap: bool = True,  # noqa: ARG002
     ) -> None:
+        self.consolidated = consolidated
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
         self._single_copy = check_option(single_copy)
@@ -87,6 +93,9 @@ class LazyTensorStorage(TensorStorage):
         self._late = LateFields(max_size, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        if self.consolidated and schema.kind not in {"tensordict", "tensorclass"}:
+            msg = f"Cannot consolidate non-tensordict storages, got rows of the kind {schema.kind!r}: omit consolidated"
+            raise OptionError(msg)
         if self._auto:
             self.device = device
         num_envs = batch[-1] if self.ndim > 1 else 1
@@ -162,6 +171,7 @@ class LazyTensorStorage(TensorStorage):
             "packed": self.packed,
             "single_copy": self._single_copy,
             "device": "auto" if self._auto else str(self.device),
+            "consolidated": self.consolidated,
             "allow_pickle": self.allow_pickle,
         }
 

@@ -226,9 +226,9 @@ class SharedStorage(Storage):
         return 0 if self._ring is None else self._ring.cursor
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> torch.Size:
         """`(slots,)`: the slots that an index can address; some may not hold a complete row at the moment."""
-        return (0 if self._ring is None else self._ring.rows,)
+        return torch.Size((0 if self._ring is None else self._ring.rows,))
 
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
