@@ -2,6 +2,7 @@
 
 from ostinato.buffers import (
     BufferStats,
+    HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
     ParameterScheduler,
@@ -40,7 +41,7 @@ from ostinato.transforms import Exclude as ExcludeFields
 from ostinato.transforms import Rename as RenameFields
 from ostinato.transforms import RewardScale, ToDevice
 from ostinato.transforms import Select as SelectFields
-from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
+from ostinato.units import FrameStack, Hindsight, HindsightStrategy, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
 from ostinato.writers import (
     ImmutableDatasetWriter,
@@ -62,7 +63,9 @@ __all__ = [
     "ExcludeFields",
     "Flat2TED",
     "FrameStack",
+    "HERReplayBuffer",
     "Hindsight",
+    "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LambdaScheduler",
     "LazyMemmapStorage",

@@ -20,6 +20,7 @@ _NAMES = (
     "TensorDictReplayBuffer",
     "PrioritizedReplayBuffer",
     "TensorDictPrioritizedReplayBuffer",
+    "HERReplayBuffer",
     "ReplayBufferEnsemble",
     "Storage",
     "ListStorage",

@@ -1,6 +1,7 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
+from ostinato.buffers.hindsight import HERReplayBuffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
@@ -17,6 +18,7 @@ from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",
+    "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",
     "ParameterScheduler",
@@ -35,5 +37,6 @@ send_as_copies(
     TensorDictReplayBuffer,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
+    HERReplayBuffer,
     ReplayBufferEnsemble,
 )

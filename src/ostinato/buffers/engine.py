@@ -231,6 +231,36 @@ class LocalEngine:
             self._count_written(rows, placement, given)
             return placement
 
+    def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
+        """Check rows as `write` does before it chooses slots: for several buffers that are written together.
+
+        Returns:
+            A function that drops the layout, where these are the first rows and are not written after all.
+        """
+        with self.lock:
+            storage = self.source.storage
+            laid_out = self.settled or storage.laid_out
+
+            def undo() -> None:
+                if not laid_out:
+                    storage.forget_form()
+                    self.settled = False
+
+            try:
+                if not self.writer.mutable:
+                    self.writer.place(1, self.ring, None)  # says that it takes no rows
+                payload, rows = storage.admit(data, 1)
+                if rows and ranked and self.sampler.prioritized:
+                    self._first_priorities(data, rows)
+                if rows and self.tracker is not None:
+                    self.tracker.read(storage, payload, rows)
+                if rows and self.versions is not None:
+                    self.versions.read(storage, payload, rows)
+            except Exception:
+                undo()
+                raise
+            return undo
+
     def _no_rows(self) -> Run:
         """Return the placement of no rows: nothing changes, no call waits; a writer that takes no rows raises."""
         if not self.writer.mutable:
