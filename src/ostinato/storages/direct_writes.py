@@ -26,7 +26,7 @@ def set_rows(storage: Storage, cursor: Any, data: Any, *, grow: bool) -> None:
     """Write rows at positions of the first dimension; see `Storage.set`."""
     require_eager("writing rows")
     if not grow:
-        _edit(storage, cursor, data)
+        _edit(storage, list(cursor) if isinstance(cursor, tuple) and storage.ndim == 1 else cursor, data)
         return
     steps = storage.shape[0]
     positions = _positions(cursor, steps, storage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
@@ -40,6 +41,20 @@ class _Payload(NamedTuple):
     late: dict[Path, Tensor]
     found: Comparison | None = None
     """What a single-copy table found when it compared the rows."""
+
+
+@final
+class _Columns(dict[str, Any]):
+    """Columns of a state by name. Pickled and deep copied as dense copies.
+
+    Fields of a packed row are views of one block of memory in several dtypes, which `torch.save` cannot save, and each
+    view would be saved with the whole block.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return an `OrderedDict` of copies, which `torch.load(weights_only=True)` accepts."""
+        dense = [(name, x.clone(memory_format=torch.contiguous_format)) for name, x in self.items()]
+        return OrderedDict, (dense,)
 
 
 _NO_ROWS_YET = "Cannot get elements out of a non-initialized storage: it holds no rows yet, write some first"
@@ -598,7 +613,7 @@ class TensorStorage(Storage):
         self.load_hooks = (*self.load_hooks, check_hook(hook))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows present as views, and counts."""
+        """Return the rows present as views, and counts. `torch.save` and `copy.deepcopy` copy the rows."""
         table = self._table
         state = {
             "form": self.form,
@@ -609,7 +624,7 @@ class TensorStorage(Storage):
             "capacity": self.capacity,
             "schema": None,
             "single_copy": None,
-            "columns": {},
+            "columns": _Columns(),
             "late": [],
         }
         if table is None:
@@ -626,7 +641,7 @@ class TensorStorage(Storage):
             columns |= {f"{names[i]}.apart": value for (i, _), value in zip(table.pairs, nexts, strict=True)}
         if self._late.columns:
             state["late"] = self._late.add_columns(columns, len(names), rows)
-        state["columns"] = columns
+        state["columns"] = _Columns(columns)
         if self._objects is not None:
             state |= self._objects.state(rows, allow_pickle=self.allow_pickle)
         return state

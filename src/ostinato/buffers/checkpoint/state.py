@@ -240,6 +240,10 @@ def unit_name(engine: LocalEngine | Parts) -> str | None:
 def own_copy(state: dict[str, Any]) -> dict[str, Any]:
     """Copy a state, so that later draws and writes do not change it, and `torch.save` finds plain dense tensors."""
     storage = state["storage"]
+    if "columns" in storage["state"]:
+        columns = dict(storage["state"]["columns"])
+        storage = {**storage, "state": {**storage["state"], "columns": columns}}
+        state = {**state, "storage": storage}
     items = storage["state"].get("items")
     if items is not None:  # objects are owned by the storage and never edited in place
         storage = {**storage, "state": {**storage["state"], "items": list(items)}}
