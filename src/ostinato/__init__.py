@@ -5,6 +5,7 @@ from ostinato.buffers import (
     HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
+    OfflineToOnlineReplayBuffer,
     ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
@@ -14,6 +15,7 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    prefill_replay_buffer,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
@@ -22,9 +24,11 @@ from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
+    ConsumingSampler,
     LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     Sampler,
@@ -32,6 +36,7 @@ from ostinato.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
@@ -59,6 +64,7 @@ __all__ = [
     "BufferStats",
     "CastFields",
     "ComposeTransforms",
+    "ConsumingSampler",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -74,10 +80,12 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "NStep",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "PromptGroupSampler",
     "QueueSampler",
     "RandomSampler",
     "RateLimiter",
@@ -99,6 +107,7 @@ __all__ = [
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
@@ -115,4 +124,5 @@ __all__ = [
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "prefill_replay_buffer",
 ]

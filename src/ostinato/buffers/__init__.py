@@ -2,6 +2,7 @@
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.hindsight import HERReplayBuffer
+from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
@@ -21,6 +22,7 @@ __all__ = [
     "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "RateLimiter",
@@ -30,6 +32,7 @@ __all__ = [
     "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "prefill_replay_buffer",
 ]
 
 send_as_copies(

@@ -41,7 +41,7 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
-from ostinato.buffers.rate_limit import Ask, check_wait, replayable
+from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.shared import SharedEngine
 from ostinato.buffers.stats import BufferStats, measure
@@ -50,6 +50,7 @@ from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, UsageError
 from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
+from ostinato.samplers.consuming import with_limit
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -92,6 +93,7 @@ class _Given(NamedTuple):
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
+    consume_after: int | None
 
 
 class ReplayBuffer:
@@ -127,7 +129,7 @@ class ReplayBuffer:
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
         checkpointer: raises: `dumps` has one format.
-        consume_after_n_samples: raises: rows stay until they are overwritten.
+        consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
         transport: "auto" or "direct": the buffer is in the process that made it.
@@ -175,13 +177,13 @@ class ReplayBuffer:
         transport_options: dict[str, Any] | None = None,
     ) -> None:
         check_service(service_backend, service_backend_options, transport, transport_options)
-        check_unavailable(checkpointer, consume_after_n_samples)
+        check_unavailable(checkpointer)
         check_transforms(transform, transform_factory)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         depth = check_prefetch(prefetch, self._batch_size)
         self._given: _Given | None = _Given(
             storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, dim_extend,
-            generator, shared, sample_unit, episodes, rate_limiter, version_key,
+            generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
         )  # fmt: skip
         self._dim_given = dim_extend is not None
         self._delays = transform_factory is not None if delayed_init is None else bool(delayed_init)
@@ -198,7 +200,7 @@ class ReplayBuffer:
             collate = given.collate_fn
             engine: Engine = (SharedEngine if given.shared else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),
-                part("sampler", given.sampler, Sampler, RandomSampler),
+                with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
                 part("writer", given.writer, Writer, self._default_writer),
                 check_generator(given.generator),
                 chain_units(given.sample_unit),
@@ -296,6 +298,7 @@ class ReplayBuffer:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
+        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
         with self._engine.lock:  # no draw of the old one may come in between
             self._pipeline.drop()
             return self._engine.set_sampler(sampler)
@@ -603,7 +606,7 @@ class ReplayBuffer:
         info = {
             "index": self._index(ticket.records),
             **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
-            **(ticket.draw.info or {}),
+            **ticket.info,
             **batch.notes,
         }
         if "anchor_index" in info:
@@ -611,8 +614,9 @@ class ReplayBuffer:
         return info
 
     def __len__(self) -> int:
-        """Rows present (cells with `ndim=2`)."""
-        return len(self.storage)
+        """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`)."""
+        sampler = self.sampler
+        return as_counting(sampler).rows_left if sampler.leaves else len(self.storage)
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -629,7 +633,7 @@ class ReplayBuffer:
         Raises:
             SlotError: if the index is out of range of the rows present.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         require_eager("reading rows")
         if is_field(index):
             return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
@@ -649,7 +653,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         if is_field(index):
             self.set_(index, data)
         else:
@@ -668,7 +672,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the shape differs, or values do not fit the dtype; a value is not broadcast.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         path = (key,) if isinstance(key, str) else tuple(key)
         self._engine.edit_fields({path: value}, index, swap=self._swapped)
         return self
@@ -679,7 +683,7 @@ class ReplayBuffer:
 
     def update_(self, data: Any) -> ReplayBuffer:
         """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
-        require_rows(len(self))
+        require_rows(len(self.storage))
         self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
         return self
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import psutil
 import torch
 
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, StorageMemoryError, UsageError
+from ostinato.core.kinds import show_path
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    StorageMemoryError,
+    UsageError,
+)
 from ostinato.storages.checkpoint import load_storage, save_storage
 from ostinato.storages.direct_writes import contains, set_rows
 
@@ -300,6 +309,37 @@ class Storage(ABC):
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of the rows at `slots` (int64 `[n]`); None if a row has no such field."""
         return self.scores(self.gather(slots), path)
+
+    def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return one field of the rows at `slots` (int64 `[n]`): `[n, *shape]`, or a list of Python objects. Copy.
+
+        Fields of Python objects are read with their whole rows.
+
+        Raises:
+            KeyMissingError: if rows lack the field.
+            KindError: if the storage has no fields.
+        """
+        if self.schema is None:
+            msg = (
+                f"the sampler reads {show_path(path)}, and the rows have no fields: it needs a storage whose slices "
+                f"return a tensor collection, such as LazyTensorStorage. Plain {type(self).__name__} is not supported"
+            )
+            raise KindError(msg)
+        if path in {leaf.path for leaf in self.schema.objects}:
+            held = self.present(self.gather(slots), (slots.shape[0],))
+            for key in path:
+                held = held[key]
+            return held.tolist() if hasattr(held, "tolist") else list(held)
+        found = self.scores_at(slots, path)
+        if found is None:
+            paths = [leaf.path for leaf in self.schema.leaves] + [leaf.path for leaf in self.schema.objects]
+            known = ", ".join(map(show_path, paths))
+            msg = (
+                f"Could not find key {show_path(path)} in the replay buffer: rows have {known}; write the field, or "
+                "name another"
+            )
+            raise KeyMissingError(msg)
+        return found
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:

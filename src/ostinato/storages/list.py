@@ -141,7 +141,8 @@ class ListStorage(Storage):
         else:
             slots = placement.slots.tolist()
             rows = [payload[i] for i in placement.rows.tolist()]
-            self._cursor = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
+            end = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
+            self._cursor = end if placement.cursor is None else placement.cursor
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
             if slot == len(self._items):
                 self._items.append(row)

@@ -328,7 +328,7 @@ class TensorStorage(Storage):
             rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
         elif placement.slots.shape[0]:
             rows = max(rows, int(placement.slots.max()) + 1)
-            cursor = rows % table.capacity
+            cursor = rows % table.capacity if placement.cursor is None else placement.cursor
         if isinstance(table, Table):
             table.write(placement, payload.flat, self.num_envs)
         elif payload.found is not None:
