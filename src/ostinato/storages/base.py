@@ -92,7 +92,7 @@ class Storage(ABC):
     load_hooks: tuple[Callable[..., Any], ...] = ()
     """Functions that convert rows of a checkpoint back, in the order of registration."""
 
-    _capacity: int | None = None
+    _size_given: int | None = None
     _checkpointer: Checkpointer | None = None
 
     def __init__(
@@ -101,16 +101,16 @@ class Storage(ABC):
         checkpointer: Checkpointer | None = None,
         compilable: bool = False,  # noqa: ARG002, FBT001, FBT002
     ) -> None:
-        self._capacity = check_capacity(max_size)
+        self._size_given = check_capacity(max_size)
         self.checkpointer = checkpointer
 
     @property
     def capacity(self) -> int:
         """Maximum number of rows (of all environments, with `ndim=2`)."""
-        if self._capacity is None:
+        if self._size_given is None:
             msg = f"{type(self).__name__} has no capacity: call super().__init__(max_size), or define the property"
             raise UsageError(msg)
-        return self._capacity
+        return self._size_given
 
     @property
     def max_size(self) -> int:

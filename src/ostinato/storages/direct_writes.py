@@ -74,7 +74,7 @@ def _positions(cursor: Any, steps: int, storage: Storage) -> Tensor:
     if not isinstance(plain, (int, Tensor)) or isinstance(plain, bool):
         msg = f"a cursor is an int, slice, list, range, array or tensor of positions, got {cursor!r}"
         raise KindError(msg)
-    positions = torch.as_tensor(plain, device="cpu")
+    positions = plain if isinstance(plain, Tensor) else torch.tensor(plain, dtype=torch.int64, device="cpu")
     if positions.dtype is torch.bool:
         positions = positions.nonzero().reshape(-1)
     if positions.is_floating_point() or positions.is_complex() or positions.ndim > 1:
@@ -137,7 +137,7 @@ def contains(item: Any, shape: tuple[int, ...]) -> bool | Tensor:
     if isinstance(item, Tensor) and not (item.is_floating_point() or item.is_complex() or item.dtype is torch.bool):
         if len(shape) == 1 or item.ndim < 2 or item.shape[-1] != len(shape):
             return (item >= -steps) & (item < steps)
-        sizes = torch.tensor(shape, device=item.device)
+        sizes = torch.tensor(shape, dtype=torch.int64, device=item.device)
         return ((item >= -sizes) & (item < sizes)).all(-1)
     msg = f"contains() takes an int or a tensor of integers, type {type(item)} is not supported yet"
     raise KindError(msg)
