@@ -15,13 +15,19 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
     prefill_replay_buffer,
+    traj,
 )
 from ostinato.collect import VectorEnvRecorder
+from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
+from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
     ConsumingSampler,
@@ -37,8 +43,17 @@ from ostinato.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
-from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
+from ostinato.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    StorageEnsemble,
+    TensorStorage,
+)
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast as CastFields
 from ostinato.transforms import Compose as ComposeTransforms
@@ -60,11 +75,14 @@ from ostinato.writers import (
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "BufferStats",
     "CastFields",
+    "Codec",
     "ComposeTransforms",
+    "CompressedListStorage",
     "ConsumingSampler",
+    "DEFAULT_DONE_KEYS",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
@@ -111,6 +129,7 @@ __all__ = [
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
@@ -119,10 +138,17 @@ __all__ = [
     "TensorStorage",
     "ToDevice",
     "Trajectory",
+    "TrajectoryPredicate",
     "TrajectoryReplayBuffer",
     "Transition",
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "ZlibCodec",
+    "ZstdCodec",
+    "filter_trajectories",
+    "find_start_stop_traj",
+    "iter_trajectories",
     "prefill_replay_buffer",
+    "traj",
 ]

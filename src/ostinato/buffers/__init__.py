@@ -4,6 +4,7 @@ from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.hindsight import HERReplayBuffer
 from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.schedulers import (
@@ -32,7 +33,11 @@ __all__ = [
     "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "TrajectoryPredicate",
+    "filter_trajectories",
+    "iter_trajectories",
     "prefill_replay_buffer",
+    "traj",
 ]
 
 send_as_copies(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
@@ -41,9 +42,10 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
+from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
-from ostinato.buffers.shared import SharedEngine
+from ostinato.buffers.shared import SharedEngine, goes_shared
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
 
@@ -115,9 +118,9 @@ class ReplayBuffer:
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the native
-            extension, a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a
-            process as it is started, after the first row.
+        shared: let other processes write and sample the same rows; see `share` and docs/scaling.md. Needs Linux, the
+            native extension, a `LazyTensorStorage` or `LazyMemmapStorage` and a `RandomSampler` or
+            `PrioritizedSampler`; the buffer is handed to a process as it is started.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: make the parts at the first use, so that callables given for them can be pickled before; errors of
             parts are then raised there. None is True with a `transform_factory`, else False.
@@ -198,7 +201,7 @@ class ReplayBuffer:
                 return  # another thread made them
             made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
             collate = given.collate_fn
-            engine: Engine = (SharedEngine if given.shared else LocalEngine)(
+            engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),
                 with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
                 part("writer", given.writer, Writer, self._default_writer),
@@ -322,6 +325,55 @@ class ReplayBuffer:
         """Exchange the writer and return the previous one; writing goes on after the newest row."""
         return self._engine.set_writer(part("writer", writer, Writer, None))
 
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may write and sample the same rows; see `share`."""
+        return isinstance(self._engine, SharedEngine) if self._given is None else self._given.shared
+
+    def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
+
+        Rows in the files of a `LazyMemmapStorage` stay there, those of a `LazyTensorStorage` are copied to shared
+        memory once. `storage` is another object afterwards, and views of rows that were handed out before show no
+        later writes. Call it before the processes are started, while no other thread uses the buffer.
+
+        Args:
+            shared: True; False leaves a private buffer as it is.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            OptionError: if the parts do not go together with sharing; nothing is changed.
+            UsageError: with False, if the buffer is shared.
+        """
+        if self.shared or not shared:
+            if not shared and self.shared:
+                msg = "a shared buffer stays shared, since other processes may have it: load its rows into another one"
+                raise UsageError(msg)
+            return self
+        if self._given is not None:
+            self._given = self._given._replace(shared=True)
+            return self
+        with self._engine.lock:
+            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
+            engine = SharedEngine.of(self._engine, self._pipeline.drop)
+        self._pipeline.close()
+        self._engine, self._pipeline = engine, Pipeline(engine, depth)
+        return self
+
+    def _begin_process(self) -> None:
+        """Get ready to be passed to a process that is being started; see `__getstate__`."""
+        if self._given is not None and self._given.shared:
+            self._make_parts()
+        if self._given is None and not self.shared and goes_shared(self._engine):
+            self.share()
+
+    @property
+    def _storage(self) -> Storage:
+        """The storage, under the name by which collectors of TorchRL look for it."""
+        return self.storage
+
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
         self._transform.append(transform, invert=invert)
@@ -358,7 +410,9 @@ class ReplayBuffer:
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0, timeout_s=timeout_s)
@@ -395,29 +449,33 @@ class ReplayBuffer:
             check_wait(timeout_s, waits=self._engine.gate is not None)
         if self._engine.gate is not None:
             data = replayable(data)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return self._positions(Run(0, 0, self.storage.capacity))
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
         engine = self._engine
-        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
-        if storage.ndim == 1:
-            return placement.positions(None if storage.device == _CPU else storage.device)
-        return self._positions(placement)
+        return self._positions(engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
+
+        None if a transform waits for more rows before it gives some.
+        """
         if self._transform.steps:
-            data = self._transform.inv(data)
+            given, data = data, self._transform.inv(data)
+            if data is None and given is not None:
+                return None
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
+        """Return the slots of rows, int64 `[rows]`; with `ndim=2` their steps and environments, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -722,6 +780,40 @@ class ReplayBuffer:
             self._engine.tracker.forget()
             self._engine.begin_sampler()
 
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
+
+        The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
+        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
+        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+
+        Args:
+            predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
+            trajectory_key: field of trajectory ids; None takes usual ids or flags, see `iter_trajectories`.
+
+        Returns:
+            `ostinato.compat.torchrl.Trajectory` objects: copies.
+
+        Raises:
+            KindError: if the rows have no named fields, or the predicate compares single rows (also a `TypeError`).
+            KeyMissingError: if rows have neither ids nor flags (also a `KeyError`).
+            UsageError: for a shared buffer.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer, traj
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
+            >>> _ = rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1]), "reward": torch.arange(5.0)})
+            >>> [found.length for found in rb.query(traj.reward.sum() > 5)]
+            [3]
+        """
+        return run_query(self._engine, self._transform, predicate, trajectory_key)
+
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
         return measure(self._engine, self._pipeline.prefetch)
@@ -806,11 +898,14 @@ class ReplayBuffer:
         """Pickling copies the buffer with its state and queued draws; locks and threads are new.
 
         A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
-        draws.
+        draws. A buffer whose rows are in the files of a `LazyMemmapStorage` is shared by that; see `share`.
 
         Raises:
-            UsageError: for a shared buffer at any other time.
+            UsageError: for a shared buffer at any other time; if a process is being started, for a buffer with a
+                `ListStorage`, and for one in files that cannot be shared.
         """
+        if get_spawning_popen() is not None:
+            self._begin_process()
         if not self.initialized:
             return dict(self.__dict__)
         with self._engine.lock:

@@ -83,6 +83,8 @@ class Storage(ABC):
     """Device of rows and samples."""
     mappable: bool = False
     """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
+    shared_init: bool = False
+    """Whether the buffer of this storage is shared between processes from the start."""
     exposed: bool = False
     """Whether views of rows were returned. Rows can change through them, so incremental saves write all rows."""
     writes: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["ListStorage"]
 
 
-@final
 class ListStorage(Storage):
     """A list of Python objects: text, trees, tensors of any size.
 
@@ -105,7 +104,7 @@ class ListStorage(Storage):
             KindError: if `extend` is given a dict or text, which could be one row or many.
         """
         if lead == 0:
-            return [self._own(data)], 1
+            return [self._copied(data)], 1
         if isinstance(data, (dict, str, bytes)):
             msg = (
                 "extend() of a ListStorage takes rows (list, tuple, range, tensor, TensorDict), got one "
@@ -120,9 +119,9 @@ class ListStorage(Storage):
                 f"{type(data).__name__} ({error}): use add() for one row"
             )
             raise KindError(msg) from None
-        return [self._own(row) for row in rows], len(rows)
+        return [self._copied(row) for row in rows], len(rows)
 
-    def _own(self, row: Any) -> Any:
+    def _copied(self, row: Any) -> Any:
         """Return a copy of a row on the device of the storage."""
         return self._moved(owned(row))
 
@@ -175,7 +174,7 @@ class ListStorage(Storage):
         Raises:
             SchemaError: if the number of rows differs from that of the slots.
         """
-        rows = [self._own(row) for row in kinds.unstack(data)] if batch else [self._own(data)]
+        rows = [self._copied(row) for row in kinds.unstack(data)] if batch else [self._copied(data)]
         if len(rows) != slots.shape[0]:
             msg = f"{slots.shape[0]} rows are chosen, {len(rows)} were given: give one for each"
             raise SchemaError(msg)

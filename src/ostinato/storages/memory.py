@@ -121,6 +121,10 @@ class MappedMemory:
             with path.open("rb+") as file:
                 files.sync_fd(file.fileno())  # fsync also writes the pages of a shared mapping
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file, by its name."""
+        return {path.name: path.stat().st_size for path in self._blocks}
+
     def close(self) -> None:
         """Remove the files if they go with this object. Mapped blocks stay valid as long as they are referenced."""
         if self._removes:
