@@ -20,7 +20,7 @@ from ostinato.buffers.checks import (
     checked_slots,
     raise_for_picks,
 )
-from ostinato.buffers.episode_tracker import EpisodeTracker
+from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
@@ -180,7 +180,7 @@ class LocalEngine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
         tracker.check_span(self.storage)
         return tracker
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from ostinato.errors import CheckpointError, SlotError
+from ostinato.durable import CheckpointReader, CheckpointWriter
+from ostinato.errors import CheckpointError, EmptyBufferError, PriorityError, SlotError
+from ostinato.samplers.standalone import Standalone, as_picks, index_and_info, read_index
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from torch import Tensor
@@ -17,14 +21,30 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.rows import Path
+    from ostinato.samplers.standalone import BareStorage
 
 __all__ = ["CountingSampler", "PrioritySampler", "Sampler", "check_rows"]
+
+_FORMAT = "ostinato.sampler"
+_CPU = torch.device("cpu")
 
 
 class Sampler(ABC):
     """Base of all samplers; a sampler of your own subclasses it and implements `draw`.
 
     The buffer calls every method under its lock, so a sampler needs none.
+
+    Without a buffer, `sample` draws from a bare storage. The storage does not report its writes to the sampler: call
+    `add`, `extend` or `mark_update` after them. This use is not thread-safe.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import LazyTensorStorage, SamplerWithoutReplacement
+        >>> storage = LazyTensorStorage(10)
+        >>> storage.set(range(4), {"obs": torch.arange(4)})
+        >>> index, info = SamplerWithoutReplacement(shuffle=False).sample(storage, 3)
+        >>> storage[index]["obs"]
+        tensor([0, 1, 2])
     """
 
     prioritized: bool = False
@@ -37,8 +57,11 @@ class Sampler(ABC):
     """Where episodes begin and end, for a sampler that needs them; its view then has `episodes`."""
     slices: bool = False
     """Whether it draws slices (`Draw.length`, `Draw.lengths`), not single rows."""
-    span: int = 1
-    """Rows of one environment that a slice covers."""
+    slice_steps: int = 1
+    """Steps of one environment that a slice covers, which a storage must have."""
+    cache_values: bool = False
+    """Whether `sample` keeps the episodes of a storage until its length or cursor changes, or a write is reported."""
+    _standalone: Standalone | None = None
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs a batch size from the start."""
 
@@ -149,6 +172,128 @@ class Sampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
+
+    # -- without a buffer ----------------------------------------------------------------------------------------------
+
+    @final
+    def sample(
+        self, storage: BareStorage, batch_size: int, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor | tuple[Tensor, ...], dict[Any, Any]]:
+        """Draw rows of a bare storage. Cost: that of `draw`; samplers of slices also read the episodes, O(rows).
+
+        Args:
+            storage: the storage, which no buffer writes at the same time.
+            batch_size: rows to draw.
+            generator: the only source of random numbers; None stands for torch's global one.
+
+        Returns:
+            The index of the rows, and the info. The index is int64 `[B]` on the device of the storage, or a pair of
+            these with `ndim=2`; that of slices is always a tuple. The info has `priority_weight` `[B]` of prioritized
+            samplers, and the flags of slices (see `SliceSampler`).
+
+        Raises:
+            EmptyBufferError: if there is no row to draw.
+        """
+        view = self._view_of(storage)
+        if not view.rows:
+            msg = "Cannot sample from an empty storage: write rows first"
+            raise EmptyBufferError(msg)
+        view = self.begin_standalone(view)
+        draw = self.draw(view, batch_size, generator)
+        if isinstance(self, CountingSampler):
+            self.deliver(draw)
+        return index_and_info(draw, view, storage, self.marks)
+
+    def can_sample(self, storage: BareStorage, batch_size: int) -> bool:
+        """Return whether `sample` can draw a batch now. Cost: see `sample`."""
+        view = self._view_of(storage)
+        if not view.rows:
+            return False
+        try:
+            self.check_draw(self.begin_standalone(view), batch_size)
+        except (EmptyBufferError, PriorityError):
+            return False
+        return True
+
+    def begin_standalone(self, view: View) -> View:
+        """Return the view that a draw from a bare storage gets; for samplers that keep a state of its rows."""
+        return view
+
+    def _view_of(self, storage: BareStorage) -> View:
+        if self._standalone is None:
+            self._standalone = Standalone()
+        return self._standalone.view(storage, self.episodes, keep=self.cache_values)
+
+    def add(self, index: int | Tensor | tuple[Any, ...]) -> None:
+        """Record that a row of a bare storage was written; see `extend`."""
+        self.extend(index)
+
+    def extend(self, index: Any) -> None:
+        """Record that rows of a bare storage were written: a sampler in a buffer is told by the buffer.
+
+        Args:
+            index: their slots: an integer, or a range, list or integer tensor; with `ndim=2` an index as `sample`
+                returns it.
+        """
+        if self._standalone is not None:
+            self._standalone.written()
+        if self.counting or not isinstance(index, tuple) or len(index) == 1:
+            self.record(as_picks(read_index(index, None, _CPU)[0]))
+
+    def mark_update(self, index: Any, *, storage: BareStorage | None = None) -> None:  # noqa: ARG002
+        """Record that rows of a bare storage were changed; prioritized samplers give them the default priority."""
+        if self._standalone is not None:
+            self._standalone.written()
+
+    @property
+    def default_priority(self) -> float:
+        """Priority of the next new row; 1 for samplers without priorities."""
+        return 1.0
+
+    def update_priority(self, index: Any, priority: Any, *, storage: BareStorage | None = None) -> None:  # noqa: ARG002
+        """Set the priorities of rows of a bare storage; only prioritized samplers have any, others warn."""
+        warnings.warn(
+            f"Calling update_priority() on a sampler {type(self).__name__} that is not prioritized has no effect: use "
+            "a PrioritizedSampler",
+            UserWarning,
+            stacklevel=2,
+        )
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the state to a directory; that of a sampler in a buffer is part of `ReplayBuffer.dumps`.
+
+        Args:
+            path: the directory, which may hold an older state. It is replaced atomically.
+
+        Raises:
+            CheckpointError: if the state cannot be saved, or the path holds other things.
+        """
+        with CheckpointWriter(path, format_name=_FORMAT) as writer:
+            writer.commit({"sampler": type(self).__name__, "state": self.state_dict()})
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Restore what `dumps` saved. No code is executed; checksums are verified.
+
+        Raises:
+            CheckpointError: if there is no state, it is damaged, or of another sampler or other options; nothing has
+                changed then.
+        """
+        saved = CheckpointReader(path, format_name=_FORMAT).state()
+        name = saved.get("sampler") if isinstance(saved, dict) else None
+        if name != type(self).__name__:
+            msg = f"{path} holds the state of a {name}, not of a {type(self).__name__}: load it into one of these"
+            raise CheckpointError(msg)
+        state = saved["state"]
+        try:
+            self.check_state(state, self._rows_of(state))
+        except (KeyError, TypeError, AttributeError) as error:
+            msg = f"the sampler's state in {path} is damaged ({error!r})"
+            raise CheckpointError(msg) from error
+        self.load_state_dict(state)
+
+    def _rows_of(self, state: dict[str, Any]) -> int:
+        """Return the number of rows that a state is of, as far as it says so."""
+        return int(state.get("rows", 0))
 
 
 class PrioritySampler(Sampler):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.kinds import show_path
-from ostinato.errors import KeyMissingError, OptionError, SchemaError
+from ostinato.errors import EpisodesError, KeyMissingError, OptionError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,7 +220,7 @@ def as_flags(values: Tensor, path: Path, rows: int) -> Tensor:
     """Return one bool per row, on the CPU.
 
     Raises:
-        SchemaError: if a row has several values.
+        EpisodesError: if a row has several values.
     """
     return _one_each(values, path, rows).to("cpu", torch.bool)
 
@@ -229,7 +229,8 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
     """Return one int64 per row, on the CPU.
 
     Raises:
-        SchemaError: if a row has several values, or the values are not integers.
+        EpisodesError: if a row has several values.
+        SchemaError: if the values are not integers.
     """
     ids = _one_each(values, path, rows).cpu()
     floats = ids.is_floating_point()
@@ -241,6 +242,9 @@ def as_ids(values: Tensor, path: Path, rows: int) -> Tensor:
 
 def _one_each(values: Tensor, path: Path, rows: int) -> Tensor:
     if values.numel() != rows:
-        msg = f"{show_path(path)} must hold one value per row ({rows} rows), got shape {list(values.shape)}"
-        raise SchemaError(msg)
+        msg = (
+            f"Expected the end-of-trajectory signal to be 1-dimensional: {show_path(path)} must hold one value per row "
+            f"({rows} rows), got shape {list(values.shape)}"
+        )
+        raise EpisodesError(msg)
     return values.reshape(rows)

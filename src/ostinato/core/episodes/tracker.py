@@ -1,8 +1,8 @@
-"""The episode tracker of a buffer: records episodes as rows are written, and reads them from the storage otherwise."""
+"""The episode tracker: records episodes as rows are written, and reads them from the storage otherwise."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 
@@ -10,19 +10,55 @@ from ostinato.core.episodes.keys import Marks, as_flags, as_ids
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Request, Run, ring_range
 from ostinato.core.rows import Schema
-from ostinato.errors import CapacityError, CheckpointError, OptionError, SchemaError, UsageError
+from ostinato.errors import CapacityError, CheckpointError, EpisodesError, SchemaError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.episodes.table import Starts
     from ostinato.core.records import Placement
-    from ostinato.storages import Storage
 
-__all__ = ["EpisodeTracker"]
+__all__ = ["EpisodeTracker", "TrackedRows"]
+
+
+class TrackedRows(Protocol):
+    """What the tracker reads of a storage."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+
+    @property
+    def max_size(self) -> int:
+        """The requested capacity."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments whose rows are interleaved."""
+
+    @property
+    def cursor(self) -> int:
+        """Slot after the newest row."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+
+    @property
+    def schema(self) -> Schema | None:
+        """Schema of a row; None for storages without fields, and before the first row."""
+
+    def __len__(self) -> int:
+        """Rows present: the slots `[0, len)`."""
+
+    def fetch(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Return the rows of single fields."""
+
+    def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:
+        """Return a field of rows that are about to be written."""
 
 
 @final
@@ -47,7 +83,7 @@ class EpisodeTracker:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def read(self, storage: Storage, payload: Any, rows: int) -> Marks:
+    def read(self, storage: TrackedRows, payload: Any, rows: int) -> Marks:
         """Return the marks of rows that are about to be written. Nothing is recorded yet.
 
         Raises:
@@ -66,7 +102,7 @@ class EpisodeTracker:
         resolved = self._resolve(storage)
         return _marks(resolved, {path: storage.scores(payload, path) for path in resolved.paths}, rows)
 
-    def record(self, storage: Storage, placement: Placement, marks: Marks) -> None:
+    def record(self, storage: TrackedRows, placement: Placement, marks: Marks) -> None:
         """Record rows that were just written."""
         table = self._table
         if table is None:
@@ -84,16 +120,16 @@ class EpisodeTracker:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def table(self, storage: Storage) -> EpisodeTable:
+    def table(self, storage: TrackedRows) -> EpisodeTable:
         """Return the episodes of the rows present. Cost: O(1); O(rows) after a load, or an edit of an end."""
         return self._rebuild(storage) if self._table is None else self._table
 
-    def view(self, storage: Storage) -> tuple[EpisodeTable, Starts | None]:
+    def view(self, storage: TrackedRows) -> tuple[EpisodeTable, Starts | None]:
         """Return the episodes, and the rows that can be drawn; None means all rows. Cost: see `table`."""
         table = self._rebuild(storage) if self._table is None else self._table
         return table, table.starts(self.need) if self.need > 1 or table.masked else None
 
-    def _rebuild(self, storage: Storage) -> EpisodeTable:
+    def _rebuild(self, storage: TrackedRows) -> EpisodeTable:
         """Read the episodes of all rows from the storage, in the order in which the rows were written."""
         self.check_span(storage)
         table = EpisodeTable(storage.capacity, storage.num_envs)
@@ -102,6 +138,7 @@ class EpisodeTracker:
             run = Run(storage.cursor if rows == storage.capacity else 0, rows, storage.capacity)
             marks = self._fixed(run) if self.wanted.fixed else self.marks_at(storage, run.slots(storage.device))
             table.record(run, marks.ends, marks.trajectories, marks.mask)
+            table.read_from = self._resolve(storage)
         self._table = table
         return table
 
@@ -120,20 +157,23 @@ class EpisodeTracker:
             return Marks(as_flags(ends, ("ends",), run.rows)[order])
         return Marks(None, as_ids(given, ("trajectories",), run.rows)[order])
 
-    def _resolve(self, storage: Storage) -> Episodes:
+    def _resolve(self, storage: TrackedRows) -> Episodes:
+        if self.wanted.fixed:
+            return self.wanted
         schema = storage.schema
         if self._resolved is None or self._schema is not schema:
             if schema is None:
                 msg = (
-                    f"{type(storage).__name__} has no fields that tell where episodes end: use LazyTensorStorage or "
-                    "LazyMemmapStorage"
+                    "Could not get a tensordict out of the storage, which is required for SliceSampler to compute the "
+                    f"trajectories: {type(storage).__name__} has no fields that tell where episodes end, use "
+                    "LazyTensorStorage or LazyMemmapStorage"
                 )
-                raise OptionError(msg)
+                raise EpisodesError(msg)
             self._resolved = self.wanted.resolve({leaf.path for leaf in schema.leaves})
             self._schema = schema
         return self._resolved
 
-    def check_span(self, storage: Storage) -> None:
+    def check_span(self, storage: TrackedRows) -> None:
         """Check that the storage holds one window of each environment.
 
         Raises:
@@ -154,7 +194,7 @@ class EpisodeTracker:
         """Discard the table: the episodes are read from the storage again before the next draw."""
         self._table = self._resolved = None
 
-    def marks_at(self, storage: Storage, slots: Tensor) -> Marks:
+    def marks_at(self, storage: TrackedRows, slots: Tensor) -> Marks:
         """Return the marks of the rows at `slots`: to compare them before and after an edit."""
         resolved = self._resolve(storage)
         if resolved.fixed or not slots.numel():
@@ -182,11 +222,11 @@ class EpisodeTracker:
 
         return restore
 
-    def state_dict(self, storage: Storage) -> dict[str, Any]:
+    def state_dict(self, storage: TrackedRows) -> dict[str, Any]:
         """Return the state of the table, and the names of the fields that it was read from."""
         return {**self.table(storage).state_dict(), "read": self._read_from(storage)} if len(storage) else {}
 
-    def _read_from(self, storage: Storage) -> str | None:
+    def _read_from(self, storage: TrackedRows) -> str | None:
         """Name the fields that the table is read from; None where fixed tensors give the episodes."""
         resolved = self._resolve(storage)
         paths = [list(map(list, resolved.end_paths)), resolved.traj_path, resolved.mask_path]
@@ -228,7 +268,7 @@ class EpisodeTracker:
             msg = f"the checkpoint does not fit this buffer: {error}"
             raise CheckpointError(msg) from error
 
-    def load_state_dict(self, storage: Storage, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, storage: TrackedRows, state: dict[str, Any] | None) -> None:
         """Restore a saved table if it fits the storage; otherwise the episodes are read from the rows later."""
         self.forget()
         if not state or not len(storage) or state.get("read") is None:
@@ -237,6 +277,7 @@ class EpisodeTracker:
             return
         table = EpisodeTable(storage.capacity, storage.num_envs)
         table.load_state_dict({key: value for key, value in state.items() if key != "read"})
+        table.read_from = self._resolve(storage)
         self._table = table
 
 
