@@ -2,16 +2,22 @@
 
 from ostinato.buffers import (
     BufferStats,
+    LambdaScheduler,
+    LinearScheduler,
+    ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    SchedulerList,
+    StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from ostinato.collect import VectorEnvRecorder
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
+from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
@@ -58,11 +64,14 @@ __all__ = [
     "FrameStack",
     "Hindsight",
     "ImmutableDatasetWriter",
+    "LambdaScheduler",
     "LazyMemmapStorage",
     "LazyTensorStorage",
     "LimitedSampler",
+    "LinearScheduler",
     "ListStorage",
     "NStep",
+    "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -70,6 +79,7 @@ __all__ = [
     "RandomSampler",
     "RateLimiter",
     "RayReplayBuffer",
+    "RemoteTensorDictReplayBuffer",
     "RenameFields",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
@@ -80,11 +90,13 @@ __all__ = [
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
+    "SchedulerList",
     "SelectFields",
     "SequenceUnit",
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StepScheduler",
     "Storage",
     "StorageEnsemble",
     "TED2Flat",

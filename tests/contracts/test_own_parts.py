@@ -61,7 +61,7 @@ class NumpyStorage(Storage):
             raise SchemaError(msg)
         return rows, counts.pop()
 
-    def set(self, placement: Placement, payload: Any) -> None:
+    def write(self, placement: Placement, payload: Any) -> None:
         if isinstance(placement, Run):
             slots, rows = placement.slots().numpy(), np.arange(placement.skip, placement.total)
             self._next = (placement.start + placement.rows) % self._capacity
@@ -72,7 +72,7 @@ class NumpyStorage(Storage):
             column[slots] = value[rows]
         self._rows = max(self._rows, int(slots.max()) + 1) if len(slots) else self._rows
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
         if len(slots) and int(slots.max()) >= self._capacity:
             msg = "out of range"
             raise IndexError(msg)
@@ -90,7 +90,7 @@ class NumpyStorage(Storage):
         if count != len(slots):
             msg = f"{len(slots)} slots, {count} rows"
             raise SchemaError(msg)
-        return lambda: self.set(Picks(slots, torch.arange(count), slots), rows)
+        return lambda: self.write(Picks(slots, torch.arange(count), slots), rows)
 
     def clear(self) -> None:
         self._rows = self._next = 0

@@ -75,7 +75,7 @@ class SingleCopy(StorageContract):
         storage = self.filled(5, 4)
         payload, _ = storage.admit(self.rows(torch.arange(100, 103)), 1)
         with pytest.raises(OptionError, match="ring order"):
-            storage.set(Picks(torch.tensor([3, 0]), torch.tensor([0, 2]), torch.tensor([3, -1, 0])), payload)
+            storage.write(Picks(torch.tensor([3, 0]), torch.tensor([0, 2]), torch.tensor([3, -1, 0])), payload)
         assert self.stored(storage) == [0, 1, 2, 3]
 
 
@@ -185,13 +185,13 @@ class TestCuda(StorageContract):
 class _Leaky(LazyTensorStorage):
     """A storage with a bug: it keeps the caller's rows until it is read."""
 
-    def set(self, placement: Any, payload: Any) -> None:
+    def write(self, placement: Any, payload: Any) -> None:
         self.late_write = (placement, payload)
         self._rows = max(self._rows, placement.rows)
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
-        super().set(*self.late_write)
-        return super().get(slots, pin=pin)
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
+        super().write(*self.late_write)
+        return super().gather(slots, pin=pin)
 
 
 def test_the_contract_finds_a_storage_that_keeps_the_callers_tensors() -> None:

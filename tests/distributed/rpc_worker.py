@@ -11,8 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch.distributed import rpc
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, QueueSampler
-from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
+from ostinato import LazyTensorStorage, PrioritizedSampler, QueueSampler, RemoteTensorDictReplayBuffer
 
 
 class Node(RemoteTensorDictReplayBuffer):

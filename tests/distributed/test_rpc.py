@@ -12,8 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch.distributed import rpc
 
-from ostinato import LazyTensorStorage
-from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
+from ostinato import LazyTensorStorage, RemoteTensorDictReplayBuffer
 from ostinato.errors import OptionError
 
 SCRIPT = Path(__file__).with_name("rpc_worker.py")

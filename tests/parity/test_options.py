@@ -17,7 +17,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "compat" / "torchrl.md"
 _ROW = re.compile(r"^\| `(\w+)` \| (supported|no effect|raises) \| (.+) \|$", re.MULTILINE)
 _HIDDEN = {"RandomSampler": {"replacement": True}}
 """Arguments that TorchRL takes without showing them in the signature."""
-_TAKEN = {"shared", "compile", "use_gpu", "fragmented"}
+_TAKEN = {
+    "shared",
+    "compile",
+    "use_gpu",
+    "fragmented",
+    "checkpointer",
+    "consume_after_n_samples",
+    "service_backend_options",
+    "transport_options",
+}
 """Arguments that are taken, so that they can be refused with a reason."""
 
 

@@ -4,16 +4,28 @@ from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.schedulers import (
+    LambdaScheduler,
+    LinearScheduler,
+    ParameterScheduler,
+    SchedulerList,
+    StepScheduler,
+)
 from ostinato.buffers.stats import BufferStats
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",
+    "LambdaScheduler",
+    "LinearScheduler",
+    "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "RateLimiter",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
+    "SchedulerList",
+    "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]

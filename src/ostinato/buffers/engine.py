@@ -264,7 +264,7 @@ class LocalEngine:
         rows, cursor = ring.rows, ring.cursor
         ring.record(placement)
         try:
-            storage.set(placement, payload)
+            storage.write(placement, payload)
         except BaseException:  # such as too little memory for the table that the first rows allocate
             if len(storage) == rows:
                 ring.take_back(placement, rows, cursor)
@@ -315,7 +315,7 @@ class LocalEngine:
         """Remove all rows and queued draws."""
         with self.lock:
             if not self.writer.mutable:
-                msg = f"this dataset does not allow writing ({type(self.writer).__name__}): it cannot be emptied"
+                msg = f"This dataset doesn't allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
             self.writer.clear()
             self.rows_since_empty = 0
@@ -507,6 +507,8 @@ class LocalEngine:
             slots = draw.slots
             if slots.dtype is not torch.int64 or slots.device != view.device or not slots.is_contiguous():
                 draw = draw._replace(slots=checked_slots(slots, view.device, sampler))
+            if draw.generations is None and self.writer.tracks_generations:
+                draw = draw._replace(generations=ring.generations_of_rows(draw.slots))
             return Ticket(draw, ring.written, sampler.ran_out, ring, sampler)
 
     def check_drawable(self, view: View) -> None:
@@ -624,7 +626,7 @@ class LocalEngine:
         payload: Any = None
         try:
             if ticket.plan is None:
-                payload = source.storage.get(ticket.draw.slots, pin=self.pin)
+                payload = source.storage.gather(ticket.draw.slots, pin=self.pin)
             else:
                 payload = self._copy_plan(source.storage, ticket.plan)
         except (IndexError, KeyMissingError):
@@ -638,7 +640,7 @@ class LocalEngine:
     def _copy_plan(self, storage: Storage, plan: Plan) -> Any:
         """Read the rows of a plan, and do what arithmetic is left."""
         if not plan.changed:
-            return storage.get(plan.records, pin=self.pin)
+            return storage.gather(plan.records, pin=self.pin)
         leaves = plan.fold(storage.fetch(plan.requests(), pin=self.pin))
         return storage.assemble(leaves, plan.records, plan.elsewhere)
 
@@ -657,7 +659,7 @@ class LocalEngine:
                 source, ticket, plan = self.source, again, again.plan
                 storage = source.storage
                 payload = (
-                    storage.get(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
+                    storage.gather(ticket.draw.slots, pin=self.pin) if plan is None else self._copy_plan(storage, plan)
                 )
                 self.redone += 1
             if ticket.draw.generations is not None:

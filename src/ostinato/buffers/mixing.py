@@ -145,7 +145,7 @@ class Member:
 
     def ranks(self, ticket: Ticket) -> dict[str, Tensor]:
         """Return weights and generations of the rows of a prioritized draw as samples carry them, `[R]` each."""
-        return priority_fields(ticket, self.engine.era)
+        return priority_fields(ticket, self.engine.era, tracked=self.engine.writer.tracks_generations)
 
     def loaded(self) -> None:
         """Drop batches made ahead: a state was loaded, and their rows are gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -34,8 +34,12 @@ __all__ = [
     "check_not_shared",
     "check_pin",
     "check_prefetch",
+    "check_sampler_device",
     "check_seconds",
+    "check_service",
     "check_size",
+    "check_transforms",
+    "check_unavailable",
     "descend",
     "is_one",
     "leaves_by_path",
@@ -61,16 +65,23 @@ class BufferOptions(TypedDict, total=False):
     pin_memory: bool
     prefetch: int | None
     transform: Any
+    transform_factory: Callable[[], Any] | None
     batch_size: int | None
     dim_extend: int | None
     generator: torch.Generator | None
     shared: bool
-    compilable: bool
-    delayed_init: bool
+    compilable: bool | None
+    delayed_init: bool | None
     sample_unit: SampleUnit | Sequence[SampleUnit] | None
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
+    checkpointer: Any
+    consume_after_n_samples: int | None
+    service_backend: Literal["direct", "ray"]
+    service_backend_options: dict[str, Any] | None
+    transport: Literal["auto", "direct", "ray", "distributed"]
+    transport_options: dict[str, Any] | None
 
 
 class AnyBufferOptions(BufferOptions, total=False):
@@ -82,6 +93,7 @@ class AnyBufferOptions(BufferOptions, total=False):
     eps: float
     dtype: torch.dtype
     sync: bool
+    sampler_device: torch.device | str | int | None
 
 
 def part(name: str, given: Any, base: type[Part], default: Callable[[], Part] | None = None) -> Part:
@@ -195,9 +207,93 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
         return 0
     depth = positive("prefetch", prefetch)
     if batch_size is None:
-        msg = f"prefetch={depth} needs to know the batch size in advance: pass batch_size to the constructor"
+        msg = (
+            "Dynamic batch-size specification is incompatible with multithreaded sampling. When using prefetch, the "
+            f"batch-size must be specified in advance: pass batch_size to the constructor, got prefetch={depth} without"
+        )
         raise OptionError(msg)
     return depth
+
+
+def check_service(backend: Any, backend_options: Any, transport: Any, transport_options: Any) -> None:
+    """Check that a buffer in this process is asked for: what TorchRL calls the service backend "direct".
+
+    Raises:
+        OptionError: for another backend or transport, or options of one.
+    """
+    if backend == "ray":
+        msg = (
+            "ReplayBuffer(service_backend='ray') is not available: a buffer is in the process that makes it. Use "
+            "ostinato.RayReplayBuffer, whose handle has the same methods"
+        )
+        raise OptionError(msg)
+    if backend != "direct":
+        msg = f"ReplayBuffer supports service_backend='direct' or 'ray' (as RayReplayBuffer), not {backend!r}"
+        raise OptionError(msg)
+    if transport not in ("auto", "direct"):
+        msg = (
+            f"A direct ReplayBuffer only supports transport='auto' or 'direct', got {transport!r}: use RayReplayBuffer "
+            "or RemoteTensorDictReplayBuffer for a buffer in another process"
+        )
+        raise OptionError(msg)
+    for name, given in (("service_backend_options", backend_options), ("transport_options", transport_options)):
+        if given:
+            msg = (
+                f"{name} are only valid for a remote ReplayBuffer, got {given!r}: leave them out, or give "
+                "RayReplayBuffer its own"
+            )
+            raise OptionError(msg)
+
+
+def check_unavailable(checkpointer: Any, consume_after_n_samples: Any) -> None:
+    """Refuse options of TorchRL that have no counterpart.
+
+    Raises:
+        OptionError: naming the option and what to use instead.
+    """
+    if checkpointer is not None:
+        msg = (
+            f"checkpointer={type(checkpointer).__name__} is not available: dumps() has one format, whole or not at all "
+            "and with checksums; register_save_hook(TED2Flat()) changes its layout"
+        )
+        raise OptionError(msg)
+    if consume_after_n_samples is not None:
+        msg = (
+            f"consume_after_n_samples={consume_after_n_samples!r} is not available: rows stay until they are "
+            "overwritten; LimitedSampler and QueueSampler draw each row a limited number of times"
+        )
+        raise OptionError(msg)
+
+
+def check_transforms(transform: Any, factory: Any) -> None:
+    """Check that there is one transform, or one callable that makes it.
+
+    Raises:
+        KindError: if there are both, or the factory is not callable.
+    """
+    if factory is not None and transform is not None:
+        msg = (
+            f"transform and transform_factory are mutually exclusive, got transform={transform!r} and "
+            f"transform_factory={factory!r}: give one of them"
+        )
+        raise KindError(msg)
+    if factory is not None and not callable(factory):
+        msg = f"transform_factory must be a callable without arguments that makes a transform, got {factory!r}"
+        raise KindError(msg)
+
+
+def check_sampler_device(device: Any, storage: Storage) -> None:
+    """Check that priorities are asked for where they are: on the device of the storage.
+
+    Raises:
+        OptionError: for another device.
+    """
+    if device is not None and torch.device(device).type != storage.device.type:
+        msg = (
+            f"sampler_device={str(device)!r} is not available: priorities are on the device of the storage, "
+            f"{storage.device}, so that a draw needs no copy; leave it out, or put the storage there"
+        )
+        raise OptionError(msg)
 
 
 def check_drop_last(sampler: Sampler, batch_size: int | None) -> None:
@@ -207,7 +303,7 @@ def check_drop_last(sampler: Sampler, batch_size: int | None) -> None:
         OptionError: if it is not known in advance.
     """
     if sampler.drop_last and batch_size is None:
-        msg = "a sampler with drop_last=True needs the batch size in advance: pass batch_size to the constructor"
+        msg = "Samplers with drop_last=True must work with a predictable batch-size: pass batch_size to the constructor"
         raise OptionError(msg)
 
 
@@ -267,8 +363,8 @@ def warn_of_batch(data: Any, ndim: int) -> None:
     """Warn where `add` gets what looks like several rows."""
     if kinds.is_tensor_collection(data) and data.batch_dims >= ndim:
         warnings.warn(
-            f"add() got a TensorDict with batch_size={list(data.batch_size)}, which is stored as one row: use extend() "
-            "to add its rows",
+            f"Using `add()` with a TensorDict that has batch_size={list(data.batch_size)}, which is stored as one row: "
+            "use extend() to add its rows",
             UserWarning,
             stacklevel=3,
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
-from ostinato.buffers.options import part
+from ostinato.buffers.options import check_sampler_device, part
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.samplers import PrioritizedSampler
@@ -29,6 +29,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: how much the importance weights correct for it.
         eps: added to every priority.
         dtype: floating dtype of the weights.
+        sampler_device: None, or the device of the storage, where priorities are; others raise.
         sync: no effect: there is no other copy of the data to keep in step.
         **options: see `ReplayBuffer`; the default sampler is
             `PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)`.
@@ -51,10 +52,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: float,
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float,
+        sampler_device: torch.device | str | int | None = None,
         sync: bool = True,  # noqa: ARG002
         **options: Unpack[BufferOptions],
     ) -> None:
         storage = part("storage", options.get("storage"), Storage, lambda: ListStorage(1000))
+        check_sampler_device(sampler_device, storage)
         options["storage"] = storage
         if options.get("sampler") is None:
             options["sampler"] = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)
@@ -72,6 +75,7 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         beta: how much the importance weights correct for it.
         priority_key: field that holds priorities.
         eps: added to every priority.
+        sampler_device: None, or the device of the storage, where priorities are; others raise.
         sync: no effect: there is no other copy of the data to keep in step.
         reduction: reduces the priorities of an item's steps to one: "max", "min", "mean" or "median".
         **options: see `ReplayBuffer`; the default sampler is
@@ -97,11 +101,13 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         beta: float,
         priority_key: str | tuple[str, ...] = "td_error",
         eps: float = 1e-8,
+        sampler_device: torch.device | str | int | None = None,
         sync: bool = True,  # noqa: ARG002
         reduction: str = "max",
         **options: Unpack[BufferOptions],
     ) -> None:
         storage = part("storage", options.get("storage"), Storage, lambda: ListStorage(1000))
+        check_sampler_device(sampler_device, storage)
         options["storage"] = storage
         if options.get("sampler") is None:
             options["sampler"] = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)

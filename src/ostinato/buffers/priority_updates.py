@@ -368,16 +368,18 @@ def priorities_of_batch(
     return index, priority, generations
 
 
-def priority_fields(ticket: Ticket, era: int) -> dict[str, Tensor]:
+def priority_fields(ticket: Ticket, era: int, *, tracked: bool = False) -> dict[str, Tensor]:
     """Return the fields that samples of prioritized buffers have besides their index, `[R]` each; none for others.
+
+    With `tracked`, for a writer that `tracks_generations`, others have the generations too.
 
     `priority_weight` is the weight of the row drawn, `index_generation` the generation of each record; windows around
     anchors also have `anchor_generation`, the generation of the anchor.
     """
     draw, plan = ticket.draw, ticket.plan
-    if draw.weights is None:
+    if draw.weights is None and not tracked:
         return {}
-    found = {"priority_weight": ticket.per_record(draw.weights)}
+    found = {} if draw.weights is None else {"priority_weight": ticket.per_record(draw.weights)}
     if draw.generations is not None:
         found["index_generation"] = draw.generations if plan is None or plan.generations is None else plan.generations
         if plan is not None and "anchor_index" in plan.notes:

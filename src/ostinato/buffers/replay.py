@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from functools import cached_property
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -17,7 +19,10 @@ from ostinato.buffers.options import (
     check_generator,
     check_pin,
     check_prefetch,
+    check_service,
     check_size,
+    check_transforms,
+    check_unavailable,
     descend,
     is_one,
     leaves_by_path,
@@ -65,6 +70,28 @@ if TYPE_CHECKING:
 __all__ = ["ReplayBuffer"]
 
 _CPU = torch.device("cpu")
+_FIRST_USE = RLock()
+"""Held while the parts of a buffer are made: two threads that use it first make them once."""
+
+
+class _Given(NamedTuple):
+    """The arguments of a constructor that its parts are made of."""
+
+    storage: Storage | Callable[[], Storage] | None
+    sampler: Sampler | Callable[[], Sampler] | None
+    writer: Writer | Callable[[], Writer] | None
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int
+    transform: Any
+    transform_factory: Callable[[], Any] | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    shared: bool
+    sample_unit: SampleUnit | Sequence[SampleUnit] | None
+    episodes: Episodes | None
+    rate_limiter: RateLimiter | None
+    version_key: str | tuple[str, ...] | None
 
 
 class ReplayBuffer:
@@ -81,6 +108,7 @@ class ReplayBuffer:
         pin_memory: gather samples into page-locked memory, so that copies to an accelerator need not wait.
         prefetch: batches to keep ready; None or 0 keeps none. Needs `batch_size`.
         transform: a callable, an object with `forward` and `inv`, or a `Compose`.
+        transform_factory: a callable that makes the transform, where it cannot be pickled; not beside `transform`.
         batch_size: rows that `sample()` and iteration give.
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
@@ -89,7 +117,8 @@ class ReplayBuffer:
             extension, a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a
             process as it is started, after the first row.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
-        delayed_init: no effect: nothing is allocated before the first row in any case.
+        delayed_init: make the parts at the first use, so that callables given for them can be pickled before; errors of
+            parts are then raised there. None is True with a `transform_factory`, else False.
         sample_unit: what a drawn row becomes (`NStep`, `SequenceUnit`, `FrameStack`, `Hindsight`), or a list of units
             that change it one after the other; None leaves it a row.
         episodes: how rows tell where episodes end; None takes what unit and sampler say.
@@ -97,6 +126,12 @@ class ReplayBuffer:
             `RateLimiter()` along).
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
+        checkpointer: raises: `dumps` has one format.
+        consume_after_n_samples: raises: rows stay until they are overwritten.
+        service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
+        service_backend_options: raises if there are any.
+        transport: "auto" or "direct": the buffer is in the process that made it.
+        transport_options: raises if there are any.
 
     Raises:
         KindError: if a part is not of its base class.
@@ -121,35 +156,93 @@ class ReplayBuffer:
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
         generator: torch.Generator | None = None,
         shared: bool = False,
-        compilable: bool = False,  # noqa: ARG002
-        delayed_init: bool = False,  # noqa: ARG002
+        compilable: bool | None = None,  # noqa: ARG002
+        delayed_init: bool | None = None,
         sample_unit: SampleUnit | Sequence[SampleUnit] | None = None,
         episodes: Episodes | None = None,
         rate_limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
+        checkpointer: Any = None,
+        consume_after_n_samples: int | None = None,
+        service_backend: Literal["direct", "ray"] = "direct",
+        service_backend_options: dict[str, Any] | None = None,
+        transport: Literal["auto", "direct", "ray", "distributed"] = "auto",
+        transport_options: dict[str, Any] | None = None,
     ) -> None:
-        made = part("storage", storage, Storage, lambda: ListStorage(1000))
-        self._engine: Engine = (SharedEngine if shared else LocalEngine)(
-            Source(made, made.default_collate if collate_fn is None else collate_fn),
-            part("sampler", sampler, Sampler, RandomSampler),
-            part("writer", writer, Writer, self._default_writer),
-            check_generator(generator),
-            chain_units(sample_unit),
-            check_episodes(episodes),
-            rate_limiter,
-            version_key,
-        )
-        self._transform = Compose.of(transform)
+        check_service(service_backend, service_backend_options, transport, transport_options)
+        check_unavailable(checkpointer, consume_after_n_samples)
+        check_transforms(transform, transform_factory)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        depth = check_prefetch(prefetch, self._batch_size)
+        self._given: _Given | None = _Given(
+            storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, dim_extend,
+            generator, shared, sample_unit, episodes, rate_limiter, version_key,
+        )  # fmt: skip
         self._dim_given = dim_extend is not None
-        self._dim_extend = check_dim(made.ndim - 1 if dim_extend is None else dim_extend, made.ndim)
-        self._engine.pin = check_pin(pin_memory, made)
-        self._pipeline = Pipeline(self._engine, check_prefetch(prefetch, self._batch_size))
-        check_drop_last(self._engine.sampler, self._batch_size)
+        self._delays = transform_factory is not None if delayed_init is None else bool(delayed_init)
+        if not self._delays:
+            self._make_parts()
+
+    def _make_parts(self) -> None:
+        """Make the parts; a delayed buffer does so at its first use, and again if that raised."""
+        with _FIRST_USE:
+            given = self._given
+            if given is None:
+                return  # another thread made them
+            made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
+            collate = given.collate_fn
+            engine: Engine = (SharedEngine if given.shared else LocalEngine)(
+                Source(made, made.default_collate if collate is None else collate),
+                part("sampler", given.sampler, Sampler, RandomSampler),
+                part("writer", given.writer, Writer, self._default_writer),
+                check_generator(given.generator),
+                chain_units(given.sample_unit),
+                check_episodes(given.episodes),
+                given.rate_limiter,
+                given.version_key,
+            )
+            factory = given.transform_factory
+            transform = Compose.of(given.transform if factory is None else factory())
+            dim = check_dim(made.ndim - 1 if given.dim_extend is None else given.dim_extend, made.ndim)
+            engine.pin = check_pin(given.pin_memory, made)
+            engine.priority_path = self._priority_path
+            check_drop_last(engine.sampler, self._batch_size)
+            self._transform, self._dim_extend, self._engine = transform, dim, engine
+            self._pipeline = Pipeline(engine, given.prefetch)
+            self._given = None
+
+    @cached_property
+    def _engine(self) -> Engine:
+        self._make_parts()
+        return self.__dict__["_engine"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _pipeline(self) -> Pipeline:
+        self._make_parts()
+        return self.__dict__["_pipeline"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _transform(self) -> Compose:
+        self._make_parts()
+        return self.__dict__["_transform"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _dim_extend(self) -> int:
+        self._make_parts()
+        return self.__dict__["_dim_extend"]  # type: ignore[no-any-return]
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made: from the start, or with `delayed_init` since the first use."""
+        return self._given is None
+
+    _priority_path: tuple[str, ...] | None = None
+    """Path of the field that holds priorities, where rows are TensorDicts."""
 
     @staticmethod
     def _default_writer() -> Writer:
@@ -479,7 +572,10 @@ class ReplayBuffer:
             UsageError: if the constructor was given no batch size.
         """
         if self._batch_size is None:
-            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+            msg = (
+                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the replay "
+                "buffer: pass it to the constructor, or call sample(batch_size)"
+            )
             raise UsageError(msg)
         if not self.sampler.epochal:
             while True:
@@ -506,7 +602,7 @@ class ReplayBuffer:
         ticket = batch.ticket
         info = {
             "index": self._index(ticket.records),
-            **priority_fields(ticket, self._engine.era),
+            **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
             **(ticket.draw.info or {}),
             **batch.notes,
         }
@@ -711,6 +807,8 @@ class ReplayBuffer:
         Raises:
             UsageError: for a shared buffer at any other time.
         """
+        if not self.initialized:
+            return dict(self.__dict__)
         with self._engine.lock:
             depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
             queued = self._pipeline.tickets if self._engine.pickles_queue else []
@@ -718,13 +816,17 @@ class ReplayBuffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""
-        depth, queued = state["_pipeline"]
         self.__dict__.update(state)
+        if not self.initialized:
+            return
+        depth, queued = state["_pipeline"]
         self._engine.pending.extendleft(reversed(queued))
         self._pipeline = Pipeline(self._engine, depth)
 
     def __repr__(self) -> str:
         """Parts and options."""
+        if not self.initialized:
+            return f"{type(self).__name__}(initialized=False, batch_size={self._batch_size})"
         return (
             f"{type(self).__name__}(\n    storage={self.storage!r},\n    sampler={self.sampler!r},\n    "
             f"writer={self.writer!r},\n"

@@ -200,7 +200,7 @@ class SharedEngine:
         ring = self._ring
         serial, run = ring.reserve(rows)
         try:
-            storage.set(run, payload)
+            storage.write(run, payload)
             if sampler.prioritized:
                 with ring.lock:
                     if ring.is_current(serial):
@@ -247,6 +247,8 @@ class SharedEngine:
                 return self.pending.popleft()
             rng = self.generator.get_state() if ahead and self.generator is not None else None
             draw, written = self._fresh(batch_size)
+            if draw.generations is None and self._writer.tracks_generations:
+                draw = draw._replace(generations=self._ring.generations(draw.slots))
             return Ticket(draw, written, False, self._ring, self.sampler, rng)  # noqa: FBT003
 
     def give_back(self, ticket: Ticket) -> None:
@@ -302,14 +304,14 @@ class SharedEngine:
     def gather(self, ticket: Ticket) -> Rows:
         """Copy the rows of a ticket; where some were replaced since the draw, copy again what is there now."""
         for _ in range(_FREE_TRIES):
-            payload = self._storage.get(ticket.draw.slots, pin=self.pin)
+            payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
             again = self._again(ticket)
             if again is None:
                 return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
             ticket = again
         with self.lock, self._ring.lock:  # no process can reserve slots now
             ticket = self._again(ticket) or ticket
-            payload = self._storage.get(ticket.draw.slots, pin=self.pin)
+            payload = self._storage.gather(ticket.draw.slots, pin=self.pin)
         return Rows(self.source, payload, ticket.serial, ticket.ring, ticket)
 
     def _again(self, ticket: Ticket) -> Ticket | None:
@@ -467,7 +469,7 @@ class SharedEngine:
                 full = rows == ring.capacity == saved["capacity"]
                 ring.clear(int(saved["cursor"]) % ring.capacity if full else 0)
                 serial, run = ring.reserve(rows)
-                storage.set(run, payload)
+                storage.write(run, payload)
                 if ranks is not None:
                     as_sampler(self.sampler).record_rows(run, ranks, self.view())
                     ring.max_priority = float(state["sampler"]["state"]["largest"])

@@ -52,8 +52,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **options: Unpack[BufferOptions]) -> None:
-        super().__init__(**options)
         self.priority_key = priority_key
+        super().__init__(**options)
 
     @property
     def priority_key(self) -> str | tuple[str, ...]:
@@ -63,7 +63,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     @priority_key.setter
     def priority_key(self, key: str | tuple[str, ...]) -> None:
         self._priority_key = key
-        self._engine.priority_path = (key,) if isinstance(key, str) else tuple(key)
+        self._priority_path = (key,) if isinstance(key, str) else tuple(key)
+        if "_engine" in self.__dict__:  # else it is told when it is made
+            self._engine.priority_path = self._priority_path
 
     @staticmethod
     def _default_writer() -> Writer:
@@ -136,7 +138,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:
         data = super()._finish(data, ticket, notes)
         if kinds.is_tensor_collection(data):
-            kinds.put(data, {"index": self._flat_index(ticket.records), **priority_fields(ticket, self._engine.era)})
+            engine = self._engine
+            fields = priority_fields(ticket, engine.era, tracked=engine.writer.tracks_generations)
+            kinds.put(data, {"index": self._flat_index(ticket.records), **fields})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data

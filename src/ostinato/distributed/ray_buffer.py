@@ -458,7 +458,7 @@ class RayReplayBuffer:
             UsageError: The constructor got no `batch_size`.
         """
         if self.batch_size is None:
-            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+            msg = "Cannot iterate over the replay buffer. Batch_size was not specified when it was made"
             raise UsageError(msg)
         if not result_of(self._actor.describe.remote(), _NAME)["epochal"]:
             while True:

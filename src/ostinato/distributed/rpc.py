@@ -39,8 +39,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from ostinato import LazyTensorStorage
-        >>> from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
+        >>> from ostinato import LazyTensorStorage, RemoteTensorDictReplayBuffer
         >>> rb = RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
         >>> rb.extend(TensorDict({"obs": torch.zeros(4, 3)}, [4]))
         tensor([0, 1, 2, 3])

@@ -517,7 +517,7 @@ class ShardedReplayBuffer:
             UsageError: The constructor got no `batch_size`.
         """
         if self.batch_size is None:
-            msg = "Cannot iterate over the replay buffer: batch_size was not specified when it was made"
+            msg = "Cannot iterate over the replay buffer. Batch_size was not specified when it was made"
             raise UsageError(msg)
         while True:
             yield self.sample()

@@ -26,13 +26,13 @@ class Storage(ABC):
     """Base class of all storages. A storage of your own subclasses it and implements the abstract methods.
 
     Rows are written in two steps, so that bad rows raise before anything changes: `admit` checks rows and returns a
-    *payload* (an object that only the storage understands), `set` writes a payload to slots. For reading, `get` copies
-    slots into a payload, and `present` gives the rows the structure in which they were written.
+    *payload* (an object that only the storage understands), `write` writes a payload to slots. For reading, `gather`
+    copies slots into a payload, and `present` gives the rows the structure in which they were written.
 
     Slots are flat: with `ndim=2`, slot `s` is step `s // num_envs` of environment `s % num_envs`.
 
-    Not thread-safe: the buffer holds its lock during `set`. `get` may run while another thread writes, even to the same
-    slots: the buffer then reads the batch again under its lock, so `get` only must not crash.
+    Not thread-safe: the buffer holds its lock during `write`. `gather` may run while another thread writes, even to
+    the same slots: the buffer then reads the batch again under its lock, so `gather` only must not crash.
 
     A storage that owns files is closed with `close()`, or by a `with` block.
     """
@@ -115,11 +115,11 @@ class Storage(ABC):
         """Drop the schema of the first rows, which the writer did not accept."""
 
     @abstractmethod
-    def set(self, placement: Placement, payload: Any) -> None:
+    def write(self, placement: Placement, payload: Any) -> None:
         """Write the rows of a payload to the slots of a placement. One copy."""
 
     @abstractmethod
-    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
         """Return a payload with the rows at `slots` (int64 `[B]`, each in `[0, len)`). Copy.
 
         `pin` requests page-locked memory; storages of Python objects may leave that to the buffer.
@@ -128,7 +128,7 @@ class Storage(ABC):
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:  # noqa: ARG002
         """Return one tensor `[n, *leaf.shape]` for each request; n may differ. Copy.
 
-        Sampling units read different rows of each field with it. May run while another thread writes, like `get`.
+        Sampling units read different rows of each field with it. May run while another thread writes, like `gather`.
 
         Raises:
             IndexError: if a slot is out of range.
@@ -181,7 +181,7 @@ class Storage(ABC):
         """Return arrays `[capacity, ...]` whose row `i` is the memory of slot `i`; none if there are none.
 
         A save copies these arrays piece by piece while writers continue; other `columns` are written while writers
-        wait. The memory of a slot may change only in `set` and in edits of that slot. Views.
+        wait. The memory of a slot may change only in `write` and in edits of that slot. Views.
         """
         return []
 
@@ -238,7 +238,7 @@ class Storage(ABC):
 
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of the rows at `slots` (int64 `[n]`); None if a row has no such field."""
-        return self.scores(self.get(slots), path)
+        return self.scores(self.gather(slots), path)
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:

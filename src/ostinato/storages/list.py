@@ -110,7 +110,7 @@ class ListStorage(Storage):
             raise KindError(msg) from None
         return [owned(row) for row in rows], len(rows)
 
-    def set(self, placement: Placement, payload: list[Any]) -> None:
+    def write(self, placement: Placement, payload: list[Any]) -> None:
         """Write rows to the list."""
         if isinstance(placement, Run):
             slots = [(placement.start + i) % placement.capacity for i in range(placement.rows)]
@@ -129,7 +129,7 @@ class ListStorage(Storage):
                 msg = f"slot {slot} is beyond the next free one, {len(self._items)}: a list grows row by row"
                 raise SlotError(msg)
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> list[Any]:  # noqa: ARG002
+    def gather(self, slots: Tensor, *, pin: bool = False) -> list[Any]:  # noqa: ARG002
         """Return the objects at `slots`, not copied."""
         items = self._items
         return [items[slot] for slot in slots.tolist()]

@@ -275,13 +275,13 @@ class SharedStorage(Storage):
         self._ring = self._make_ring(create=True)
         return admitted
 
-    def set(self, placement: Placement, payload: Any) -> None:
+    def write(self, placement: Placement, payload: Any) -> None:
         """Copy rows to slots that were reserved for them."""
-        self._inner.set(placement, payload)
+        self._inner.write(placement, payload)
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
         """Copy rows; the caller compares generations."""
-        return self._inner.get(slots, pin=pin)
+        return self._inner.gather(slots, pin=pin)
 
     def fetch(self, requests: Sequence[Request], *, pin: bool = False) -> list[Tensor]:
         """Copy rows of each field; the caller compares generations."""
@@ -329,7 +329,7 @@ class SharedStorage(Storage):
                 "read other slots, or wait until they are written again"
             )
             raise SlotError(msg)
-        payload = self.get(slots)
+        payload = self.gather(slots)
         return payload if bool((self.ring.generations(slots) == before).all()) else None
 
     def snapshot(self, slots: Tensor, cursor: int) -> dict[str, Any]:

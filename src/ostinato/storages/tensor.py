@@ -265,7 +265,7 @@ class TensorStorage(Storage):
             raise UsageError(msg)
         return self._table
 
-    def set(self, placement: Placement, payload: _Payload) -> None:
+    def write(self, placement: Placement, payload: _Payload) -> None:
         """Write rows to slots, from any device. One copy."""
         table = self._table or self._require()
         if self.ring_only:
@@ -324,7 +324,7 @@ class TensorStorage(Storage):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> _Payload:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> _Payload:
         """Copy the rows at `slots` into new tensors `[B, *shape]`.
 
         Raises:

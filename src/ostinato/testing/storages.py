@@ -69,7 +69,7 @@ class StorageContract(ABC):
         assert storage.shape[0] == 0
 
     def test_admit_changes_nothing(self) -> None:
-        """`admit` counts rows; only `set` stores them."""
+        """`admit` counts rows; only `write` stores them."""
         storage = self.make(5)
         _, count = storage.admit(self.rows(torch.arange(3, device="cpu")), 1)
         assert count == 3
@@ -77,19 +77,19 @@ class StorageContract(ABC):
         _, count = storage.admit(self.row(7), 0)
         assert count == 1
 
-    def test_get_returns_the_rows_that_were_set(self) -> None:
-        """`get` returns the rows that were set, in any order, with repetitions."""
+    def test_gather_returns_the_rows_that_were_written(self) -> None:
+        """`gather` returns the rows that were written, in any order, with repetitions."""
         storage = self.filled(5, 4)
         assert self.stored(storage, [2, 0, 3, 3]) == [2, 0, 3, 3]
         assert len(storage) == 4
 
-    def test_get_returns_a_single_row(self) -> None:
+    def test_gather_returns_a_single_row(self) -> None:
         """`admit(row, 0)` stores one row; with `batch=()` it is presented like the input."""
         storage = self.make(5)
         payload, _ = storage.admit(self.row(9), 0)
-        storage.set(Run(0, 1, 5), payload)
+        storage.write(Run(0, 1, 5), payload)
         assert self.stored(storage, [0]) == [9]
-        one = storage.present(storage.get(torch.tensor([0], device=storage.device)), ())
+        one = storage.present(storage.gather(torch.tensor([0], device=storage.device)), ())
         assert int(one["id"]) == 9
 
     def test_runs_wrap_around(self) -> None:
@@ -116,26 +116,26 @@ class StorageContract(ABC):
         assert self.stored(storage) == [102, 1, 2, 100]
 
     def test_inputs_are_copied(self) -> None:
-        """Changes of the input tensors after `set` do not affect the storage."""
+        """Changes of the input tensors after `write` do not affect the storage."""
         storage = self.make(5)
         source = self.rows(torch.arange(3, device="cpu"))
         payload, _ = storage.admit(source, 1)
-        storage.set(Run(0, 3, 5), payload)
+        storage.write(Run(0, 3, 5), payload)
         map_leaves(source, lambda leaf: leaf.zero_())
         assert self.stored(storage) == [0, 1, 2]
 
     def test_outputs_are_copies(self) -> None:
-        """Later writes do not change the result of an earlier `get`."""
+        """Later writes do not change the result of an earlier `gather`."""
         storage = self.filled(5, 5)
-        payload = storage.get(torch.arange(5, device=storage.device))
+        payload = storage.gather(torch.arange(5, device=storage.device))
         self.write(storage, Run(0, 5, 5), 100, 5)
         assert self.ids(storage, storage.present(payload, (5,))) == [0, 1, 2, 3, 4]
 
     def test_slots_out_of_range_raise(self) -> None:
-        """`get` raises IndexError for slots beyond the capacity."""
+        """`gather` raises IndexError for slots beyond the capacity."""
         storage = self.filled(5, 5)
         with raises(IndexError):
-            storage.get(torch.tensor([0, 5], device=storage.device))
+            storage.gather(torch.tensor([0, 5], device=storage.device))
 
     def test_rows_of_another_schema_raise(self) -> None:
         """Rows with another schema raise ValueError or TypeError in `admit`, and stored rows stay."""
@@ -231,10 +231,10 @@ class StorageContract(ABC):
         return self.rows(torch.arange(first, first + count, device="cpu"))
 
     def write(self, storage: Storage, placement: Run | Picks, first: int, count: int) -> None:
-        """Write rows `first, first + 1, ...` through `admit` and `set`."""
+        """Write rows `first, first + 1, ...` through `admit` and `write`."""
         payload, admitted = storage.admit(self.rows(torch.arange(first, first + count, device="cpu")), 1)
         assert admitted == count
-        storage.set(placement, payload)
+        storage.write(placement, payload)
 
     def filled(self, capacity: int, count: int) -> Storage:
         """Return a storage with the rows 0 to `count - 1`."""
@@ -245,5 +245,5 @@ class StorageContract(ABC):
     def stored(self, storage: Storage, slots: list[int] | None = None) -> list[int]:
         """Return the ids of the rows at `slots`, or of all rows."""
         chosen = torch.tensor(range(len(storage)) if slots is None else slots, dtype=torch.int64, device=storage.device)
-        payload = storage.get(chosen)
+        payload = storage.gather(chosen)
         return self.ids(storage, storage.present(payload, (chosen.shape[0],)))

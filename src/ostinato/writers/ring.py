@@ -35,6 +35,8 @@ class Writer(ABC):
     """Whether rows are placed one by one, not in runs; storages with `ndim=2` need runs."""
     collections_only: bool = False
     """Whether rows must be TensorDicts or tensorclasses."""
+    tracks_generations: bool = False
+    """Whether samples carry the generations of their rows whatever the sampler."""
 
     @abstractmethod
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Placement:
@@ -91,16 +93,18 @@ class RoundRobinWriter(Writer):
 
     Args:
         compilable: no effect: the cursor is a Python integer in any case.
+        track_generations: return the generations of the rows with each sample, under the key `index_generation`, as
+            prioritized buffers always do; the buffer counts them in any case.
     """
 
     in_order = True
 
-    def __init__(self, *, compilable: bool = False) -> None:
-        """Take the options of TorchRL's class."""
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        self.tracks_generations = bool(track_generations)
 
     def __repr__(self) -> str:
-        """Show the class."""
-        return f"{type(self).__name__}()"
+        """Show the class and what differs from the default."""
+        return f"{type(self).__name__}({'track_generations=True' if self.tracks_generations else ''})"
 
     def place(self, rows: int, ring: Ring, scores: Tensor | None) -> Run:  # noqa: ARG002
         """Return the next slots of the ring. Cost: O(1)."""
@@ -141,7 +145,7 @@ class ImmutableDatasetWriter(Writer):
             UsageError: always.
         """
         msg = (
-            f"this buffer is an immutable dataset (ImmutableDatasetWriter), {rows} row(s) were to be written: "
+            f"This dataset doesn't allow writing (ImmutableDatasetWriter), {rows} row(s) were to be written: "
             "use RoundRobinWriter to write"
         )
         raise UsageError(msg)

@@ -131,7 +131,7 @@ def test_an_empty_buffer_cannot_be_sampled() -> None:
 
 
 def test_drop_last_needs_a_batch_size_and_enough_rows() -> None:
-    with pytest.raises(OptionError, match="drop_last=True needs the batch size"):
+    with pytest.raises(OptionError, match="drop_last=True must work with a predictable batch-size"):
         buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True))
     rb = buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
     fill(rb, range(3))

@@ -155,11 +155,11 @@ class Interrupted(LazyTensorStorage):
 
     before_get: Callable[[], Any] | None = None
 
-    def get(self, slots: torch.Tensor, *, pin: bool = False) -> Any:
+    def gather(self, slots: torch.Tensor, *, pin: bool = False) -> Any:
         happen, self.before_get = self.before_get, None
         if happen is not None:
             happen()
-        return super().get(slots, pin=pin)
+        return super().gather(slots, pin=pin)
 
 
 def test_a_draw_whose_rows_were_replaced_is_void() -> None:

@@ -59,7 +59,7 @@ def die_writing(rb: ReplayBuffer, size: int) -> None:
     ring = ring_of(rb)
     _, run = ring.reserve(size)
     payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
-    rb.storage.set(run._replace(rows=size // 2), payload)
+    rb.storage.write(run._replace(rows=size // 2), payload)
     die()
 
 
@@ -171,7 +171,7 @@ def hold(rb: ReplayBuffer, size: int, pipe: Any) -> None:
     pipe.send(run.start)
     pipe.recv()
     payload, _ = rb.storage.admit(rows(range(-size, 0)), 1)
-    rb.storage.set(run, payload)
+    rb.storage.write(run, payload)
     ring.commit(serial)
 
 

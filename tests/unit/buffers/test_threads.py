@@ -324,12 +324,12 @@ class Interrupted(LazyTensorStorage):
         self.after: Callable[[], Any] | None = None
         self.gets = 0
 
-    def get(self, slots: Tensor, *, pin: bool = False) -> Any:
+    def gather(self, slots: Tensor, *, pin: bool = False) -> Any:
         self.gets += 1
         before, self.before = self.before, None
         if before is not None:
             before()
-        payload = super().get(slots, pin=pin)
+        payload = super().gather(slots, pin=pin)
         after, self.after = self.after, None
         if after is not None:
             after()
@@ -442,9 +442,9 @@ def test_slots_of_a_broken_sampler_are_refused() -> None:
     rb, storage = interrupted()
 
     def out_of_range(slots: Tensor, *, pin: bool = False) -> Any:
-        return LazyTensorStorage.get(storage, slots + 100, pin=pin)
+        return LazyTensorStorage.gather(storage, slots + 100, pin=pin)
 
-    storage.get = out_of_range  # type: ignore[method-assign]
+    storage.gather = out_of_range  # type: ignore[method-assign]
     with pytest.raises(IndexError):
         rb.sample()
 
@@ -476,13 +476,13 @@ def test_rows_are_stamped_before_the_first_byte_of_them_changes() -> None:
     engine: Any = rb._engine
     ticket = engine.draw(6)
     seen: list[bool] = []
-    write = storage.set
+    write = storage.write
 
     def writing(placement: Any, payload: Any) -> None:
         seen.append(engine._untouched(ticket))
         write(placement, payload)
 
-    storage.set = writing  # type: ignore[method-assign]
+    storage.write = writing  # type: ignore[method-assign]
     fill(rb, [100])
     assert seen == [False]
 

@@ -61,7 +61,7 @@ def fields(dtype: torch.dtype) -> dict[str, Tensor]:
 def stored(data: Any, *, packed: bool) -> LazyTensorStorage:
     storage = LazyTensorStorage(ROWS, packed=packed)
     payload, _ = storage.admit(data, 1)
-    storage.set(Run(0, ROWS, ROWS), payload)
+    storage.write(Run(0, ROWS, ROWS), payload)
     return storage
 
 

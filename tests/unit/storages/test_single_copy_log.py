@@ -156,7 +156,7 @@ class Trial:
         some = [self.rng.choice(everything) for _ in range(4)]
         self.same(rb[self.index(some)], some)
         self.same(_flat(rb[0], self.ndim), everything[: self.lanes])
-        payload = rb.storage.get(torch.tensor(some))
+        payload = rb.storage.gather(torch.tensor(some))
         self.same(rb.storage.present(payload, (4,)), some)
         batch, info = rb.sample(return_info=True)
         self.same(batch, _slots(info["index"], self.lanes))

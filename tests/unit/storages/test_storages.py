@@ -143,7 +143,7 @@ def test_a_list_grows_row_by_row() -> None:
     storage = ListStorage(5)
     payload, _ = storage.admit([1, 2], 1)
     with pytest.raises(SlotError, match="beyond the next free one, 0"):
-        storage.set(Picks(torch.tensor([3]), torch.tensor([0]), torch.tensor([3, -1])), payload)
+        storage.write(Picks(torch.tensor([3]), torch.tensor([0]), torch.tensor([3, -1])), payload)
 
 
 def test_a_list_without_bound_keeps_everything() -> None:
@@ -208,7 +208,7 @@ def test_runs_of_a_list_may_wrap_while_it_grows() -> None:
     """A ring whose first batch is longer than itself starts in the middle."""
     storage = ListStorage(3)
     payload, _ = storage.admit(list(range(8)), 1)
-    storage.set(Run(2, 3, 3, 5), payload)
+    storage.write(Run(2, 3, 3, 5), payload)
     assert storage[:] == [6, 7, 5]
 
 

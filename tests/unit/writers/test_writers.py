@@ -350,7 +350,7 @@ def test_ranks_of_rows_that_could_not_be_stored_are_taken_back(
     rb.extend(ranked([float(i) for i in range(rows_before)]))
     before = repr(rb.writer)
     with monkeypatch.context() as patch:
-        patch.setattr(type(rb.storage), "set", _no_memory)
+        patch.setattr(type(rb.storage), "write", _no_memory)
         with pytest.raises(MemoryError):
             rb.extend(ranked([10.0, 11.0, 12.0]))
     assert (len(rb), repr(rb.writer)) == (rows_before, before)
@@ -364,7 +364,7 @@ def test_a_reservoir_counts_rows_that_could_not_be_stored_not_at_all(monkeypatch
     rb.extend(rows(range(7)))
     assert isinstance(rb.writer, ReservoirWriter)
     with monkeypatch.context() as patch:
-        patch.setattr(type(rb.storage), "set", _no_memory)
+        patch.setattr(type(rb.storage), "write", _no_memory)
         with pytest.raises(MemoryError):
             rb.extend(rows(range(7, 10)))
     assert rb.writer.offered == 7

@@ -1,0 +1,171 @@
+"""How a buffer is made: delayed parts, factories, and the options of TorchRL that are refused with a reason."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from ostinato.errors import KindError, OptionError
+
+
+def _storage() -> LazyTensorStorage:
+    return LazyTensorStorage(10)
+
+
+def _double() -> Any:
+    return lambda batch: batch * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"service_backend": "ray"}, "RayReplayBuffer"),
+        ({"service_backend": "other"}, r"supports service_backend='direct' or 'ray'"),
+        ({"service_backend_options": {"remote_config": {}}}, "only valid for a remote ReplayBuffer"),
+        ({"transport": "distributed"}, "A direct ReplayBuffer only supports transport='auto' or 'direct'"),
+        ({"transport_options": {"backend": "gloo"}}, "transport_options are only valid for a remote ReplayBuffer"),
+        ({"checkpointer": object()}, "dumps"),
+    ],
+)
+@pytest.mark.parametrize("cls", [ReplayBuffer, TensorDictReplayBuffer])
+def test_options_without_counterpart_name_the_reason(cls: Any, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        cls(**options)
+
+
+@pytest.mark.parametrize("transport", ["auto", "direct"])
+def test_direct_transport_is_the_buffer_itself(transport: Any) -> None:
+    rb = ReplayBuffer(
+        storage=_storage(), service_backend="direct", service_backend_options={}, transport=transport, batch_size=2
+    )
+    rb.extend(torch.arange(4))
+    assert rb.sample().shape == (2,)
+
+
+@pytest.mark.parametrize("cls", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
+def test_priorities_are_on_the_device_of_the_storage(cls: Any) -> None:
+    for device in (None, "cpu", torch.device("cpu")):
+        assert cls(alpha=1.0, beta=1.0, sampler_device=device).sampler.alpha == 1.0
+    with pytest.raises(OptionError, match=r"sampler_device='meta' is not available.*storage, cpu"):
+        cls(alpha=1.0, beta=1.0, sampler_device="meta")
+
+
+def test_factory_makes_the_transform_at_the_first_use() -> None:
+    made = []
+
+    def factory() -> Any:
+        made.append(1)
+        return _double()
+
+    rb = ReplayBuffer(storage=_storage, transform_factory=factory, batch_size=3)
+    assert (rb.initialized, made) == (False, [])
+    rb.extend(torch.ones(4))
+    assert (rb.initialized, made) == (True, [1])
+    assert rb.sample().tolist() == [2.0, 2.0, 2.0]
+    early = ReplayBuffer(storage=_storage, transform_factory=factory, delayed_init=False)
+    assert (early.initialized, made) == (True, [1, 1])
+
+
+def test_factory_and_transform_exclude_each_other() -> None:
+    with pytest.raises(KindError, match="mutually exclusive"):
+        ReplayBuffer(transform=_double(), transform_factory=_double)
+    with pytest.raises(KindError, match="must be a callable"):
+        ReplayBuffer(transform_factory=3)  # type: ignore[arg-type]
+
+
+def test_delayed_buffer_is_pickled_before_its_first_use() -> None:
+    rb = TensorDictReplayBuffer(storage=_storage, transform_factory=_identity, batch_size=2, priority_key="p")
+    again = pickle.loads(pickle.dumps(rb))
+    assert (rb.initialized, again.initialized) == (False, False)
+    assert "initialized=False" in repr(again)
+    again.extend(TensorDict({"x": torch.arange(4.0)}, [4]))
+    assert (again.sample()["x"] == again.sample(2)["index"]).numel() == 2
+    assert (len(again), rb.initialized, again.priority_key) == (4, False, "p")
+    assert len(pickle.loads(pickle.dumps(again))) == 4
+
+
+def _identity() -> Any:
+    return torch.nn.Identity()
+
+
+def test_errors_of_delayed_parts_are_raised_at_every_use() -> None:
+    rb = ReplayBuffer(sampler=lambda: SamplerWithoutReplacement(drop_last=True), delayed_init=True)
+    for _ in range(2):
+        with pytest.raises(OptionError, match="Samplers with drop_last=True must work with a predictable batch-size"):
+            rb.add(1)
+        assert not rb.initialized
+    with pytest.raises(OptionError, match="predictable batch-size"):
+        ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))
+
+
+def test_first_use_by_several_threads_makes_the_parts_once() -> None:
+    made: list[int] = []
+
+    def storage() -> LazyTensorStorage:
+        made.append(1)
+        return LazyTensorStorage(1000)
+
+    rb = ReplayBuffer(storage=storage, delayed_init=True)
+    start = threading.Barrier(8)
+
+    def write(i: int) -> None:
+        start.wait()
+        rb.add(torch.tensor(i))
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+    assert sorted(rb[:].tolist()) == list(range(8))
+
+
+def test_delayed_prioritized_buffer_reads_its_priority_key() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=_storage,
+        sampler=lambda: PrioritizedSampler(10, 1.0, 1.0),
+        delayed_init=True,
+        priority_key="p",
+        batch_size=50,
+    )
+    rb.extend(TensorDict({"p": torch.tensor([0.0, 1.0])}, [2]))
+    assert set(rb.sample()["index"].tolist()) == {1}
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_tracked_generations_come_with_samples(prefetch: int | None) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4),
+        writer=TensorDictRoundRobinWriter(track_generations=True),
+        batch_size=16,
+        prefetch=prefetch,
+    )
+    rb.extend(TensorDict({"x": torch.arange(6)}, [6]))
+    batch, info = rb.sample(return_info=True)
+    assert (batch["index_generation"] == batch["x"] + 1).all()
+    assert (info["index_generation"] == batch["x"] + 1).all()
+    plain = ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(track_generations=True), batch_size=16)
+    plain.extend(torch.arange(6))
+    batch, info = plain.sample(return_info=True)
+    assert (info["index_generation"] == batch + 1).all()
+    assert "track_generations=True" in repr(plain.writer)
+    untracked = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=16)
+    untracked.extend(torch.arange(6))
+    assert set(untracked.sample(return_info=True)[1]) == {"index"}

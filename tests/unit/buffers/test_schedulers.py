@@ -1,0 +1,157 @@
+"""Schedulers set a parameter of a sampler step by step, within bounds, and continue from a saved state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato import (
+    LambdaScheduler,
+    LazyTensorStorage,
+    LinearScheduler,
+    ParameterScheduler,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SchedulerList,
+    StepScheduler,
+)
+from ostinato.errors import CheckpointError, KindError, OptionError
+
+
+class Beside(RandomSampler):
+    """A sampler with a tensor as a parameter."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.heat = value
+
+
+def values(scheduler: ParameterScheduler, steps: int) -> list[Any]:
+    found = []
+    for _ in range(steps):
+        scheduler.step()
+        found.append(scheduler.value)
+    return found
+
+
+def make(alpha: float = 0.5, beta: float = 0.5) -> PrioritizedSampler:
+    return PrioritizedSampler(100, alpha=alpha, beta=beta)
+
+
+def test_values_of_each_kind() -> None:
+    assert values(LinearScheduler(make(), "beta", 1.0, 4), 6) == [0.625, 0.75, 0.875, 1.0, 1.0, 1.0]
+    assert values(LinearScheduler(make(), "alpha", 0.0, 2), 3) == [0.25, 0.0, 0.0]
+    assert values(StepScheduler(make(), "beta", 0.5), 3) == [0.25, 0.125, 0.0625]
+    assert values(StepScheduler(make(), "beta", 0.25, 2, "additive"), 5) == [0.5, 0.75, 0.75, 1.0, 1.0]
+    assert values(LambdaScheduler(make(), "alpha", lambda step: step * 2.0), 3) == [1.0, 2.0, 3.0]
+
+
+def test_bounds() -> None:
+    assert values(StepScheduler(make(), "beta", 0.5, min_value=0.2), 3) == [0.25, 0.2, 0.2]
+    assert values(StepScheduler(make(), "beta", 0.5, 1, "additive", max_value=1.0), 3) == [1.0, 1.0, 1.0]
+    assert values(LambdaScheduler(make(), "beta", float, min_value=0.6, max_value=0.9), 2) == [0.6, 0.9]
+    assert values(LambdaScheduler(make(), "beta", lambda step: 0.0 * step, min_value=0.1), 1) == [0.1]
+
+
+def test_a_buffer_stands_for_its_sampler_and_draws_use_the_value() -> None:
+    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=64)
+    rb.extend(torch.arange(4.0))
+    rb.update_priority(torch.arange(4), torch.tensor([1.0, 0.0, 0.0, 1000.0]))
+    SchedulerList([StepScheduler(rb, "alpha", 0.0), StepScheduler(rb, "beta", 0.0)]).step()
+    assert (rb.sampler.alpha, rb.sampler.beta) == (0.0, 0.0)  # type: ignore[attr-defined]
+    counts = torch.zeros(4)
+    for _ in range(20):
+        batch, info = rb.sample(return_info=True)
+        assert torch.equal(info["priority_weight"], torch.ones(64))
+        counts += torch.bincount(batch.long(), minlength=4)
+    assert bool((counts > 200).all())  # uniform with alpha 0: 320 each
+
+
+def test_tensor_parameters_keep_dtype_and_the_initial_value() -> None:
+    start = torch.tensor(2.0, dtype=torch.float64)
+    sampler = Beside(start)
+    linear = LinearScheduler(sampler, "heat", 4, 2)
+    start += 100  # the scheduler has its own copy
+    assert [value.item() for value in values(linear, 3)] == [3.0, 4.0, 4.0]
+    assert sampler.heat.dtype == torch.float64
+    step = StepScheduler(sampler, "heat", 2.0, max_value=10.0)
+    assert [value.item() for value in values(step, 2)] == [8.0, 10.0]
+
+
+def test_a_scheduler_of_ones_own() -> None:
+    class Odd(ParameterScheduler):
+        def _step(self) -> float:
+            return 2.0 * self._step_cnt + 1
+
+    assert values(Odd(make(), "beta", max_value=5), 3) == [3.0, 5.0, 5]
+
+
+def test_state_continues_where_it_was(tmp_path: Any) -> None:
+    def schedule(sampler: PrioritizedSampler) -> SchedulerList:
+        made = SchedulerList(LinearScheduler(sampler, "beta", 1.0, 10))
+        made.append(StepScheduler(sampler, "alpha", 0.5, 3))
+        return made
+
+    first = make()
+    mine = schedule(first)
+    for _ in range(4):
+        mine.step()
+    torch.save({"schedule": mine.state_dict(), "sampler": first.state_dict()}, tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    second = make(beta=0.9)  # the initial value comes from the state, too
+    other = schedule(second)
+    second.load_state_dict(saved["sampler"])
+    other.load_state_dict(saved["schedule"])
+    for _ in range(4):
+        mine.step()
+        other.step()
+        assert (first.alpha, first.beta) == (second.alpha, second.beta)
+    assert LambdaScheduler(make(), "beta", float).state_dict().keys().isdisjoint({"lambda_fn", "sampler"})
+
+
+def test_a_state_of_something_else_raises_and_changes_nothing() -> None:
+    scheduler = LinearScheduler(make(), "beta", 1.0, 10)
+    before = scheduler.state_dict()
+    for state in (
+        StepScheduler(make(), "beta").state_dict(),
+        LinearScheduler(make(), "alpha", 1.0, 10).state_dict(),
+        {},
+    ):
+        with pytest.raises(CheckpointError, match="this is not the state of a LinearScheduler of 'beta'"):
+            scheduler.load_state_dict(state)
+    assert scheduler.state_dict() == before
+    with pytest.raises(CheckpointError, match="the state holds 0 schedulers, this list has 1"):
+        SchedulerList([scheduler]).load_state_dict({"schedulers": []})
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(KindError, match="ParameterScheduler only supports Sampler class"):
+        LinearScheduler(torch.zeros(1), "beta", 1.0, 4)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="does not have an attribute gamma"):
+        LinearScheduler(make(), "gamma", 1.0, 4)
+    with pytest.raises(OptionError, match="has reduction='max'"):
+        StepScheduler(make(), "reduction")
+    with pytest.raises(OptionError, match="does not have an attribute beta"):
+        StepScheduler(ReplayBuffer(), "beta")
+    with pytest.raises(OptionError, match="does not have an attribute beta"):
+        StepScheduler(ReplayBufferEnsemble(ReplayBuffer(), ReplayBuffer()), "beta")
+    with pytest.raises(OptionError, match="Invalid mode: linear"):
+        StepScheduler(make(), "beta", mode="linear")
+    with pytest.raises(OptionError, match="n_steps must be at least 1"):
+        StepScheduler(make(), "beta", n_steps=0)
+    with pytest.raises(OptionError, match="num_steps must be at least 1"):
+        LinearScheduler(make(), "beta", 1.0, 0)
+    with pytest.raises(OptionError, match="min_value must be at most max_value"):
+        StepScheduler(make(), "beta", min_value=2, max_value=1)
+
+
+def test_a_value_that_the_sampler_refuses() -> None:
+    scheduler = StepScheduler(make(), "beta", -1.0, mode="additive")
+    with pytest.raises(OptionError, match="beta must be a finite number of at least 0"):
+        scheduler.step()
+    assert scheduler.value == 0.5
