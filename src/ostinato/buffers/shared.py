@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
     from ostinato.transforms import Compose
@@ -90,6 +90,8 @@ class SharedEngine:
         _check_parts(sampler, writer)
         self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
         check_sampler(self._storage, sampler)
+        if sampler.prioritized:  # processes reserve slots before they know which rows are written
+            as_sampler(sampler).check_rows(self._storage.capacity, as_sampler(sampler).max_capacity)
         self.source = Source(self._storage, source.collate)
         self.sampler = sampler
         self._writer = writer

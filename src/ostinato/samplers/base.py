@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 
+from ostinato.core.records import Run
 from ostinato.durable import CheckpointReader, CheckpointWriter
-from ostinato.errors import CheckpointError, EmptyBufferError, PriorityError, SlotError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, PriorityError, SlotError
 from ostinato.samplers.standalone import Standalone, as_picks, index_and_info, read_index
 
 if TYPE_CHECKING:
@@ -23,10 +24,22 @@ if TYPE_CHECKING:
     from ostinato.core.rows import Path
     from ostinato.samplers.standalone import BareStorage
 
-__all__ = ["CountingSampler", "PrioritySampler", "Sampler", "check_rows"]
+__all__ = ["CountingSampler", "PrioritySampler", "Sampler", "SizedStorage", "check_replacement", "check_rows"]
 
 _FORMAT = "ostinato.sampler"
 _CPU = torch.device("cpu")
+
+
+class SizedStorage(Protocol):
+    """The sizes of a storage."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+
+    @property
+    def max_size(self) -> int:
+        """The requested capacity."""
 
 
 class Sampler(ABC):
@@ -39,9 +52,8 @@ class Sampler(ABC):
 
     Example:
         >>> import torch
-        >>> from ostinato import LazyTensorStorage, SamplerWithoutReplacement
-        >>> storage = LazyTensorStorage(10)
-        >>> storage.set(range(4), {"obs": torch.arange(4)})
+        >>> from ostinato import SamplerWithoutReplacement, TensorStorage
+        >>> storage = TensorStorage({"obs": torch.arange(4)})
         >>> index, info = SamplerWithoutReplacement(shuffle=False).sample(storage, 3)
         >>> storage[index]["obs"]
         tensor([0, 1, 2])
@@ -198,7 +210,7 @@ class Sampler(ABC):
         if not view.rows:
             msg = "Cannot sample from an empty storage: write rows first"
             raise EmptyBufferError(msg)
-        view = self.begin_standalone(view)
+        view = self.begin_standalone(view, storage)
         draw = self.draw(view, batch_size, generator)
         if isinstance(self, CountingSampler):
             self.deliver(draw)
@@ -210,12 +222,12 @@ class Sampler(ABC):
         if not view.rows:
             return False
         try:
-            self.check_draw(self.begin_standalone(view), batch_size)
+            self.check_draw(self.begin_standalone(view, storage), batch_size)
         except (EmptyBufferError, PriorityError):
             return False
         return True
 
-    def begin_standalone(self, view: View) -> View:
+    def begin_standalone(self, view: View, storage: BareStorage) -> View:  # noqa: ARG002
         """Return the view that a draw from a bare storage gets; for samplers that keep a state of its rows."""
         return view
 
@@ -304,7 +316,46 @@ class PrioritySampler(Sampler):
 
     prioritized = True
     max_capacity: int
-    """Most rows that it can keep priorities for."""
+    """Most rows that it can keep priorities for: a row in a slot from this one on raises `SlotError`."""
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise if it cannot keep priorities of rows on this device.
+
+        Raises:
+            OptionError: naming both devices.
+        """
+
+    def room(self, storage: SizedStorage) -> int:
+        """Return how many rows of a storage it can keep priorities for.
+
+        With `ndim=2` a storage may have a few more slots than its `max_size`, which are included.
+        """
+        return storage.capacity if self.max_capacity >= storage.max_size else self.max_capacity
+
+    def check_placement(self, placement: Placement, storage: SizedStorage) -> None:
+        """Check that rows about to be written can have a priority.
+
+        Raises:
+            SlotError: for a slot at or beyond `max_capacity`.
+        """
+        if isinstance(placement, Run):
+            end = min(placement.start + placement.rows, placement.capacity)
+        else:
+            end = int(placement.slots.max()) + 1 if placement.slots.numel() else 0
+        self.check_rows(end, self.room(storage))
+
+    def check_rows(self, rows: int, room: int) -> None:
+        """Check that `rows` rows can have a priority, where there is room for `room`.
+
+        Raises:
+            SlotError: if there are more.
+        """
+        if rows > room:
+            msg = (
+                f"slot {rows - 1} is out of range: {type(self).__name__} keeps priorities for max_capacity="
+                f"{self.max_capacity} rows: give it the max_size of the storage"
+            )
+            raise SlotError(msg)
 
     @abstractmethod
     def reduce(self, items: Tensor) -> Tensor:
@@ -447,6 +498,17 @@ class CountingSampler(Sampler):
         Raises:
             CheckpointError: naming what differs.
         """
+
+
+def check_replacement(cls: type, *, replacement: bool) -> None:
+    """Check that a sampler that can only draw with replacement is not asked for the other variant.
+
+    Raises:
+        KindError: if it is.
+    """
+    if not replacement:
+        msg = f"{cls.__name__} has no without-replacement variant, got replacement=False: leave it out"
+        raise KindError(msg)
 
 
 def check_rows(slots: Tensor, rows: int) -> None:

@@ -123,7 +123,8 @@ def index_and_info(
         storage: where the flags of slices are read.
         marks: the sampler's function that returns the flags of its slices.
     """
-    slots, info, each = draw.slots, dict(draw.info or {}), draw.rows_each
+    slots, each = draw.slots, draw.rows_each
+    info: dict[Any, Any] = dict(draw.info or {})
     weights = draw.weights
     plan = None
     if each is not None:
@@ -140,7 +141,8 @@ def index_and_info(
     if plan is not None:
         whole = whole if isinstance(whole, tuple) else (whole,)
         found = marks(plan, storage[whole if len(whole) > 1 else whole[0]])
-        info.update({path if len(path) > 1 else path[0]: flags for path, flags in found.items()})
+        for path, flags in found.items():
+            info[path if len(path) > 1 else path[0]] = flags
     if weights is not None:
         info["priority_weight"] = weights
     return whole, info
