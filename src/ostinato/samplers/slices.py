@@ -291,13 +291,35 @@ def _choose_episodes(keys: _Keys) -> Episodes:
     if keys.end_key is not None and keys.end_keys is not None:
         msg = "`end_key` and `end_keys` are exclusive arguments: give one of them"
         raise UsageError(msg)
+    if keys.fragmented:
+        _check_fragmented(keys)
     if keys.ends is not None or keys.trajectories is not None:
         return _fixed_episodes(keys)
+    if keys.fragmented:
+        return Episodes(None, keys.traj_key or list(_TRAJ_KEYS), optional=keys.traj_key is None, step_key=keys.step_key)
     if keys.end_keys is not None:
         return Episodes(list(keys.end_keys), keys.traj_key, optional=True)
     if keys.end_key is None and keys.traj_key is None:
         return Episodes(None, list(_TRAJ_KEYS), optional=True)
     return Episodes(keys.end_key, keys.traj_key, optional=keys.end_key is not None and keys.traj_key is not None)
+
+
+def _check_fragmented(keys: _Keys) -> None:
+    """Check that there are step numbers to read.
+
+    Raises:
+        OptionError: if there are none.
+    """
+    if keys.step_key is None:
+        msg = "step_key must be provided when fragmented=True, got None: name the field of the step numbers"
+        raise OptionError(msg)
+    for name, problem in (
+        ("ends", "fragmented=True requires trajectory and step identifiers, got ends: "),
+        ("trajectories", "The static trajectories argument is not supported with fragmented=True: "),
+    ):
+        if getattr(keys, name) is not None:
+            msg = f"{problem}give traj_key and step_key"
+            raise OptionError(msg)
 
 
 def _fixed_episodes(keys: _Keys) -> Episodes:
@@ -341,20 +363,24 @@ class SliceSampler(_Slicer, Sampler):
             `("collector", "traj_ids")` or `episode` if rows have it, and the usual flags end episodes (see `Episodes`).
         end_keys: several such fields: any of them ends an episode; fields that rows lack are ignored.
         traj_key: field with the id of a row's episode.
-        step_key: no effect: the order of writing is the order of steps.
-        fragmented: must be False: `traj_key` separates interleaved episodes.
+        step_key: field with the step number of a row in its trajectory, read with `fragmented`. Otherwise the order of
+            writing is the order of steps.
+        fragmented: divide a trajectory where a step is missing: a row whose step is not one more than that of the row
+            of its id written before begins a new episode. Flags do not end episodes then. Rows of one id are written
+            in the order of their steps; interleaved ids need no `fragmented`.
         ends: bool `[rows]` for fixed rows; needs `cache_values=True`.
         trajectories: ids `[rows]` for fixed rows; needs `cache_values=True`.
-        cache_values: needed for `ends` and `trajectories`; no other effect, since episodes are recorded as rows are
-            written.
+        cache_values: needed for `ends` and `trajectories`; lets `sample` keep the episodes of a bare storage. No effect
+            in a buffer, which records episodes as rows are written.
         truncated_key: see above; None adds no flags.
         init_key: see above; None keeps the stored flags.
         strict_length: False draws episodes shorter than a slice too, each as one slice.
-        pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there.
+        pad_output: repeat the last row of shorter slices; the mask `("collector", "mask")` is False there. There is no
+            mask if all episodes are long enough.
         span: let slices reach out of their episode on the left and the right, which makes them shorter: True down to
             one row, a number by at most so many rows; a pair for each side.
-        compile: must be False; there is nothing to compile.
-        use_gpu: must be False.
+        compile: no effect: there is no search for episodes to compile, since a draw costs O(slices).
+        use_gpu: no effect, for the same reason.
         replacement: False makes a `SliceSamplerWithoutReplacement` instead.
 
     Raises:
