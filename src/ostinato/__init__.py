@@ -2,8 +2,10 @@
 
 from ostinato.buffers import (
     BufferStats,
+    HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
+    OfflineToOnlineReplayBuffer,
     ParameterScheduler,
     PrioritizedReplayBuffer,
     RateLimiter,
@@ -13,17 +15,26 @@ from ostinato.buffers import (
     StepScheduler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
+    prefill_replay_buffer,
+    traj,
 )
 from ostinato.collect import VectorEnvRecorder
+from ostinato.core.episodes.boundaries import DEFAULT_DONE_KEYS, find_start_stop_traj
 from ostinato.core.episodes.keys import Episodes
 from ostinato.distributed.ray_buffer import RayReplayBuffer
 from ostinato.distributed.rpc import RemoteTensorDictReplayBuffer
 from ostinato.distributed.sharded import ShardedReplayBuffer
+from ostinato.durable.codecs import Codec, ZlibCodec, ZstdCodec
 from ostinato.durable.ted import Flat2TED, TED2Flat
 from ostinato.samplers import (
+    ConsumingSampler,
     LimitedSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     Sampler,
@@ -31,8 +42,17 @@ from ostinato.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
-from ostinato.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, StorageEnsemble, TensorStorage
+from ostinato.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    StorageEnsemble,
+    TensorStorage,
+)
 from ostinato.trajectories import Trajectory, TrajectoryReplayBuffer
 from ostinato.transforms import Cast as CastFields
 from ostinato.transforms import Compose as ComposeTransforms
@@ -40,7 +60,7 @@ from ostinato.transforms import Exclude as ExcludeFields
 from ostinato.transforms import Rename as RenameFields
 from ostinato.transforms import RewardScale, ToDevice
 from ostinato.transforms import Select as SelectFields
-from ostinato.units import FrameStack, Hindsight, NStep, SampleUnit, SequenceUnit, Transition
+from ostinato.units import FrameStack, Hindsight, HindsightStrategy, NStep, SampleUnit, SequenceUnit, Transition
 from ostinato.units import Sequence as Sequence  # TorchRL's name; not in __all__, which would hide typing.Sequence
 from ostinato.writers import (
     ImmutableDatasetWriter,
@@ -54,15 +74,21 @@ from ostinato.writers import (
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "BufferStats",
     "CastFields",
+    "Codec",
     "ComposeTransforms",
+    "CompressedListStorage",
+    "ConsumingSampler",
+    "DEFAULT_DONE_KEYS",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",
     "FrameStack",
+    "HERReplayBuffer",
     "Hindsight",
+    "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LambdaScheduler",
     "LazyMemmapStorage",
@@ -71,10 +97,12 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "NStep",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
+    "PromptGroupSampler",
     "QueueSampler",
     "RandomSampler",
     "RateLimiter",
@@ -96,6 +124,7 @@ __all__ = [
     "ShardedReplayBuffer",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
@@ -107,9 +136,17 @@ __all__ = [
     "TensorStorage",
     "ToDevice",
     "Trajectory",
+    "TrajectoryPredicate",
     "TrajectoryReplayBuffer",
     "Transition",
     "VectorEnvRecorder",
     "Writer",
     "WriterEnsemble",
+    "ZlibCodec",
+    "ZstdCodec",
+    "filter_trajectories",
+    "find_start_stop_traj",
+    "iter_trajectories",
+    "prefill_replay_buffer",
+    "traj",
 ]

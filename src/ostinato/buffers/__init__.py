@@ -1,7 +1,10 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
+from ostinato.buffers.hindsight import HERReplayBuffer
+from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.schedulers import (
@@ -17,8 +20,10 @@ from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",
+    "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "RateLimiter",
@@ -28,6 +33,11 @@ __all__ = [
     "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "TrajectoryPredicate",
+    "filter_trajectories",
+    "iter_trajectories",
+    "prefill_replay_buffer",
+    "traj",
 ]
 
 send_as_copies(
@@ -35,5 +45,6 @@ send_as_copies(
     TensorDictReplayBuffer,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
+    HERReplayBuffer,
     ReplayBufferEnsemble,
 )

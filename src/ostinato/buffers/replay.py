@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
@@ -41,15 +42,17 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
-from ostinato.buffers.rate_limit import Ask, check_wait, replayable
+from ostinato.buffers.queries import run_query
+from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
-from ostinato.buffers.shared import SharedEngine
+from ostinato.buffers.shared import SharedEngine, goes_shared
 from ostinato.buffers.stats import BufferStats, measure
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, UsageError
 from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
+from ostinato.samplers.consuming import with_limit
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.records import Engine
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
     from ostinato.units import SampleUnit
 
@@ -92,6 +96,7 @@ class _Given(NamedTuple):
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
+    consume_after: int | None
 
 
 class ReplayBuffer:
@@ -113,9 +118,9 @@ class ReplayBuffer:
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the native
-            extension, a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a
-            process as it is started, after the first row.
+        shared: let other processes write and sample the same rows; see `share` and docs/scaling.md. Needs Linux, the
+            native extension, a `LazyTensorStorage` or `LazyMemmapStorage` and a `RandomSampler` or
+            `PrioritizedSampler`; the buffer is handed to a process as it is started.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: make the parts at the first use, so that callables given for them can be pickled before; errors of
             parts are then raised there. None is True with a `transform_factory`, else False.
@@ -127,7 +132,7 @@ class ReplayBuffer:
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
         checkpointer: raises: `dumps` has one format.
-        consume_after_n_samples: raises: rows stay until they are overwritten.
+        consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
         transport: "auto" or "direct": the buffer is in the process that made it.
@@ -175,13 +180,13 @@ class ReplayBuffer:
         transport_options: dict[str, Any] | None = None,
     ) -> None:
         check_service(service_backend, service_backend_options, transport, transport_options)
-        check_unavailable(checkpointer, consume_after_n_samples)
+        check_unavailable(checkpointer)
         check_transforms(transform, transform_factory)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         depth = check_prefetch(prefetch, self._batch_size)
         self._given: _Given | None = _Given(
             storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, dim_extend,
-            generator, shared, sample_unit, episodes, rate_limiter, version_key,
+            generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
         )  # fmt: skip
         self._dim_given = dim_extend is not None
         self._delays = transform_factory is not None if delayed_init is None else bool(delayed_init)
@@ -196,9 +201,9 @@ class ReplayBuffer:
                 return  # another thread made them
             made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
             collate = given.collate_fn
-            engine: Engine = (SharedEngine if given.shared else LocalEngine)(
+            engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),
-                part("sampler", given.sampler, Sampler, RandomSampler),
+                with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
                 part("writer", given.writer, Writer, self._default_writer),
                 check_generator(given.generator),
                 chain_units(given.sample_unit),
@@ -296,6 +301,7 @@ class ReplayBuffer:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
+        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
         with self._engine.lock:  # no draw of the old one may come in between
             self._pipeline.drop()
             return self._engine.set_sampler(sampler)
@@ -318,6 +324,55 @@ class ReplayBuffer:
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer and return the previous one; writing goes on after the newest row."""
         return self._engine.set_writer(part("writer", writer, Writer, None))
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may write and sample the same rows; see `share`."""
+        return isinstance(self._engine, SharedEngine) if self._given is None else self._given.shared
+
+    def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
+
+        Rows in the files of a `LazyMemmapStorage` stay there, those of a `LazyTensorStorage` are copied to shared
+        memory once. `storage` is another object afterwards, and views of rows that were handed out before show no
+        later writes. Call it before the processes are started, while no other thread uses the buffer.
+
+        Args:
+            shared: True; False leaves a private buffer as it is.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            OptionError: if the parts do not go together with sharing; nothing is changed.
+            UsageError: with False, if the buffer is shared.
+        """
+        if self.shared or not shared:
+            if not shared and self.shared:
+                msg = "a shared buffer stays shared, since other processes may have it: load its rows into another one"
+                raise UsageError(msg)
+            return self
+        if self._given is not None:
+            self._given = self._given._replace(shared=True)
+            return self
+        with self._engine.lock:
+            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
+            engine = SharedEngine.of(self._engine, self._pipeline.drop)
+        self._pipeline.close()
+        self._engine, self._pipeline = engine, Pipeline(engine, depth)
+        return self
+
+    def _begin_process(self) -> None:
+        """Get ready to be passed to a process that is being started; see `__getstate__`."""
+        if self._given is not None and self._given.shared:
+            self._make_parts()
+        if self._given is None and not self.shared and goes_shared(self._engine):
+            self.share()
+
+    @property
+    def _storage(self) -> Storage:
+        """The storage, under the name by which collectors of TorchRL look for it."""
+        return self.storage
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
@@ -355,7 +410,9 @@ class ReplayBuffer:
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0, timeout_s=timeout_s)
@@ -392,29 +449,33 @@ class ReplayBuffer:
             check_wait(timeout_s, waits=self._engine.gate is not None)
         if self._engine.gate is not None:
             data = replayable(data)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return self._positions(Run(0, 0, self.storage.capacity))
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
         engine = self._engine
-        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
-        if storage.ndim == 1:
-            return placement.positions(None if storage.device == _CPU else storage.device)
-        return self._positions(placement)
+        return self._positions(engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
+
+        None if a transform waits for more rows before it gives some.
+        """
         if self._transform.steps:
-            data = self._transform.inv(data)
+            given, data = data, self._transform.inv(data)
+            if data is None and given is not None:
+                return None
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
+        """Return the slots of rows, int64 `[rows]`; with `ndim=2` their steps and environments, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -603,7 +664,7 @@ class ReplayBuffer:
         info = {
             "index": self._index(ticket.records),
             **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
-            **(ticket.draw.info or {}),
+            **ticket.info,
             **batch.notes,
         }
         if "anchor_index" in info:
@@ -611,8 +672,9 @@ class ReplayBuffer:
         return info
 
     def __len__(self) -> int:
-        """Rows present (cells with `ndim=2`)."""
-        return len(self.storage)
+        """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`)."""
+        sampler = self.sampler
+        return as_counting(sampler).rows_left if sampler.leaves else len(self.storage)
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -629,7 +691,7 @@ class ReplayBuffer:
         Raises:
             SlotError: if the index is out of range of the rows present.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         require_eager("reading rows")
         if is_field(index):
             return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
@@ -649,7 +711,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         if is_field(index):
             self.set_(index, data)
         else:
@@ -668,7 +730,7 @@ class ReplayBuffer:
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the shape differs, or values do not fit the dtype; a value is not broadcast.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         path = (key,) if isinstance(key, str) else tuple(key)
         self._engine.edit_fields({path: value}, index, swap=self._swapped)
         return self
@@ -679,7 +741,7 @@ class ReplayBuffer:
 
     def update_(self, data: Any) -> ReplayBuffer:
         """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
-        require_rows(len(self))
+        require_rows(len(self.storage))
         self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
         return self
 
@@ -717,6 +779,40 @@ class ReplayBuffer:
             self._pipeline.drop()
             self._engine.tracker.forget()
             self._engine.begin_sampler()
+
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
+
+        The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
+        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
+        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+
+        Args:
+            predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
+            trajectory_key: field of trajectory ids; None takes usual ids or flags, see `iter_trajectories`.
+
+        Returns:
+            `ostinato.compat.torchrl.Trajectory` objects: copies.
+
+        Raises:
+            KindError: if the rows have no named fields, or the predicate compares single rows (also a `TypeError`).
+            KeyMissingError: if rows have neither ids nor flags (also a `KeyError`).
+            UsageError: for a shared buffer.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer, traj
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
+            >>> _ = rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1]), "reward": torch.arange(5.0)})
+            >>> [found.length for found in rb.query(traj.reward.sum() > 5)]
+            [3]
+        """
+        return run_query(self._engine, self._transform, predicate, trajectory_key)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
@@ -802,11 +898,14 @@ class ReplayBuffer:
         """Pickling copies the buffer with its state and queued draws; locks and threads are new.
 
         A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
-        draws.
+        draws. A buffer whose rows are in the files of a `LazyMemmapStorage` is shared by that; see `share`.
 
         Raises:
-            UsageError: for a shared buffer at any other time.
+            UsageError: for a shared buffer at any other time; if a process is being started, for a buffer with a
+                `ListStorage`, and for one in files that cannot be shared.
         """
+        if get_spawning_popen() is not None:
+            self._begin_process()
         if not self.initialized:
             return dict(self.__dict__)
         with self._engine.lock:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Draw, Placement, Plan, View
+    from ostinato.core.ring import Ring
     from ostinato.core.rows import Path
     from ostinato.samplers.standalone import BareStorage
 
@@ -40,6 +41,20 @@ class SizedStorage(Protocol):
     @property
     def max_size(self) -> int:
         """The requested capacity."""
+
+
+class StorageShape(Protocol):
+    """What `Sampler.check_parts` sees of a storage."""
+
+    ndim: int
+    ring_only: bool
+
+
+class WriterOrder(Protocol):
+    """What `Sampler.check_parts` sees of a writer."""
+
+    in_order: bool
+    mutable: bool
 
 
 class Sampler(ABC):
@@ -74,6 +89,12 @@ class Sampler(ABC):
     cache_values: bool = False
     """Whether `sample` keeps the episodes of a storage until its length or cursor changes, or a write is reported."""
     _standalone: Standalone | None = None
+    reads: bool = False
+    """Whether it reads stored fields; its view then has `stored`."""
+    by_age: bool = False
+    """Whether it heeds `View.young`, so that `sample(max_age=)` is available."""
+    leaves: bool = False
+    """Whether rows that are used up leave the buffer, so that `len` counts only the others (`rows_left`)."""
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs a batch size from the start."""
 
@@ -88,6 +109,13 @@ class Sampler(ABC):
 
         Returns:
             Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, or less where an epoch ends.
+        """
+
+    def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:  # noqa: B027
+        """Check that the sampler works with a storage and a writer.
+
+        Raises:
+            OptionError: naming what it does not work with.
         """
 
     def check_draw(self, view: View, batch_size: int) -> None:  # noqa: B027
@@ -149,6 +177,10 @@ class Sampler(ABC):
 
     def clear(self) -> None:  # noqa: B027
         """Forget all rows: the buffer was emptied."""
+
+    def move(self) -> None:
+        """Forget all rows: the sampler now belongs to another buffer, or the buffer has another storage."""
+        self.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; tensors are not copied."""
@@ -234,7 +266,7 @@ class Sampler(ABC):
     def _view_of(self, storage: BareStorage) -> View:
         if self._standalone is None:
             self._standalone = Standalone()
-        return self._standalone.view(storage, self.episodes, keep=self.cache_values)
+        return self._standalone.view(storage, self.episodes, reads=self.reads, keep=self.cache_values)
 
     def add(self, index: int | Tensor | tuple[Any, ...]) -> None:
         """Record that a row of a bare storage was written; see `extend`."""
@@ -297,13 +329,13 @@ class Sampler(ABC):
             raise CheckpointError(msg)
         state = saved["state"]
         try:
-            self.check_state(state, self._rows_of(state))
+            self.check_state(state, self._rows_of_state(state))
         except (KeyError, TypeError, AttributeError) as error:
             msg = f"the sampler's state in {path} is damaged ({error!r})"
             raise CheckpointError(msg) from error
         self.load_state_dict(state)
 
-    def _rows_of(self, state: dict[str, Any]) -> int:
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
         """Return the number of rows that a state is of, as far as it says so."""
         return int(state.get("rows", 0))
 
@@ -458,6 +490,10 @@ class CountingSampler(Sampler):
     """Whether rows must be in the order of writing."""
     bounded: bool = False
     """Whether writers wait for room (`room`)."""
+
+    def place(self, rows: int, ring: Ring) -> Placement | None:  # noqa: ARG002
+        """Return the slots of `rows` new rows; None leaves them to the writer. Nothing changes before `record`."""
+        return None
 
     @property
     @abstractmethod

@@ -672,7 +672,7 @@ class RowPriorities(PrioritySampler):
             msg = f"the sampler's state is damaged: (p + eps) ** alpha is above 2**960 with alpha={alpha:g}"
             raise CheckpointError(msg)
 
-    def _rows_of(self, state: dict[str, Any]) -> int:
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
         return int(state["priorities"].shape[0])
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:  # noqa: ARG002

@@ -71,6 +71,9 @@ class BareStorage(Protocol):
     def scores(self, payload: Any, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return a field of rows that are about to be written."""
 
+    def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return a field of some rows."""
+
 
 @final
 class Standalone:
@@ -89,12 +92,13 @@ class Standalone:
         """Record that rows were written, wherever they are."""
         self._seen = self._tracker = None
 
-    def view(self, storage: BareStorage, wanted: Episodes | None, *, keep: bool) -> View:
+    def view(self, storage: BareStorage, wanted: Episodes | None, *, reads: bool, keep: bool) -> View:
         """Return the view of a storage now. Cost: O(1); with episodes O(rows), unless they are kept.
 
         Args:
             storage: the storage.
             wanted: where episodes end; None for a sampler that needs none.
+            reads: whether the sampler reads stored fields.
             keep: use the episodes of the last call while length and cursor are the same.
         """
         rows, ring = len(storage), self._ring
@@ -103,7 +107,7 @@ class Standalone:
             ring = Ring(storage.capacity, storage.device, after=0 if ring is None else ring.written + 1)
             ring.take_over(rows, storage.cursor)
             self._ring, self._seen, self._tracker = ring, seen, None
-        view = ring.view()
+        view = ring.view()._replace(stored=storage if reads else None)
         if wanted is None or not rows:
             return view
         if self._tracker is None or self._tracker.wanted is not wanted or not keep:
