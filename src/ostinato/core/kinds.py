@@ -41,6 +41,7 @@ __all__ = [
     "is_text",
     "is_tracing",
     "lazy_stack",
+    "leading",
     "make",
     "make_objects",
     "open_node",
@@ -257,6 +258,17 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
     else:
         out[()] = value
     return out
+
+
+def leading(value: Any, lead: int) -> tuple[int, ...]:
+    """Return the leading dimensions of a TensorDict, or of one field of objects: those that `as_objects` asks for."""
+    if is_tensor_collection(value):
+        return tuple(value.batch_size[:lead])
+    shape: list[int] = []
+    while len(shape) < lead:
+        shape.append(len(value))
+        value = value[0] if len(value) else ()
+    return tuple(shape)
 
 
 def _has_shape(value: Tensor | np.ndarray[Any, Any], shape: tuple[int, ...]) -> bool:
