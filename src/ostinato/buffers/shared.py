@@ -678,12 +678,15 @@ def _check_room(storage: Storage, sampler: Sampler) -> None:
     """Check that a sampler keeps priorities for every slot: processes reserve slots before rows are checked.
 
     Raises:
-        SlotError: if the storage has more slots.
-        OptionError: if the sampler was made for another device.
+        OptionError: if the storage has more slots, or the sampler was made for another device.
     """
+    if sampler.prioritized and as_sampler(sampler).max_capacity < storage.capacity:
+        msg = (
+            f"{type(sampler).__name__} keeps priorities for max_capacity={as_sampler(sampler).max_capacity} rows, the "
+            f"shared storage has room for {storage.capacity}: give the sampler the storage's max_size"
+        )
+        raise OptionError(msg)
     check_sampler(storage, sampler)
-    if sampler.prioritized:
-        as_sampler(sampler).check_rows(storage.capacity, as_sampler(sampler).max_capacity)
 
 
 def _check_parts(sampler: Sampler, writer: Writer) -> None:
