@@ -364,12 +364,14 @@ class ReplayBufferEnsemble:
             UsageError: if the ensemble has no `routing_key`.
             KindError, SchemaError: as in `extend`.
         """
-        if require_route(self._route, "add", len(self)).dim is not None:
+        if require_route(self._route, data, "add", len(self)).dim is not None:
             msg = "Use extend() for routing_dim writes: one row has no dimension of members"
             raise UsageError(msg)
-        if not kinds.is_tensordict(data) or data.batch_size:
-            got = list(data.batch_size) if kinds.is_tensordict(data) else type(data).__name__
-            msg = f"add() expects a scalar TensorDict record, got {got}: use extend() for several rows"
+        if data.batch_size:
+            msg = (
+                f"add() expects a scalar TensorDict record, got batch_size={list(data.batch_size)}: use extend() for "
+                "several rows"
+            )
             raise SchemaError(msg)
         return self.extend(data.unsqueeze(0))[0]
 
@@ -396,7 +398,7 @@ class ReplayBufferEnsemble:
             SchemaError: if rows do not match those of their member, a number is no member, or there is not one number
                 for each row; nothing is changed.
         """
-        route = require_route(self._route, "extend", len(self))
+        route = require_route(self._route, data, "extend", len(self))
         with self._mixer.lock:
             ranked = update_priority is not False
             return write_rows(self._mixer.members, route, self.transform, data, ranked=ranked)

@@ -71,13 +71,10 @@ def write_rows(members: Sequence[Member], route: Route, transform: Compose, data
         `data.reshape(-1)`.
 
     Raises:
-        KindError: if the data is not a TensorDict, or numbers of members are not integers.
+        KindError: if numbers of members are not integers.
         SchemaError: if rows do not match those of their member, a number is no member, or there is not one number for
             each row.
     """
-    if not kinds.is_tensordict(data):
-        msg = f"Routed replay writes require a TensorDict input, got {type(data).__name__}"
-        raise KindError(msg)
     if transform.steps:
         data = transform.inv(data)
         if data is None:  # it keeps the rows until it has enough of them
@@ -166,12 +163,19 @@ def _along(data: Any, dim: int, members: int) -> Tensor:
     return torch.arange(members, device=data.device or "cpu").reshape(shape).expand(batch).reshape(-1)
 
 
-def require_route(route: Route | None, verb: str, members: int) -> Route:
+def require_route(route: Route | None, data: Any, verb: str, members: int) -> Route:
     """Return how rows are routed.
 
     Raises:
-        UsageError: if they are not.
+        KindError: if the data is not a TensorDict.
+        UsageError: if rows are not routed.
     """
+    if not kinds.is_tensordict(data):
+        msg = (
+            f"Routed replay writes require a TensorDict input, got {type(data).__name__}: write other data through one "
+            f"of the {members} members, ensemble[i].{verb}(rows)"
+        )
+        raise KindError(msg)
     if route is None:
         msg = (
             f"ReplayBufferEnsemble writes are disabled: write through one of its {members} members, "

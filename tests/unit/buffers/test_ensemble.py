@@ -526,7 +526,9 @@ def test_members_of_two_dimensions_are_read_by_three_indices() -> None:
 def test_an_ensemble_is_written_through_its_members() -> None:
     rb = pair()
     for write in (rb.add, rb.extend):
-        with pytest.raises(UsageError, match=r"ensemble\[i\]"):
+        with pytest.raises(UsageError, match=r"writes are disabled.*ensemble\[i\]"):
+            write(TensorDict({"id": torch.zeros(1)}, [1]))
+        with pytest.raises(KindError, match=r"ensemble\[i\]"):
             write({"id": torch.zeros(1)})
     rb[1].extend({"id": torch.tensor([777])})
     assert 777 in rb[1]["id"]
