@@ -388,8 +388,8 @@ class ReplayBufferEnsemble:
 
         Returns:
             TensorDict `[rows]` of int64 tensors in the order of `data.reshape(-1)`: `buffer_ids`, the member of each
-            row, its `index` there, and its `index_generation`. The index is -1 and the generation 0 where the writer did
-            not keep the row, or an inverse transform of the member changed the number of rows; a transform of the
+            row, its `index` there, and its `index_generation`. The index is -1 and the generation 0 where the writer
+            did not keep the row, or an inverse transform of the member changed the number of rows; a transform of the
             ensemble that holds rows back gives no names.
 
         Raises:

@@ -758,9 +758,11 @@ def test_iteration_has_no_end() -> None:
 def test_the_next_batch_of_an_iteration() -> None:
     rb, other = (pair(batch_size=6, generator=seeded(2)) for _ in range(2))
     assert [rb.next()["id"].tolist() for _ in range(3)] == [other.sample()["id"].tolist() for _ in range(3)]
-    for call in (lambda: pair().next(), lambda: next(iter(pair()))):
-        with pytest.raises(UsageError, match=r"Cannot iterate over the replay buffer\. Batch_size was not specified"):
-            call()
+    words = r"Cannot iterate over the replay buffer\. Batch_size was not specified"
+    with pytest.raises(UsageError, match=words):
+        pair().next()
+    with pytest.raises(UsageError, match=words):
+        next(iter(pair()))
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
