@@ -11,6 +11,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "DamagedFileError",
     "EmptyBufferError",
+    "EpisodesError",
     "EpochEndError",
     "KeyMissingError",
     "KindError",
@@ -23,6 +24,7 @@ __all__ = [
     "SchemaError",
     "SlotError",
     "StorageMemoryError",
+    "TooFewRowsError",
     "UsageError",
     "WaitTimeoutError",
 ]
@@ -62,6 +64,14 @@ class PriorityError(OstinatoError, ValueError):
 
 class EmptyBufferError(OstinatoError, RuntimeError):
     """Rows were asked of a buffer that has none."""
+
+
+class TooFewRowsError(EmptyBufferError, OptionError):
+    """A full batch was asked of fewer rows than it has."""
+
+
+class EpisodesError(SchemaError, RuntimeError):
+    """Rows do not tell where episodes end: there are no fields, or a field has several values for each row."""
 
 
 class EpochEndError(OstinatoError, StopIteration):
