@@ -20,12 +20,12 @@ from ostinato.buffers.checks import (
     checked_slots,
     raise_for_picks,
 )
-from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
+from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
@@ -186,7 +186,7 @@ class LocalEngine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
         tracker.check_span(self.storage)
         return tracker
 
@@ -278,11 +278,25 @@ class LocalEngine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
+        if self.sampler.prioritized:
+            self._check_priorities(placement)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
             raise_for_picks(writer)
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
+
+    def _check_priorities(self, placement: Placement) -> None:
+        """Check that the sampler can keep priorities for these slots, before a row is stored.
+
+        Raises:
+            SlotError: for a slot at or beyond its `max_capacity`.
+        """
+        try:
+            as_sampler(self.sampler).check_placement(placement, self.source.storage)
+        except SlotError:
+            self.writer.take_back()
+            raise
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
@@ -290,6 +304,7 @@ class LocalEngine:
         if generator is not None and generator.device.type != storage.device.type:
             msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
             raise OptionError(msg)
+        check_sampler(storage, self.sampler)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True
