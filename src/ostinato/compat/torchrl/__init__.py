@@ -1,7 +1,7 @@
 """Import of TorchRL 0.14 checkpoints, without TorchRL; `Trajectory`, the result of queries under TorchRL's name.
 
-`for_collector` makes any buffer the `replay_buffer` of TorchRL's multi-process collectors. `docs/compat/torchrl.md` lists
-what is imported, and what collectors call.
+`for_collector` makes any buffer the `replay_buffer` of TorchRL's multi-process collectors. `docs/compat/torchrl.md`
+lists what is imported, and what collectors call.
 """
 
 from ostinato.buffers.trajectory_view import Trajectory
