@@ -39,8 +39,9 @@ _PREFIX = "traj_"
 class TED2Nested:
     """Save hook that converts rows in TED format to nested tensors, one trajectory after another.
 
-    The values are those of `TED2Flat`; item `i` of a field holds trajectory `i`: one value for each row, of observations
-    one more, the last next observation. A trajectory ends at a flag, and where the rows of an environment end.
+    The values are those of `TED2Flat`; item `i` of a field holds trajectory `i`: one value for each row, of
+    observations one more, the last next observation. A trajectory ends at a flag, and where the rows of an environment
+    end.
 
     Args:
         done_key: flag that ends an episode, bool `[*batch]` or `[*batch, 1]`.
