@@ -43,6 +43,7 @@ from ostinato.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from ostinato.storages import (
     CompressedListStorage,
@@ -128,6 +129,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",

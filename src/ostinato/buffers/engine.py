@@ -311,6 +311,8 @@ class LocalEngine:
         self.rows_since_empty += rows
         if self.sampler.prioritized:
             as_sampler(self.sampler).record_rows(placement, given, self.view())
+        elif self.sampler.watches:
+            self.sampler.watch(placement, self.view())
         else:
             self.sampler.record(placement)
         if self.gate is not None:

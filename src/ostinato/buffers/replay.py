@@ -410,7 +410,9 @@ class ReplayBuffer:
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0, timeout_s=timeout_s)
@@ -447,29 +449,33 @@ class ReplayBuffer:
             check_wait(timeout_s, waits=self._engine.gate is not None)
         if self._engine.gate is not None:
             data = replayable(data)
-        data = self._accept(data)
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return self._positions(Run(0, 0, self.storage.capacity))
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
         engine = self._engine
-        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
-        if storage.ndim == 1:
-            return placement.positions(None if storage.device == _CPU else storage.device)
-        return self._positions(placement)
+        return self._positions(engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
+
+        None if a transform waits for more rows before it gives some.
+        """
         if self._transform.steps:
-            data = self._transform.inv(data)
+            given, data = data, self._transform.inv(data)
+            if data is None and given is not None:
+                return None
         if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
     def _positions(self, placement: Placement) -> Tensor:
-        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
+        """Return the slots of rows, int64 `[rows]`; with `ndim=2` their steps and environments, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:

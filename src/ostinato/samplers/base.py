@@ -56,6 +56,8 @@ class Sampler(ABC):
     """Rows of one environment that a slice covers."""
     reads: bool = False
     """Whether it reads stored fields; its view then has `stored`."""
+    watches: bool = False
+    """Whether the buffer calls `watch` as rows are written."""
     by_age: bool = False
     """Whether it heeds `View.young`, so that `sample(max_age=)` is available."""
     leaves: bool = False
@@ -139,6 +141,9 @@ class Sampler(ABC):
 
     def record(self, placement: Placement) -> None:  # noqa: B027
         """Record rows just written."""
+
+    def watch(self, placement: Placement, view: View) -> None:  # noqa: B027
+        """Record rows just written, with the view that has them; called in place of `record` if `watches`."""
 
     def clear(self) -> None:  # noqa: B027
         """Forget all rows: the buffer was emptied."""
