@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "DamagedFileError",
+    "DirectoryInUseError",
     "EmptyBufferError",
     "EpochEndError",
     "KeyMissingError",
@@ -22,6 +23,7 @@ __all__ = [
     "PriorityError",
     "SchemaError",
     "SlotError",
+    "StackError",
     "StorageMemoryError",
     "UsageError",
     "WaitTimeoutError",
@@ -48,6 +50,10 @@ class KindError(OstinatoError, TypeError):
     """A value of a kind that this part does not take."""
 
 
+class StackError(SchemaError, KindError, RuntimeError):
+    """Rows given as a list cannot be stacked: they differ in kind, keys or shape."""
+
+
 class CapacityError(OstinatoError, ValueError):
     """A capacity that is not positive, or too small for what is asked of it."""
 
@@ -70,6 +76,10 @@ class EpochEndError(OstinatoError, StopIteration):
 
 class UsageError(OstinatoError, RuntimeError):
     """A call that this object cannot serve in the state it is in."""
+
+
+class DirectoryInUseError(OptionError, UsageError):
+    """A directory of mapped files belongs to another storage."""
 
 
 class WaitTimeoutError(OstinatoError, TimeoutError):

@@ -101,6 +101,8 @@ class LocalEngine:
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
+        self.writes_seen = storage.writes
+        """Writes of the storage that ring and sampler follow."""
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.priority_path: tuple[str, ...] | None = None
@@ -131,6 +133,7 @@ class LocalEngine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own."""
         self.__dict__.update(state)
+        self.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -200,6 +203,7 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
+            self._follow()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
@@ -296,6 +300,7 @@ class LocalEngine:
         if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
         rows, cursor = ring.rows, ring.cursor
+        storage.writes = self.writes_seen = storage.writes + 1
         ring.record(placement)
         try:
             storage.write(placement, payload)
@@ -341,6 +346,7 @@ class LocalEngine:
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:
+            self._follow()
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
@@ -358,6 +364,7 @@ class LocalEngine:
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
+            self.storage.writes = self.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -501,6 +508,7 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
+            self._follow()
             if self.gate is not None:
                 self.wait_to_draw(batch_size, ask)
             if self.pending:
@@ -790,6 +798,7 @@ class LocalEngine:
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
+            self.writes_seen = storage.writes
             if self.tracker is not None:
                 self.tracker.forget()
             self.settled = False
@@ -799,6 +808,11 @@ class LocalEngine:
             self._begin_counts()
             self.waiters.wake()
             return old
+
+    def _follow(self) -> None:
+        """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
+        if self.source.storage.writes != self.writes_seen:
+            self.set_source(self.source)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
