@@ -23,7 +23,6 @@ from ostinato.buffers.options import (
     check_service,
     check_size,
     check_transforms,
-    check_unavailable,
     descend,
     is_one,
     leaves_by_path,
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.records import Engine
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
 __all__ = ["ReplayBuffer"]
@@ -97,6 +97,7 @@ class _Given(NamedTuple):
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
     consume_after: int | None
+    checkpointer: Checkpointer | None
 
 
 class ReplayBuffer:
@@ -131,7 +132,7 @@ class ReplayBuffer:
             `RateLimiter()` along).
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
-        checkpointer: raises: `dumps` has one format.
+        checkpointer: becomes that of the storage: the layout in which `dumps` saves the rows.
         consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
@@ -172,7 +173,7 @@ class ReplayBuffer:
         episodes: Episodes | None = None,
         rate_limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
-        checkpointer: Any = None,
+        checkpointer: Checkpointer | None = None,
         consume_after_n_samples: int | None = None,
         service_backend: Literal["direct", "ray"] = "direct",
         service_backend_options: dict[str, Any] | None = None,
@@ -180,13 +181,13 @@ class ReplayBuffer:
         transport_options: dict[str, Any] | None = None,
     ) -> None:
         check_service(service_backend, service_backend_options, transport, transport_options)
-        check_unavailable(checkpointer)
         check_transforms(transform, transform_factory)
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         depth = check_prefetch(prefetch, self._batch_size)
         self._given: _Given | None = _Given(
             storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, dim_extend,
             generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
+            checkpointer,
         )  # fmt: skip
         self._dim_given = dim_extend is not None
         self._delays = transform_factory is not None if delayed_init is None else bool(delayed_init)
@@ -200,6 +201,8 @@ class ReplayBuffer:
             if given is None:
                 return  # another thread made them
             made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
+            if given.checkpointer is not None:
+                made.checkpointer = given.checkpointer
             collate = given.collate_fn
             engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),

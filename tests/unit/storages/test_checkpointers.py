@@ -37,7 +37,7 @@ from ostinato.errors import (
     MissingExtraError,
     UsageError,
 )
-from ostinato.tools import inspect_checkpoint, verify_checkpoint
+from ostinato.tools import inspect_checkpoint, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def h5_packed() -> StorageCheckpointerBase:
     return H5StorageCheckpointer(h5_kwargs={"compression": "gzip"}, checkpoint_file="rows.h5")
 
 
-LAYOUTS = [TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer, h5, h5_packed]
+LAYOUTS = [FlatStorageCheckpointer, NestedStorageCheckpointer, h5]
 
 
 def steps(first: int, count: int, envs: int = 0) -> TensorDict:
@@ -84,12 +84,22 @@ def assert_same(one: Any, other: Any) -> None:
     assert (len(one), one.cursor) == (len(other), other.cursor)
 
 
-@pytest.mark.parametrize("written", [1, 7, 24, 30, 48, 53])
-@pytest.mark.parametrize("ndim", [1, 2])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("written", [1, 7, 24, 53])
+@pytest.mark.parametrize(
+    ("layout", "storage", "ndim"),
+    [
+        *((layout, LazyTensorStorage, ndim) for layout in LAYOUTS for ndim in (1, 2)),
+        *((layout, LazyMemmapStorage, 2) for layout in LAYOUTS),
+        (TensorStorageCheckpointer, LazyTensorStorage, 1),
+        (h5_packed, LazyTensorStorage, 1),
+    ],
+)
 def test_round_trip(
-    layout: Callable[[], StorageCheckpointerBase], storage: Callable[..., Storage], ndim: int, written: int, tmp_path: Path
+    layout: Callable[[], StorageCheckpointerBase],
+    storage: Callable[..., Storage],
+    ndim: int,
+    written: int,
+    tmp_path: Path,
 ) -> None:
     def make() -> ReplayBuffer:
         made = ReplayBuffer(storage=storage(24, ndim=ndim), batch_size=4, dim_extend=0 if ndim == 2 else None)
@@ -111,7 +121,7 @@ def test_round_trip(
     rb.storage.dumps(tmp_path / "alone")
     bare.loads(tmp_path / "alone")
     assert_same(rb.storage, bare)
-    assert verify_checkpoint(tmp_path / "saved").damaged == ()
+    assert not verify(tmp_path / "saved").damage
 
 
 def test_layouts_hold_observations_once(tmp_path: Path) -> None:
@@ -225,6 +235,9 @@ def test_nested_hooks_in_files(tmp_path: Path) -> None:
         assert all(torch.equal(back.get(key), data.get(key)) for key in data.keys(True, True))
 
 
+KINDS = ["soft", "external", "dataset", "text", "virtual", "cut", "other", "missing", "shape"]
+
+
 class TestH5:
     def saved(self, tmp_path: Path) -> Path:
         pytest.importorskip("h5py")
@@ -268,7 +281,9 @@ class TestH5:
         assert path.read_bytes() == before
         assert [one.name for one in tmp_path.iterdir() if ".tmp" in one.name] == []
 
-    @pytest.mark.parametrize("kind", ["soft", "external", "dataset", "text", "virtual", "cut", "other", "missing", "shape"])
+    @pytest.mark.parametrize(
+        "kind", ["soft", "external", "dataset", "text", "virtual", "cut", "other", "missing", "shape"]
+    )
     def test_hostile_and_damaged_files(self, kind: str, tmp_path: Path) -> None:
         path = self.saved(tmp_path)
         h5py = pytest.importorskip("h5py")
