@@ -12,6 +12,7 @@ __all__ = [
     "DamagedFileError",
     "DirectoryInUseError",
     "EmptyBufferError",
+    "EpisodesError",
     "EpochEndError",
     "KeyMissingError",
     "KindError",
@@ -25,6 +26,7 @@ __all__ = [
     "SlotError",
     "StackError",
     "StorageMemoryError",
+    "TooFewRowsError",
     "UsageError",
     "WaitTimeoutError",
 ]
@@ -68,6 +70,14 @@ class PriorityError(OstinatoError, ValueError):
 
 class EmptyBufferError(OstinatoError, RuntimeError):
     """Rows were asked of a buffer that has none."""
+
+
+class TooFewRowsError(EmptyBufferError, OptionError):
+    """A full batch was asked of fewer rows than it has."""
+
+
+class EpisodesError(SchemaError, RuntimeError):
+    """Rows do not tell where episodes end: there are no fields, or a field has several values for each row."""
 
 
 class EpochEndError(OstinatoError, StopIteration):

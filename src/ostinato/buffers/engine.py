@@ -12,6 +12,7 @@ from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_s
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
+    check_budget_parts,
     check_order,
     check_pair,
     check_single,
@@ -19,13 +20,14 @@ from ostinato.buffers.checks import (
     checked_run,
     checked_slots,
     raise_for_picks,
+    raise_for_priorities,
 )
-from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
+from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
@@ -186,7 +188,7 @@ class LocalEngine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
         tracker.check_span(self.storage)
         return tracker
 
@@ -270,19 +272,71 @@ class LocalEngine:
             self.writer.place(0, self.ring, None)
         return Run(0, 0, self.storage.capacity)
 
+    def _make_room(self, payload: Any) -> None:
+        """Let the oldest rows leave if the storage has a budget of bytes that new rows would exceed.
+
+        Raises:
+            OptionError: if the parts of the buffer cannot follow rows that leave.
+            StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
+        """
+        storage, sampler, tracker = self.source.storage, self.sampler, self.tracker
+        check_budget_parts(storage, sampler, self.writer, tracked=tracker is not None)
+        ring = self.ring
+        if not self.writer.mutable:
+            return
+        oldest = ring.cursor if ring.rows == ring.capacity else 0
+        episodes = tracker.table(storage) if tracker is not None and storage.evicts_episodes else None
+        slots = storage.rows_that_stay(payload, oldest, episodes)
+        if slots is None:
+            return
+        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+        if self.saves.snapshot is not None:
+            self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
+            self.saves.before_clear(ring)  # the slots that become free have no generation any more
+        rows = slots.shape[0]
+        ring.keep(rows)
+        storage.keep(slots)
+        if tracker is not None:
+            tracker.forget()
+        if self.versions is not None:
+            self.versions.touch(None)
+        if state is None:
+            sampler.move()
+        else:
+            sampler.load_state_dict(state)
+        self.begin_sampler()
+
     def _place(self, payload: Any, rows: int) -> Placement:
         """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
             self._settle()
+        if storage.budget:
+            self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
+        if self.sampler.prioritized:
+            self._check_priorities(placement)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
             raise_for_picks(writer)
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
+
+    def _check_priorities(self, placement: Placement) -> None:
+        """Check that the sampler can keep priorities for these slots, before a row is stored.
+
+        Raises:
+            SlotError: for a slot at or beyond its `max_capacity`.
+        """
+        try:
+            as_sampler(self.sampler).check_placement(placement, self.source.storage)
+        except SlotError:
+            self.writer.take_back()
+            raise
 
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
@@ -290,6 +344,7 @@ class LocalEngine:
         if generator is not None and generator.device.type != storage.device.type:
             msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
             raise OptionError(msg)
+        check_sampler(storage, self.sampler)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True

@@ -183,6 +183,10 @@ class StreamingSliceSampler(SliceSampler):
         lengths = torch.cat((torch.full_like(fresh, length), rest.lengths))
         return rest._replace(slots=slots, lengths=lengths)
 
+    def _pads(self, view: View, length: int) -> bool:  # noqa: ARG002
+        """Return `pad_output`: queued windows have a mask, and so do the slices of the same batch."""
+        return self._options.pad_output
+
     def _whole(self, firsts: Tensor, length: int) -> Draw:
         """Return a draw of full windows; it has a mask where other batches have one."""
         if not self._options.pad_output:

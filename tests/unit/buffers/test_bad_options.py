@@ -135,7 +135,7 @@ def test_drop_last_needs_a_batch_size_and_enough_rows() -> None:
         buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True))
     rb = buffer("packed", 5, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
     fill(rb, range(3))
-    with pytest.raises(OptionError, match=r"batch_size must be in \[1, 3\] \(rows stored\).*got 4"):
+    with pytest.raises(OptionError, match=r"The batch size \(4\) is greater than the storage capacity \(3\)"):
         rb.sample()
 
 

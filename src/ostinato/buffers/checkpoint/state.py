@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.buffers.engine import LocalEngine
-    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.mixing import Mixer
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.ring import Ring
     from ostinato.samplers import Sampler
     from ostinato.storages import Storage
