@@ -143,8 +143,8 @@ def test_layouts_do_not_mix(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=NestedStorageCheckpointer())
     rb.extend(steps(0, 20))
     rb.dumps(tmp_path / "nested")
-    for options in ({}, {"checkpointer": FlatStorageCheckpointer()}):
-        other = ReplayBuffer(storage=LazyTensorStorage(20), **options)
+    for checkpointer in (None, FlatStorageCheckpointer()):
+        other = ReplayBuffer(storage=LazyTensorStorage(20), checkpointer=checkpointer)
         with pytest.raises(CheckpointError):
             other.loads(tmp_path / "nested")
         assert len(other) == 0
