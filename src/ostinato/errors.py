@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "DamagedFileError",
+    "DirectoryInUseError",
     "EmptyBufferError",
     "EpisodesError",
     "EpochEndError",
@@ -23,6 +24,7 @@ __all__ = [
     "PriorityError",
     "SchemaError",
     "SlotError",
+    "StackError",
     "StorageMemoryError",
     "TooFewRowsError",
     "UsageError",
@@ -48,6 +50,10 @@ class KeyMissingError(SchemaError, KeyError):
 
 class KindError(OstinatoError, TypeError):
     """A value of a kind that this part does not take."""
+
+
+class StackError(SchemaError, KindError, RuntimeError):
+    """Rows given as a list cannot be stacked: they differ in kind, keys or shape."""
 
 
 class CapacityError(OstinatoError, ValueError):
@@ -80,6 +86,10 @@ class EpochEndError(OstinatoError, StopIteration):
 
 class UsageError(OstinatoError, RuntimeError):
     """A call that this object cannot serve in the state it is in."""
+
+
+class DirectoryInUseError(OptionError, UsageError):
+    """A directory of mapped files belongs to another storage."""
 
 
 class WaitTimeoutError(OstinatoError, TimeoutError):

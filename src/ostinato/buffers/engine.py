@@ -12,6 +12,7 @@ from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_s
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
+    check_budget_parts,
     check_order,
     check_pair,
     check_single,
@@ -19,6 +20,7 @@ from ostinato.buffers.checks import (
     checked_run,
     checked_slots,
     raise_for_picks,
+    raise_for_priorities,
 )
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
@@ -101,6 +103,8 @@ class LocalEngine:
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
+        self.writes_seen = storage.writes
+        """Writes of the storage that ring and sampler follow."""
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.priority_path: tuple[str, ...] | None = None
@@ -131,6 +135,7 @@ class LocalEngine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own."""
         self.__dict__.update(state)
+        self.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -200,6 +205,7 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
+            self._follow()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
@@ -266,11 +272,49 @@ class LocalEngine:
             self.writer.place(0, self.ring, None)
         return Run(0, 0, self.storage.capacity)
 
+    def _make_room(self, payload: Any) -> None:
+        """Let the oldest rows leave if the storage has a budget of bytes that new rows would exceed.
+
+        Raises:
+            OptionError: if the parts of the buffer cannot follow rows that leave.
+            StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
+        """
+        storage, sampler, tracker = self.source.storage, self.sampler, self.tracker
+        check_budget_parts(storage, sampler, self.writer, tracked=tracker is not None)
+        ring = self.ring
+        if not self.writer.mutable:
+            return
+        oldest = ring.cursor if ring.rows == ring.capacity else 0
+        episodes = tracker.table(storage) if tracker is not None and storage.evicts_episodes else None
+        slots = storage.rows_that_stay(payload, oldest, episodes)
+        if slots is None:
+            return
+        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+        if self.saves.snapshot is not None:
+            self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
+            self.saves.before_clear(ring)  # the slots that become free have no generation any more
+        rows = slots.shape[0]
+        ring.keep(rows)
+        storage.keep(slots)
+        if tracker is not None:
+            tracker.forget()
+        if self.versions is not None:
+            self.versions.touch(None)
+        if state is None:
+            sampler.move()
+        else:
+            sampler.load_state_dict(state)
+        self.begin_sampler()
+
     def _place(self, payload: Any, rows: int) -> Placement:
         """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
             self._settle()
+        if storage.budget:
+            self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
@@ -311,6 +355,7 @@ class LocalEngine:
         if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
         rows, cursor = ring.rows, ring.cursor
+        storage.writes = self.writes_seen = storage.writes + 1
         ring.record(placement)
         try:
             storage.write(placement, payload)
@@ -356,6 +401,7 @@ class LocalEngine:
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:
+            self._follow()
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
@@ -373,6 +419,7 @@ class LocalEngine:
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
+            self.storage.writes = self.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -516,6 +563,7 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
+            self._follow()
             if self.gate is not None:
                 self.wait_to_draw(batch_size, ask)
             if self.pending:
@@ -805,6 +853,7 @@ class LocalEngine:
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
+            self.writes_seen = storage.writes
             if self.tracker is not None:
                 self.tracker.forget()
             self.settled = False
@@ -814,6 +863,11 @@ class LocalEngine:
             self._begin_counts()
             self.waiters.wake()
             return old
+
+    def _follow(self) -> None:
+        """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
+        if self.source.storage.writes != self.writes_seen:
+            self.set_source(self.source)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

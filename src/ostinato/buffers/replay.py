@@ -824,7 +824,7 @@ class ReplayBuffer:
         A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying.
         """
         with self._engine.lock:
-            return own_copy(self._state())
+            return {**own_copy(self._state()), "_batch_size": self._batch_size}  # TorchRL's name, read by its scripts
 
     def _state(self) -> dict[str, Any]:
         return self._engine.state(self._pipeline.tickets, self._transform, self._batch_size)

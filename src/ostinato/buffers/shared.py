@@ -10,7 +10,7 @@ import torch
 
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
-from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, readable, saved_rows
+from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, saved_rows
 from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
@@ -21,6 +21,7 @@ from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, Usag
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
 from ostinato.storages import LazyMemmapStorage, LazyTensorStorage
+from ostinato.storages.checkpoint import readable
 from ostinato.storages.shared import SharedStorage, check_shareable, raise_edit
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
