@@ -2,6 +2,7 @@
 
 from ostinato.buffers import (
     BufferStats,
+    ConditionalUpdateResult,
     LambdaScheduler,
     LinearScheduler,
     ParameterScheduler,
@@ -58,6 +59,7 @@ __all__ = [
     "BufferStats",
     "CastFields",
     "ComposeTransforms",
+    "ConditionalUpdateResult",
     "Episodes",
     "ExcludeFields",
     "Flat2TED",

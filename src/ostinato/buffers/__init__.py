@@ -1,5 +1,6 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
 from ostinato.buffers.rate_limit import RateLimiter
@@ -17,6 +18,7 @@ from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",
+    "ConditionalUpdateResult",
     "LambdaScheduler",
     "LinearScheduler",
     "ParameterScheduler",

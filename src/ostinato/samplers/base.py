@@ -42,6 +42,10 @@ class Sampler(ABC):
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs a batch size from the start."""
 
+    def can_draw(self, view: View, batch_size: int) -> bool:  # noqa: ARG002
+        """Whether a batch of this size can be drawn; the view has rows that can be drawn."""
+        return True
+
     @abstractmethod
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw up to `batch_size` slots.

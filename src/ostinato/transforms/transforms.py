@@ -305,10 +305,12 @@ class Compose:
         return batch
 
     def inv(self, batch: Any) -> Any:
-        """Apply the inverses to rows about to be written, last to first."""
+        """Apply the inverses to rows about to be written, last to first; None, for no rows, ends the chain."""
         for step in reversed(self.steps):
             if step.inverse is not None:
                 batch = step.inverse(batch)
+                if batch is None:
+                    break
         return batch
 
     def append(self, transform: Any, *, invert: bool = False) -> None:
