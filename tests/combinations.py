@@ -14,6 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
+    CompressedListStorage,
+    ConsumingSampler,
     FrameStack,
     Hindsight,
     ImmutableDatasetWriter,
@@ -24,6 +26,7 @@ from ostinato import (
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     ReservoirWriter,
@@ -32,6 +35,7 @@ from ostinato import (
     SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -64,6 +68,9 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     ),
     "LimitedSampler": lambda: LimitedSampler(2),
     "QueueSampler": QueueSampler,
+    "ConsumingSampler": lambda: ConsumingSampler(2),
+    "StalenessAwareSampler": lambda: StalenessAwareSampler(version_key="t"),
+    "PromptGroupSampler": lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal"),
 }
 UNITS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -77,10 +84,12 @@ UNITS: dict[str, Callable[[], Any]] = {
 }
 STORAGES: dict[str, Callable[[], Any]] = {
     "ListStorage": lambda: ListStorage(CAPACITY),
+    "CompressedListStorage": lambda: CompressedListStorage(CAPACITY),
     "TensorStorage": lambda: TensorStorage(rows(CAPACITY)),
     "LazyTensorStorage": lambda: LazyTensorStorage(CAPACITY),
     "LazyTensorStorage, ndim=2": lambda: LazyTensorStorage(CAPACITY, ndim=2),
     "LazyMemmapStorage": lambda: LazyMemmapStorage(CAPACITY),
+    "LazyTensorStorage, codec": lambda: LazyTensorStorage(CAPACITY, codec={"obs": "zlib", ("next", "obs"): "zlib"}),
     "LazyTensorStorage, single_copy": lambda: LazyTensorStorage(CAPACITY, single_copy=True),
 }
 WRITERS: dict[str, Callable[[], Any]] = {
@@ -100,6 +109,9 @@ _LAWS = {
     "PrioritizedSliceSampler": "start by priority",
     "LimitedSampler": "uniform, at most n times",
     "QueueSampler": "once, in order",
+    "ConsumingSampler": "uniform, n times, then rows leave",
+    "StalenessAwareSampler": "by staleness",
+    "PromptGroupSampler": "group, then rows, uniform",
 }
 REASONS = {
     "order": "episodes and queues need rows in the order of writing, which this writer does not keep",
@@ -107,6 +119,7 @@ REASONS = {
     "slices": "slices are windows already",
     "envs": "the writer chooses single slots, and with `ndim=2` a write is a step of all environments",
     "ranks": "rows that the storage already holds have no ranks",
+    "slots": "rows are written to the slots of rows that have left, in one dimension and by a round-robin writer",
     "counts": "queues and limited draws use up single rows",
     "ring": "a next observation is read from the following row, so rows must stay in ring order",
 }
@@ -130,7 +143,7 @@ class Cell:
     def refusal(self) -> str | None:
         """Why it is refused; None if it works."""
         ranked = self.writer in {"TensorDictMaxValueWriter", "ReservoirWriter"}
-        if self.sampler in {"LimitedSampler", "QueueSampler"} and self.windows:
+        if self.sampler in {"LimitedSampler", "QueueSampler", "ConsumingSampler"} and self.windows:
             return "counts"
         if ranked and self.sampler == "QueueSampler":
             return "order"
@@ -142,11 +155,19 @@ class Cell:
             return "ring"
         if ranked and "ndim=2" in self.storage:
             return "envs"
+        if self.sampler == "ConsumingSampler" and self._fixed_slots:
+            return "slots"
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
-        if self.windows and self.storage == "ListStorage":
+        if (
+            self.windows or self.sampler in {"StalenessAwareSampler", "PromptGroupSampler"}
+        ) and "ListStorage" in self.storage:
             return "fields"
         return None
+
+    @property
+    def _fixed_slots(self) -> bool:
+        return "RoundRobin" not in self.writer or "ndim=2" in self.storage or "single_copy" in self.storage
 
     @property
     def law(self) -> str:

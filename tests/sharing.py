@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
+from ostinato import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
 from ostinato._backend import backend
 
 if TYPE_CHECKING:
@@ -52,11 +52,14 @@ def check_rows(batch: dict[str, Tensor]) -> None:
     assert torch.equal(batch["check"], wanted["check"])
 
 
-def make(capacity: int, *, ranked: bool = False, fill: int = 0, width: int = 8, **options: Any) -> ReplayBuffer:
+def make(
+    capacity: int, *, ranked: bool = False, mapped: bool = False, fill: int = 0, width: int = 8, **options: Any
+) -> ReplayBuffer:
     """A shared buffer, its form known."""
     sampler = PrioritizedSampler(capacity, 0.7, 0.5, 1e-3) if ranked else RandomSampler()
     options = {"batch_size": 32, **options}
-    rb = ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler, shared=True, **options)
+    storage = LazyMemmapStorage(capacity) if mapped else LazyTensorStorage(capacity)
+    rb = ReplayBuffer(storage=storage, sampler=sampler, shared=True, **options)
     rb.extend(rows(range(max(fill, 1)), width))
     if not fill:
         rb.empty()

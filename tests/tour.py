@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from ostinato import (
+    ConsumingSampler,
     Episodes,
     Flat2TED,
     FrameStack,
@@ -29,6 +30,7 @@ from ostinato import (
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     RateLimiter,
@@ -41,6 +43,7 @@ from ostinato import (
     SequenceUnit,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
     TED2Flat,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
@@ -698,6 +701,9 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
         lambda: PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=3, end_key=("next", "done"))
     ),
     "limited": samplers(lambda: LimitedSampler(3)),
+    "leaving rows": samplers(lambda: ConsumingSampler(3)),
+    "staleness": samplers(lambda: StalenessAwareSampler(version_key="t")),
+    "prompt groups": samplers(lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal")),
     "queue": samplers(QueueSampler),
     "n-step": units(lambda: NStep(3, 0.5)),
     "n-step, lanes": units(lambda: NStep(3, 0.5), ndim=2),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from ostinato import PrioritizedSampler, RandomSampler, Sampler, SamplerWithoutReplacement
+from ostinato import (
+    ConsumingSampler,
+    PrioritizedSampler,
+    PromptGroupSampler,
+    RandomSampler,
+    Sampler,
+    SamplerWithoutReplacement,
+    StalenessAwareSampler,
+)
 from ostinato.protocols import Draw
 from ostinato.testing import SamplerContract
 
@@ -55,6 +63,44 @@ class TestStratified(SamplerContract):
 class TestReplacementOff(SamplerContract):
     def make(self) -> Sampler:
         return RandomSampler(replacement=False)
+
+
+class TestLeavingRows(SamplerContract):
+    def make(self) -> Sampler:
+        return ConsumingSampler(1000)
+
+    def test_an_epoch_has_each_row_once(self) -> None:
+        sampler = ConsumingSampler(2)  # its epoch ends when all rows have left
+        view = self.rows(sampler, 7, 9)
+        drawn: list[int] = []
+        while not sampler.ran_out:
+            drawn += sampler.draw(view, 3, None).slots.tolist()
+        assert sorted(drawn) == sorted([*range(7), *range(7)])
+
+
+class _Stored:
+    """A field with the generation of each row."""
+
+    def __init__(self, ring: Any) -> None:
+        self._ring = ring
+
+    def field_at(self, slots: torch.Tensor, path: Any) -> torch.Tensor:
+        found: torch.Tensor = self._ring.generations(slots)
+        return found
+
+
+class TestStaleness(SamplerContract):
+    def make(self) -> Sampler:
+        return StalenessAwareSampler()
+
+    def rows(self, sampler: Sampler, rows: int, capacity: int) -> View:
+        view = super().rows(sampler, rows, capacity)
+        return view._replace(stored=_Stored(view.ring))
+
+
+class TestPromptGroups(TestStaleness):
+    def make(self) -> Sampler:
+        return PromptGroupSampler(samples_per_group=1)
 
 
 class _NeverLast(RandomSampler):

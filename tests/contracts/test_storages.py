@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ostinato import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from ostinato import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    TensorStorage,
+    ZlibCodec,
+)
 from ostinato.errors import OptionError
 from ostinato.protocols import Picks, Run
 from ostinato.testing import StorageContract
@@ -134,6 +142,21 @@ class TestList(StorageContract):
         return self.rows(torch.tensor([number]))[0]
 
     test_inputs_are_copied = None  # type: ignore[assignment]  # see test_list.py: tested for each kind of row
+
+
+class TestCompressedList(TestList):
+    def make(self, capacity: int) -> Storage:
+        return CompressedListStorage(capacity, codec="zlib")
+
+
+class TestCodec(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, codec={"obs": "zlib"})
+
+
+class TestCodecOfAllFields(StorageContract):
+    def make(self, capacity: int) -> Storage:
+        return LazyTensorStorage(capacity, codec={"obs": "zlib", "id": ZlibCodec(0)})
 
 
 class TestTensors(StorageContract):

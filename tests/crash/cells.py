@@ -135,7 +135,7 @@ class Case(NamedTuple):
         return index, info.get("priority_weight"), None if self.ahead else batch
 
 
-COUNTING = {"LimitedSampler", "QueueSampler"}
+COUNTING = {"LimitedSampler", "QueueSampler", "ConsumingSampler"}
 """Samplers that use rows up, so that ten thousand cannot be drawn: `test_rate_limit.py` has their restarts."""
 SUPPORTED = [cell for cell in CELLS if cell.refusal is None and cell.sampler not in COUNTING]
 CASES = [

@@ -521,7 +521,8 @@ def test_slots_of_own_parts_on_another_device_raise(near: torch.device, far: tor
 
 class _Picky(ostinato.ReservoirWriter):  # type: ignore[misc]  # a writer whose picks lie on the device
     def place(self, rows: int, ring: Ring, scores: torch.Tensor | None) -> Picks:
-        return Picks(*(part.to(DEVICE) for part in super().place(rows, ring, scores)))
+        found: Picks = super().place(rows, ring, scores)
+        return Picks(found.slots.to(DEVICE), found.rows.to(DEVICE), found.kept.to(DEVICE))
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])

@@ -203,6 +203,59 @@ def test_differences(difference: Difference) -> None:
 
 def test_refused_arguments_raise() -> None:
     lib = library("ostinato")
-    for argument in ("routing_key", "routing_dim", "kwargs"):
-        with pytest.raises(TypeError, match=argument):
-            _pair(lib, **{argument: 0})
+    with pytest.raises(TypeError, match="kwargs"):
+        _pair(lib, kwargs=0)
+
+
+def _empty(lib: Any, **options: Any) -> Any:
+    members = [lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(4)) for _ in range(2)]
+    return lib.ReplayBufferEnsemble(*members, **options)
+
+
+def _routed(count: int) -> TensorDict:
+    tasks = torch.arange(count) % 2
+    return TensorDict({"obs": torch.arange(count), "info": {"task": tasks.unsqueeze(-1)}}, [count])
+
+
+def test_routed_writes(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _empty(lib, routing_key=("info", "task"))
+        for count in (3, 6, 12):
+            names = rb.extend(_routed(count))
+            note("members", lambda: names["buffer_ids"])
+            note("rows", lambda: names["index"])
+            note("lengths", lambda: [len(rb[0]), len(rb[1])])
+        note("stored", lambda: [rb[i]["obs"] for i in (0, 1)])
+        one = rb.add(_routed(2)[1])
+        note("one row", lambda: (one.batch_size, one["buffer_ids"], one["index"]))
+        for name, data in {"a batch": _routed(2), "numbers": _routed(2).float(), "beyond": _routed(2) + 1}.items():
+            note(name, lambda: (rb.add if name == "a batch" else rb.extend)(data))
+        note("no TensorDict", lambda: rb.extend(_routed(2).to_dict()))
+        for dim in (0, 1):
+            wide = _empty(lib, routing_dim=dim)
+            names = wide.extend(_routed(6).view([2, 3] if dim == 0 else [3, 2]))
+            note("dimension", lambda: (names["buffer_ids"], names["index"], wide[1]["obs"]))
+            note("other size", lambda: wide.extend(_routed(9).view(3, 3)))
+            note("one row", lambda: wide.add(_routed(1)[0]))
+        note("no batch", lambda: _empty(lib, routing_dim=0).extend(_routed(1)[0]))
+        note("both", lambda: _empty(lib, routing_key="task", routing_dim=0))
+        note("no integer", lambda: _empty(lib, routing_dim="task"))
+
+    both(script)
+
+
+def test_indices_of_parts(both: Both) -> None:
+    def script(lib: Any, note: Note) -> None:
+        rb = _pair(lib)
+        for group in (rb, rb.storage, rb.sampler, rb.writer):
+            note("a table", lambda: group[torch.zeros(2, 2)])
+            note("floats", lambda: group[torch.zeros(2)])
+            note("beyond", lambda: group[5])
+            note("nothing", lambda: group[()])
+            note("one of one", lambda: type(group[(1,)]).__name__)
+        note("rows of samplers", lambda: rb.sampler[:, 0])
+        note("rows of writers", lambda: rb.writer[:, 0])
+        for which, rows_of in ((1, 2), (1, slice(2)), (slice(None), 2), ([1, 0], [2, 3])):
+            note.rows(f"{which}, {rows_of}", lambda: rb.storage[which, rows_of])
+
+    both(script)

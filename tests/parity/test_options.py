@@ -23,7 +23,6 @@ _TAKEN = {
     "use_gpu",
     "fragmented",
     "checkpointer",
-    "consume_after_n_samples",
     "service_backend_options",
     "transport_options",
 }

@@ -2,7 +2,10 @@
 
 from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
+from ostinato.buffers.hindsight import HERReplayBuffer
+from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
 from ostinato.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from ostinato.buffers.queries import TrajectoryPredicate, filter_trajectories, iter_trajectories, traj
 from ostinato.buffers.rate_limit import RateLimiter
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.schedulers import (
@@ -19,8 +22,10 @@ from ostinato.core.processes import send_as_copies
 __all__ = [
     "BufferStats",
     "ConditionalUpdateResult",
+    "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",
+    "OfflineToOnlineReplayBuffer",
     "ParameterScheduler",
     "PrioritizedReplayBuffer",
     "RateLimiter",
@@ -30,6 +35,11 @@ __all__ = [
     "StepScheduler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "TrajectoryPredicate",
+    "filter_trajectories",
+    "iter_trajectories",
+    "prefill_replay_buffer",
+    "traj",
 ]
 
 send_as_copies(
@@ -37,5 +47,6 @@ send_as_copies(
     TensorDictReplayBuffer,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
+    HERReplayBuffer,
     ReplayBufferEnsemble,
 )

@@ -144,7 +144,7 @@ def checked_picks(picks: Picks, rows: int, capacity: int, given: int) -> Picks:
                 f"got slots from {low} to {high}"
             )
             raise SlotError(msg)
-    return Picks(slots, chosen, picks.kept)
+    return Picks(slots, chosen, picks.kept, picks.cursor)
 
 
 def checked_slots(slots: Tensor, device: torch.device, source: object) -> Tensor:

@@ -38,7 +38,7 @@ from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
+from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, OstinatoError, SlotError, UsageError
 from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class LocalEngine:
         self.tracker = self._make_tracker(sampler)
         check_pair(storage, writer)
         check_sampler(storage, sampler)
+        sampler.check_parts(storage, writer)
         if len(storage):
             self.ring.take_over(len(storage), storage.cursor)
             writer.begin(len(storage))
@@ -156,9 +157,11 @@ class LocalEngine:
         """Return what samplers may see, now."""
         ring = self.ring
         if self.tracker is None or ring.rows == 0:
-            return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device)
+            stored = self.source.storage if self.sampler.reads else None
+            return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, stored=stored)
         episodes, starts = self.tracker.view(self.source.storage)
-        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts)
+        stored = self.source.storage if self.sampler.reads else None
+        return View(ring.rows, ring.capacity, ring.cursor, ring, ring.device, episodes, starts, stored)
 
     def stock(self) -> Stock:
         """Return what there is for readers and writers now; the caller holds the lock."""
@@ -239,6 +242,36 @@ class LocalEngine:
             self._count_written(rows, placement, given)
             return placement
 
+    def check_rows(self, data: Any, *, ranked: bool = True) -> Callable[[], None]:
+        """Check rows as `write` does before it chooses slots: for several buffers that are written together.
+
+        Returns:
+            A function that drops the layout, where these are the first rows and are not written after all.
+        """
+        with self.lock:
+            storage = self.source.storage
+            laid_out = self.settled or storage.laid_out
+
+            def undo() -> None:
+                if not laid_out:
+                    storage.forget_form()
+                    self.settled = False
+
+            try:
+                if not self.writer.mutable:
+                    self.writer.place(1, self.ring, None)  # says that it takes no rows
+                payload, rows = storage.admit(data, 1)
+                if rows and ranked and self.sampler.prioritized:
+                    self._first_priorities(data, rows)
+                if rows and self.tracker is not None:
+                    self.tracker.read(storage, payload, rows)
+                if rows and self.versions is not None:
+                    self.versions.read(storage, payload, rows)
+            except Exception:
+                undo()
+                raise
+            return undo
+
     def _no_rows(self) -> Run:
         """Return the placement of no rows: nothing changes, no call waits; a writer that takes no rows raises."""
         if not self.writer.mutable:
@@ -251,7 +284,8 @@ class LocalEngine:
         if not self.settled:
             self._settle()
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
-        placement = writer.place(rows, self.ring, scores)
+        chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
+        placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
@@ -456,9 +490,13 @@ class LocalEngine:
         with self.lock:
             if self.pending:
                 return True
-            view = self.view()
-            drawable = view.rows > 0 and (view.starts is None or view.starts.rows > 0)
-            return drawable and self.sampler.can_draw(view, rows) and self.may_draw(rows)
+            view, sampler = self.view(), self.sampler
+            try:
+                self.check_drawable(view)
+                sampler.check_draw(view, rows)
+            except OstinatoError:
+                return False
+            return self.may_draw(rows) and not (sampler.drop_last and rows > view.rows)
 
     def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
@@ -562,6 +600,9 @@ class LocalEngine:
                 self.check_drawable(view)
             if max_age is None:
                 draw = sampler.draw(view, batch_size, generator)
+            elif self.versions is not None and sampler.by_age:
+                young = self.versions.young(self.storage, view.cursor, max_age)
+                draw = sampler.draw(view._replace(young=young), batch_size, generator)
             elif self.versions is not None:
                 draw = self.versions.draw(self.storage, view, batch_size, generator, max_age)
             else:
@@ -747,9 +788,10 @@ class LocalEngine:
         """Count the rows of a batch that reached the caller."""
         with self.lock:
             self.rows_drawn += (ticket.draw.slots if ticket.plan is None else ticket.plan.records).shape[0]
+            known = ticket.ring is self.ring if self.gate is None else self.gate.delivered(ticket, self.ring)
+            if known and self.sampler.counting and ticket.sampler is self.sampler:
+                as_counting(self.sampler).deliver(ticket.draw)
             if self.gate is not None:
-                if self.gate.delivered(ticket, self.ring) and self.sampler.counting and ticket.sampler is self.sampler:
-                    as_counting(self.sampler).deliver(ticket.draw)
                 self.waiters.wake()
 
     def stale(self, ticket: Ticket, rows: Rows) -> Tensor:
@@ -767,9 +809,10 @@ class LocalEngine:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler; queued draws of the old one are dropped."""
         check_sampler(self.storage, sampler)
+        sampler.check_parts(self.storage, self.writer)
         with self.lock:
             self.tracker = self._make_tracker(sampler)
-            sampler.clear()  # what it keeps is of another buffer
+            sampler.move()
             old, self.sampler = self.sampler, sampler
             self.pending.clear()
             self.begin_sampler()
@@ -784,6 +827,7 @@ class LocalEngine:
         if self.tracker is not None:
             check_order(writer)
         check_counting(self.sampler, writer, None, None)
+        self.sampler.check_parts(self.storage, writer)
         check_versions(writer, self.versions)
         with self.lock:
             if self.ring.rows:
@@ -798,6 +842,7 @@ class LocalEngine:
         storage = source.storage
         check_pair(storage, self.writer)
         check_sampler(storage, self.sampler)
+        self.sampler.check_parts(storage, self.writer)
         if self.tracker is not None:
             self.tracker.check_span(storage)
         with self.lock:
@@ -805,7 +850,7 @@ class LocalEngine:
                 self.writer.begin(len(storage))  # first: it may raise
             else:
                 self.writer.clear()
-            self.sampler.clear()
+            self.sampler.move()
             self.pending.clear()
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)

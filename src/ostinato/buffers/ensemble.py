@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, final, overload
 
 from ostinato.buffers.checkpoint.load import load_ensemble, quiet_ensemble, restore_ensemble
 from ostinato.buffers.checkpoint.save import save_ensemble
@@ -10,10 +10,11 @@ from ostinato.buffers.checkpoint.state import ensemble_state, own_ensemble_copy
 from ostinato.buffers.mixing import Member, Mixer, locked, show_names, update_from_batch, update_members
 from ostinato.buffers.options import check_generator, check_not_shared, check_prefetch, check_size, own, positive
 from ostinato.buffers.replay import ReplayBuffer
+from ostinato.buffers.routed_writes import check_route, require_route, write_rows
 from ostinato.buffers.stats import BufferStats, combine
 from ostinato.core import kinds
-from ostinato.core.group import choose
-from ostinato.errors import KindError, OptionError, UsageError
+from ostinato.core.group import choose, split_index
+from ostinato.errors import KindError, OptionError, SchemaError, UsageError
 from ostinato.samplers import SamplerEnsemble
 from ostinato.storages import StorageEnsemble
 from ostinato.transforms import Compose
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ostinato.core.episodes.keys import Key
     from ostinato.samplers.ensemble import WhenEmpty
 
 __all__ = ["ReplayBufferEnsemble", "check_buffers", "check_collates", "check_no_parts", "put_together"]
@@ -36,11 +38,11 @@ def check_no_parts(*parts: Any) -> None:
     """Check that no parts are given beside buffers.
 
     Raises:
-        OptionError: if there are any.
+        UsageError: if there are any.
     """
     if any(part is not None for part in parts):
         msg = "an ensemble is made of buffers, or else of storages=, samplers= and writers=, not of both: give one"
-        raise OptionError(msg)
+        raise UsageError(msg)
 
 
 def check_buffers(rbs: Sequence[Any]) -> None:
@@ -122,7 +124,10 @@ def put_together(
 
 @final
 class ReplayBufferEnsemble:
-    """Draws batches from several buffers at once; rows are written through the members, `ensemble[i].extend(rows)`.
+    """Draws batches from several buffers at once.
+
+    Rows are written through the members, `ensemble[i].extend(rows)`, or with `routing_key` or `routing_dim` through the
+    ensemble.
 
     A batch has `num_buffer_sampled` parts of equal size, each from one member: `[parts, batch_size // parts, *shape]`,
     with `flatten` `[batch_size, *shape]`. `SamplerEnsemble` says which members they come from; a member that has no
@@ -149,6 +154,9 @@ class ReplayBufferEnsemble:
         num_buffer_sampled: parts of a batch.
         when_empty: "renormalize", the default, leaves members without rows to draw out of a batch and warns once,
             "raise" raises EmptyBufferError for them; see `SamplerEnsemble`.
+        routing_key: field, nested ones as a tuple, that holds the number of the member of each row: with it `add` and
+            `extend` of the ensemble write each row to its member.
+        routing_dim: batch dimension of the data whose entries are the members, for the same; excludes `routing_key`.
         flatten: put the parts of a batch end to end, not side by side: batches, and all that names their rows, are
             `[batch_size, ...]`, as a loss of single rows takes them. A `collate_fn` has to do so itself.
         generator: source of all draws through the ensemble, those within members included.
@@ -186,6 +194,8 @@ class ReplayBufferEnsemble:
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
         when_empty: WhenEmpty | None = None,
+        routing_key: Key | None = None,
+        routing_dim: int | None = None,
         flatten: bool = False,
         generator: torch.Generator | None = None,
         prefetch: int | None = None,
@@ -225,6 +235,7 @@ class ReplayBufferEnsemble:
         )
         if self._batch_size is not None:
             self._mixer.part_rows(self._batch_size)
+        self._route = check_route(routing_key, routing_dim, self._mixer.members)
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -285,23 +296,24 @@ class ReplayBufferEnsemble:
 
         Raises:
             SlotError: if a number is out of range.
+            UsageError: for a tensor of more than one dimension.
             KindError: for other indices.
         """
         if isinstance(index, tuple):
-            return self._read(*index)
-        chosen = choose(index, len(self))
+            return self._read(*split_index(index))
+        chosen = choose(index, len(self), type(self))
         if isinstance(chosen, int):
             return self.members[chosen]
         return self if chosen == list(range(len(self))) else self._subset(chosen)
 
-    def _read(self, which: Any, rows: Any = slice(None), *more: Any) -> Any:
-        if more:
-            msg = f"an ensemble is read by a member and an index of its rows, got {2 + len(more)} indices"
-            raise KindError(msg)
-        chosen = choose(which, len(self))
+    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
+        if not rows:
+            return self[which]
+        chosen = choose(which, len(self), type(self))
+        index = rows[0] if len(rows) == 1 else rows
         if isinstance(chosen, int):
-            return self.members[chosen][rows]
-        data = self._mixer.join([own(self.members[i][rows]) for i in chosen])
+            return self.members[chosen][index]
+        data = self._mixer.join([own(self.members[i][index]) for i in chosen])
         return self.transform.forward(data) if self.transform else data
 
     def _subset(self, chosen: list[int]) -> ReplayBufferEnsemble:
@@ -323,25 +335,64 @@ class ReplayBufferEnsemble:
 
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def add(self, data: Any) -> Never:  # noqa: ARG002
-        """Raise: rows are written through a member.
+    @property
+    def routing_key(self) -> str | tuple[str, ...] | None:
+        """Field that holds the number of the member of each row written; None if there is none."""
+        path = None if self._route is None else self._route.path
+        return path[0] if path is not None and len(path) == 1 else path
+
+    @property
+    def routing_dim(self) -> int | None:
+        """Batch dimension of written data whose entries are the members; None if there is none."""
+        return None if self._route is None else self._route.dim
+
+    def add(self, data: Any) -> Any:
+        """Write one row to the member that its `routing_key` names.
+
+        Args:
+            data: TensorDict without batch dimensions.
+
+        Returns:
+            TensorDict of `buffer_ids`, `index` and `index_generation`.
 
         Raises:
-            UsageError: always.
+            UsageError: if the ensemble has no `routing_key`.
+            KindError, SchemaError: as in `extend`.
         """
-        self._refuse_write("add")
+        if require_route(self._route, "add", len(self)).dim is not None:
+            msg = "Use extend() for routing_dim writes: one row has no dimension of members"
+            raise UsageError(msg)
+        if not kinds.is_tensordict(data) or data.batch_size:
+            got = list(data.batch_size) if kinds.is_tensordict(data) else type(data).__name__
+            msg = f"add() expects a scalar TensorDict record, got {got}: use extend() for several rows"
+            raise SchemaError(msg)
+        return self.extend(data.unsqueeze(0))[0]
 
-    def extend(self, data: Any) -> Never:  # noqa: ARG002
-        """Raise: rows are written through a member.
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
+        """Write each row to its member; the rows of one member keep their order.
+
+        The rows of all members are checked before the first one is written. If a write fails after that (too little
+        memory, a rank that is not a number), members of lower numbers have their rows.
+
+        Args:
+            data: TensorDict `[*B]`; each entry is a row. With `routing_dim`, that dimension has one entry for each
+                member.
+            update_priority: False gives the rows the default priority, as in `ReplayBuffer.extend`.
+
+        Returns:
+            TensorDict `[rows]` of int64 tensors in the order of `data.reshape(-1)`: `buffer_ids`, the member of each
+            row, its `index` there (-1 where the writer did not keep it), and its `index_generation`.
 
         Raises:
-            UsageError: always.
+            UsageError: if the ensemble has neither `routing_key` nor `routing_dim`.
+            KindError: if the data is not a TensorDict, or numbers of members are not integers.
+            SchemaError: if rows do not match those of their member, a number is no member, or there is not one number
+                for each row; nothing is changed.
         """
-        self._refuse_write("extend")
-
-    def _refuse_write(self, verb: str) -> Never:
-        msg = f"an ensemble is written through its {len(self)} members: ensemble[i].{verb}(rows)"
-        raise UsageError(msg)
+        route = require_route(self._route, "extend", len(self))
+        with self._mixer.lock:
+            ranked = update_priority is not False
+            return write_rows(self._mixer.members, route, self.transform, data, ranked=ranked)
 
     def empty(self) -> None:
         """Forget all rows of all members.
@@ -512,11 +563,12 @@ class ReplayBufferEnsemble:
                 "flatten": mixer.flatten,
                 "queued": mixer.queued,
                 "batch_size": self._batch_size,
+                "route": self._route,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start without a thread; queued draws come first."""
-        self._batch_size = state["batch_size"]
+        self._batch_size, self._route = state["batch_size"], state["route"]
         options = {name: state[name] for name in ("sampler", "collate", "transform", "generator", "depth", "flatten")}
         self._mixer = Mixer([Member(rb, collate) for rb, collate in state["members"]], **options)
         self._mixer.pending.extend(state["queued"])

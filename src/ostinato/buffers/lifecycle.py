@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
@@ -10,9 +11,10 @@ from ostinato.buffers.engine import LocalEngine
 from ostinato.buffers.options import check_dim, check_drop_last, check_episodes, check_generator, check_pin, part
 from ostinato.buffers.pipeline import Pipeline
 from ostinato.buffers.records import Source
-from ostinato.buffers.shared import SharedEngine
+from ostinato.buffers.shared import SharedEngine, goes_shared
 from ostinato.errors import UsageError
 from ostinato.samplers import RandomSampler, Sampler
+from ostinato.samplers.consuming import with_limit
 from ostinato.storages import ListStorage, Storage
 from ostinato.transforms import Compose
 from ostinato.units import chain_units
@@ -54,6 +56,7 @@ class Given(NamedTuple):
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
+    consume_after: int | None
 
 
 class Lifecycle:
@@ -71,7 +74,6 @@ class Lifecycle:
         self._given: Given | None = given
         self._batch_size = given.batch_size
         self._dim_given = given.dim_extend is not None
-        self._shared = given.shared
         if not delayed:
             self._make_parts()
 
@@ -87,9 +89,9 @@ class Lifecycle:
                 return  # another thread made them
             made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
             collate = given.collate_fn
-            engine: Engine = (SharedEngine if given.shared else LocalEngine)(
+            engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
                 Source(made, made.default_collate if collate is None else collate),
-                part("sampler", given.sampler, Sampler, RandomSampler),
+                with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
                 part("writer", given.writer, Writer, self._default_writer),
                 check_generator(given.generator),
                 chain_units(given.sample_unit),
@@ -224,22 +226,48 @@ class Lifecycle:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes write and sample the same rows; see the constructor."""
-        return self._shared
+        """Whether several processes may write and sample the same rows; see `share`."""
+        return isinstance(self._engine, SharedEngine) if self._given is None else self._given.shared
 
     def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Return the buffer, if it is shared, or private, as asked for.
+        """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
+
+        Rows in the files of a `LazyMemmapStorage` stay there, those of a `LazyTensorStorage` are copied to shared
+        memory once. `storage` is another object afterwards, and views of rows that were handed out before show no
+        later writes. Call it before the processes are started, while no other thread uses the buffer.
+
+        Args:
+            shared: True; False leaves a private buffer as it is.
+
+        Returns:
+            The buffer.
 
         Raises:
-            UsageError: else: where rows are is decided when the buffer is made.
+            OptionError: if the parts do not go together with sharing; nothing is changed.
+            UsageError: with False, if the buffer is shared.
         """
-        if bool(shared) is not self._shared:
-            msg = (
-                f"share({shared}) is not available for a buffer that was made with shared={self._shared}: its rows "
-                f"cannot move to other memory. Make it with ReplayBuffer(shared={bool(shared)})"
-            )
-            raise UsageError(msg)
+        if self.shared or not shared:
+            if not shared and self.shared:
+                msg = "a shared buffer stays shared, since other processes may have it: load its rows into another one"
+                raise UsageError(msg)
+            return self
+        if self._given is not None:
+            self._given = self._given._replace(shared=True)
+            return self
+        self._pipeline.settle()
+        with self._engine.lock:
+            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
+            engine = SharedEngine.of(self._engine, self._pipeline.drop)
+        self._pipeline.close()
+        self._engine, self._pipeline = engine, Pipeline(engine, depth)
         return self
+
+    def _begin_process(self) -> None:
+        """Get ready to be passed to a process that is being started; see `__getstate__`."""
+        if self._given is not None and self._given.shared:
+            self._make_parts()
+        if self._given is None and not self.shared and goes_shared(self._engine):
+            self.share()
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -247,11 +275,15 @@ class Lifecycle:
         """Pickling copies the buffer with its state and queued draws; locks and threads are new.
 
         A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
-        draws. Pending updates are written first.
+        draws. A buffer whose rows are in the files of a `LazyMemmapStorage` is shared by that; see `share`. Pending
+        updates are written first.
 
         Raises:
-            UsageError: for a shared buffer at any other time.
+            UsageError: for a shared buffer at any other time; if a process is being started, for a buffer with a
+                `ListStorage`, and for one in files that cannot be shared.
         """
+        if get_spawning_popen() is not None:
+            self._begin_process()
         if not self.initialized:
             return dict(self.__dict__)
         self._pipeline.settle()

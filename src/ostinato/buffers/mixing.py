@@ -15,6 +15,7 @@ from ostinato.buffers.options import warn_of_sampler
 from ostinato.buffers.pipeline import Prefetcher, Steps
 from ostinato.buffers.priority_updates import (
     as_sampler,
+    in_era,
     parse_update,
     priorities_of_batch,
     priority_fields,
@@ -25,6 +26,7 @@ from ostinato.buffers.rate_limit import Waiters
 from ostinato.buffers.records import Mix
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
 from ostinato.core import kinds
+from ostinato.core.records import Run
 from ostinato.errors import (
     EmptyBufferError,
     KeyMissingError,
@@ -75,6 +77,7 @@ class Member:
         self._finish = buffer._finish  # noqa: SLF001
         self._slots = buffer._index  # noqa: SLF001
         self.show = buffer._state  # noqa: SLF001
+        self.accept = buffer._accept  # noqa: SLF001
         self.buffer = buffer
         self.collate = collate
 
@@ -133,6 +136,23 @@ class Member:
     def make(self, ticket: Ticket) -> tuple[Any, Rows, dict[Any, Tensor]] | None:
         """Return the batch of a draw, its rows, and the fields added to them; None if it cannot be made now."""
         return self._pipeline.make(ticket, self._finish, self.collate)
+
+    def write(self, rows: Any, *, ranked: bool) -> tuple[Tensor, Tensor]:
+        """Write rows that the engine has checked; return the index and the generation of each, int64 `[n]`.
+
+        Rows that were replaced by later ones of the same batch have the generations that they had; rows that the writer
+        did not keep have index -1 and generation 0.
+        """
+        engine = self.engine
+        with engine.lock:
+            before = engine.ring.written
+            placement = engine.write(rows, 1, ranked=ranked)
+            slots = placement.positions(engine.storage.device)
+            written = slice(None) if isinstance(placement, Run) else placement.rows
+            generations = torch.zeros_like(slots)
+            numbered = generations[written].shape[0]
+            generations[written] = torch.arange(before + 1, before + 1 + numbered, device=slots.device)
+            return self.as_index(slots), in_era(generations, engine.era)
 
     def index(self, ticket: Ticket) -> Tensor:
         """Return the index of a draw's rows, int64 `[B]`, with `ndim=2` `[B, 2]`."""
@@ -356,7 +376,7 @@ class Mixer:
         """
         parts = self.sampler.num_buffer_sampled
         if batch_size % parts:
-            msg = f"batch_size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
+            msg = f"The batch size must be divisible by num_buffer_sampled={parts}, got {batch_size}"
             raise OptionError(msg)
         return batch_size // parts
 

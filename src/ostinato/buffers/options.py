@@ -258,7 +258,7 @@ def check_service(backend: Any, backend_options: Any, transport: Any, transport_
             raise OptionError(msg)
 
 
-def check_unavailable(checkpointer: Any, consume_after_n_samples: Any) -> None:
+def check_unavailable(checkpointer: Any) -> None:
     """Refuse options of TorchRL that have no counterpart.
 
     Raises:
@@ -268,12 +268,6 @@ def check_unavailable(checkpointer: Any, consume_after_n_samples: Any) -> None:
         msg = (
             f"checkpointer={type(checkpointer).__name__} is not available: dumps() has one format, whole or not at all "
             "and with checksums; register_save_hook(TED2Flat()) changes its layout"
-        )
-        raise OptionError(msg)
-    if consume_after_n_samples is not None:
-        msg = (
-            f"consume_after_n_samples={consume_after_n_samples!r} is not available: rows stay until they are "
-            "overwritten; LimitedSampler and QueueSampler draw each row a limited number of times"
         )
         raise OptionError(msg)
 

@@ -206,6 +206,14 @@ class Versions:
             slots = torch.from_numpy(found.pick(ranks.cpu().numpy())).to(view.device) + first
         return Draw(slots.remainder_(view.capacity))
 
+    def young(self, storage: Storage, cursor: int, max_age: int) -> Tensor:
+        """Return bool `[rows]`: whose version is at least the newest one less `max_age`. Cost: O(rows)."""
+        found, first = self.recent(storage, cursor, max_age)
+        positions = torch.from_numpy(found.pick(np.arange(found.rows))).to(storage.device)
+        young = torch.zeros(len(storage), dtype=torch.bool, device=storage.device)
+        young[(positions + first).remainder_(storage.capacity)] = True
+        return young
+
     def newest(self, storage: Storage, cursor: int) -> int:
         """Return the largest version of the rows present, of which there are some."""
         return self._present(storage, cursor)[0].newest
@@ -264,8 +272,11 @@ def check_age(versions: Versions | None, sampler: Sampler, max_age: Any, *, pref
     if prefetch:
         msg = f"max_age={max_age} is that of the moment, and batches are prefetched: make the buffer without prefetch"
         raise OptionError(msg)
-    if type(sampler) is not RandomSampler:
-        msg = f"max_age={max_age} is available with RandomSampler, this buffer has {sampler!r}"
+    if type(sampler) is not RandomSampler and not sampler.by_age:
+        msg = (
+            f"max_age={max_age} is available with RandomSampler, StalenessAwareSampler and PromptGroupSampler, this "
+            f"buffer has {sampler!r}"
+        )
         raise OptionError(msg)
     return int(max_age.__index__())
 

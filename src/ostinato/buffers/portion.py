@@ -86,7 +86,7 @@ class Portion:
             msg = "a rate limiter holds for all shards together: give rate_limiter to the ShardedReplayBuffer itself"
             raise OptionError(msg)
         with engine.lock:
-            if not engine.sampler.counting and engine.sampler.mass(engine.view()) is None:
+            if engine.sampler.leaves or not (engine.sampler.counting or engine.sampler.mass(engine.view())):
                 msg = (
                     "shards are drawn from as one buffer by RandomSampler(), PrioritizedSampler(...), QueueSampler() "
                     f"or LimitedSampler(n), got {engine.sampler!r}: its draws depend on each other, or are not of "

@@ -30,6 +30,7 @@ __all__ = [
     "as_sampler",
     "check_sampler",
     "generations_at",
+    "in_era",
     "parse_update",
     "priorities_of_batch",
     "priorities_of_rows",
@@ -406,10 +407,14 @@ def priority_fields(ticket: Ticket, era: int, *, tracked: bool = False) -> dict[
         found["index_generation"] = draw.generations if plan is None or plan.generations is None else plan.generations
         if plan is not None and "anchor_index" in plan.notes:
             found["anchor_generation"] = plan.per_record(draw.generations)
-        if era:
-            for key in found.keys() - {"priority_weight"}:
-                found[key] = found[key] + era * GENERATIONS_PER_ERA
+        for key in found.keys() - {"priority_weight"}:
+            found[key] = in_era(found[key], era)
     return found
+
+
+def in_era(generations: Tensor, era: int) -> Tensor:
+    """Return generations as users see them: those of another era match no row."""
+    return generations + era * GENERATIONS_PER_ERA if era else generations
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

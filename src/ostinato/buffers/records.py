@@ -59,6 +59,15 @@ class Ticket(NamedTuple):
         """Slots of all rows that the batch is made of, int64 `[n]`."""
         return self.draw.slots if self.plan is None else self.plan.slots_read()
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """Entries of the info that the sampler adds; tensors with one value for each row drawn are repeated."""
+        found, rows = self.draw.info or {}, self.draw.slots.shape[0]
+        if self.plan is None:
+            return found
+        alike = {key: getattr(value, "shape", ())[:1] == (rows,) for key, value in found.items()}
+        return {key: self.plan.per_record(value) if alike[key] else value for key, value in found.items()}
+
     def per_record(self, values: Tensor) -> Tensor:
         """Repeat values of the rows drawn for the records that they became."""
         return values if self.plan is None else self.plan.per_record(values)

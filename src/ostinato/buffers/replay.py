@@ -40,7 +40,8 @@ from ostinato.buffers.priority_updates import (
     parse_update,
     priority_fields,
 )
-from ostinato.buffers.rate_limit import Ask, check_wait, replayable
+from ostinato.buffers.queries import run_query
+from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
 from ostinato.buffers.stats import describe, measure
 from ostinato.core.index import is_field
@@ -48,6 +49,7 @@ from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, UsageError
 from ostinato.samplers import PrioritySampler, Sampler
+from ostinato.samplers.consuming import with_limit
 from ostinato.storages import Storage
 from ostinato.writers import Writer
 
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.buffers.stats import BufferStats
+    from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
     from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
@@ -89,9 +92,9 @@ class ReplayBuffer(Lifecycle):
         dim_extend: dimension of the data along which `extend` grows the buffer; None is `storage.ndim - 1`.
         generator: source of all draws; None is torch's global generator. The buffer owns it: it goes back when draws
             made ahead are dropped, so do not draw from it elsewhere.
-        shared: let other processes write and sample the same rows; see docs/scaling.md. Needs Linux, the native
-            extension, a `LazyTensorStorage` and a `RandomSampler` or `PrioritizedSampler`; the buffer is handed to a
-            process as it is started, after the first row.
+        shared: let other processes write and sample the same rows; see `share` and docs/scaling.md. Needs Linux, the
+            native extension, a `LazyTensorStorage` or `LazyMemmapStorage` and a `RandomSampler` or
+            `PrioritizedSampler`; the buffer is handed to a process as it is started.
         compilable: no effect: the native calls are opaque to `torch.compile` in any case.
         delayed_init: make the parts at the first use, so that callables given for them can be pickled before; errors of
             parts are then raised there. None is True with a `transform_factory`, else False.
@@ -103,7 +106,7 @@ class ReplayBuffer(Lifecycle):
         version_key: field that holds the version of the policy that made a row, one integer, nested ones as a tuple;
             `sample(max_age=...)` needs it.
         checkpointer: raises: `dumps` has one format.
-        consume_after_n_samples: raises: rows stay until they are overwritten.
+        consume_after_n_samples: rows leave the buffer after so many draws: the sampler is `ConsumingSampler(n)`.
         service_backend: "direct"; "ray" raises, use `RayReplayBuffer`.
         service_backend_options: raises if there are any.
         transport: "auto" or "direct": the buffer is in the process that made it.
@@ -151,13 +154,13 @@ class ReplayBuffer(Lifecycle):
         transport_options: dict[str, Any] | None = None,
     ) -> None:
         check_service(service_backend, service_backend_options, transport, transport_options)
-        check_unavailable(checkpointer, consume_after_n_samples)
+        check_unavailable(checkpointer)
         check_transforms(transform, transform_factory)
         size = None if batch_size is None else positive("batch_size", batch_size)
         depth = check_prefetch(prefetch, size)
         given = Given(
             storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, size, dim_extend,
-            generator, shared, sample_unit, episodes, rate_limiter, version_key,
+            generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
         )  # fmt: skip
         self._pass: Pass | None = None
         self._warned = False  # of another batch size than the constructor's
@@ -217,6 +220,7 @@ class ReplayBuffer(Lifecycle):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the previous one; prefetched batches are dropped."""
         check_drop_last(part("sampler", sampler, Sampler, None), self._batch_size)
+        with_limit(sampler, None, self._pipeline.prefetch and self._pipeline.prefetch.depth)
         with self._engine.lock:  # no draw of the old one may come in between
             self._pipeline.drop()
             return self._engine.set_sampler(sampler)
@@ -239,6 +243,11 @@ class ReplayBuffer(Lifecycle):
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer and return the previous one; writing goes on after the newest row."""
         return self._engine.set_writer(part("writer", writer, Writer, None))
+
+    @property
+    def _storage(self) -> Storage:
+        """The storage, under the name by which collectors of TorchRL look for it."""
+        return self.storage
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of the chain; `invert` makes a callable run at writing. Returns the buffer."""
@@ -277,9 +286,9 @@ class ReplayBuffer(Lifecycle):
             return add(self, data, timeout_s=timeout_s)
         if timeout_s is not None:
             check_wait(timeout_s, waits=self._engine.gate is not None)
-        data = self._accept(data)
-        if data is None and self._transform.steps:
-            return self._no_positions()
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return None
         if type(data) is not dict:
             warn_of_batch(data, self.storage.ndim)
         placement = self._engine.write(data, 0, timeout_s=timeout_s)
@@ -317,37 +326,33 @@ class ReplayBuffer(Lifecycle):
             check_wait(timeout_s, waits=self._engine.gate is not None)
         if self._engine.gate is not None:
             data = replayable(data)
-        data = self._accept(data)
-        if data is None and self._transform.steps:
-            return self._no_positions()
+        given, data = data, self._accept(data)
+        if data is None and given is not None:
+            return self._positions(Run(0, 0, self.storage.capacity))
         if self._dim_extend:
             data = swap_dims(data, self._dim_extend)
         ranked = update_priority is not False
         engine = self._engine
-        placement, storage = engine.write(data, 1, ranked=ranked, timeout_s=timeout_s), engine.source.storage
-        if storage.ndim == 1:
-            return placement.positions(None if storage.device == _CPU else storage.device)
-        return self._positions(placement)
+        return self._positions(engine.write(data, 1, ranked=ranked, timeout_s=timeout_s))
 
     def _accept(self, data: Any) -> Any:
-        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more."""
+        """Apply the inverse transforms, and check that the writer takes such data; subclasses check more.
+
+        None if a transform waits for more rows before it gives some.
+        """
         if self._transform.steps:
-            data = self._transform.inv(data)
-        if self._engine.writer.collections_only and not (data is None and self._transform.steps):
+            given, data = data, self._transform.inv(data)
+            if data is None and given is not None:
+                return None
+        if self._engine.writer.collections_only:
             require_collections(data, type(self._engine.writer).__name__)
         return data
 
-    def _no_positions(self) -> Tensor:
-        """Return the index of no rows."""
-        storage = self._engine.source.storage
-        shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
-        return torch.empty(shape, dtype=torch.int64, device=storage.device)
-
     def _positions(self, placement: Placement) -> Tensor:
-        """Return the steps and environments of rows in a storage with `ndim=2`, int64 `[rows, 2]`."""
+        """Return the slots of rows, int64 `[rows]`; with `ndim=2` their steps and environments, int64 `[rows, 2]`."""
         storage = self._engine.source.storage
         index = placement.positions(None if storage.device == _CPU else storage.device)
-        return torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
+        return index if storage.ndim == 1 else torch.stack((index // storage.num_envs, index % storage.num_envs), -1)
 
     @property
     def sample_unit(self) -> SampleUnit | None:
@@ -573,7 +578,7 @@ class ReplayBuffer(Lifecycle):
         info = {
             "index": self._index(ticket.records),
             **priority_fields(ticket, self._engine.era, tracked=self._engine.writer.tracks_generations),
-            **(ticket.draw.info or {}),
+            **ticket.info,
             **batch.notes,
         }
         if "anchor_index" in info:
@@ -581,8 +586,9 @@ class ReplayBuffer(Lifecycle):
         return info
 
     def __len__(self) -> int:
-        """Rows present (cells with `ndim=2`)."""
-        return len(self.storage)
+        """Rows present (cells with `ndim=2`), without those that have left it (`ConsumingSampler`)."""
+        sampler = self.sampler
+        return as_counting(sampler).rows_left if sampler.leaves else len(self.storage)
 
     def __bool__(self) -> bool:
         """Whether there are rows."""
@@ -599,7 +605,7 @@ class ReplayBuffer(Lifecycle):
         Raises:
             SlotError: if the index is out of range of the rows present.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         require_eager("reading rows")
         if is_field(index):
             return descend(self[:], index) if self._transform else self.storage.read(index, swap=self._swapped)
@@ -619,7 +625,7 @@ class ReplayBuffer(Lifecycle):
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the data does not match the rows stored.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         if is_field(index):
             self.set_(index, data)
         else:
@@ -638,7 +644,7 @@ class ReplayBuffer(Lifecycle):
             SlotError: if the index is out of range of the rows present.
             SchemaError: if the shape differs, or values do not fit the dtype; a value is not broadcast.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         path = (key,) if isinstance(key, str) else tuple(key)
         self._engine.edit_fields({path: value}, index, swap=self._swapped)
         return self
@@ -661,7 +667,7 @@ class ReplayBuffer(Lifecycle):
             clone: no effect: values are copied in any case.
             keys_to_update: the fields to write, nested ones as a tuple, or groups of them; None writes all.
         """
-        require_rows(len(self))
+        require_rows(len(self.storage))
         values = leaves_by_path(data)
         if keys_to_update is not None:
             wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
@@ -821,6 +827,40 @@ class ReplayBuffer(Lifecycle):
             self._pipeline.drop()
             self._engine.tracker.forget()
             self._engine.begin_sampler()
+
+    def query(
+        self,
+        predicate: Callable[[Trajectory], Any] | None = None,
+        *,
+        trajectory_key: str | tuple[str, ...] | None = None,
+    ) -> list[Trajectory]:
+        """Return the trajectories in the buffer for which a predicate holds; see docs/sampling.md.
+
+        The oldest comes first; with `ndim=2`, environments follow one another. The buffer is locked meanwhile. Fields
+        that the predicate does not use are read only of the trajectories returned, and episodes that the buffer tracks
+        by the same fields are not searched for. Rows are transformed, as those of a sample are.
+
+        Args:
+            predicate: a `traj` expression, or a function of a `Trajectory`; None selects all.
+            trajectory_key: field of trajectory ids; None takes usual ids or flags, see `iter_trajectories`.
+
+        Returns:
+            `ostinato.compat.torchrl.Trajectory` objects: copies.
+
+        Raises:
+            KindError: if the rows have no named fields, or the predicate compares single rows (also a `TypeError`).
+            KeyMissingError: if rows have neither ids nor flags (also a `KeyError`).
+            UsageError: for a shared buffer.
+
+        Example:
+            >>> import torch
+            >>> from ostinato import LazyTensorStorage, ReplayBuffer, traj
+            >>> rb = ReplayBuffer(storage=LazyTensorStorage(100))
+            >>> _ = rb.extend({"episode": torch.tensor([0, 0, 1, 1, 1]), "reward": torch.arange(5.0)})
+            >>> [found.length for found in rb.query(traj.reward.sum() > 5)]
+            [3]
+        """
+        return run_query(self._engine, self._transform, predicate, trajectory_key)
 
     def stats(self) -> BufferStats:
         """Count rows, draws, ages and waits; a dict of numbers too, for loggers and JSON. Cost: O(rows), for the ages.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import torch
 
@@ -20,7 +20,8 @@ from ostinato.core.ring import Ring
 from ostinato.errors import CheckpointError, EmptyBufferError, OptionError, UsageError
 from ostinato.samplers import PrioritizedSampler, RandomSampler, Sampler
 from ostinato.samplers.base import check_rows
-from ostinato.storages.shared import SharedStorage, raise_edit
+from ostinato.storages import LazyMemmapStorage, LazyTensorStorage
+from ostinato.storages.shared import SharedStorage, check_shareable, raise_edit
 from ostinato.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Gate, RateLimiter
+    from ostinato.buffers.records import Engine
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.shared_ring import SharedRing
     from ostinato.storages import Storage
@@ -41,14 +43,24 @@ if TYPE_CHECKING:
     from ostinato.units import SampleUnit
     from ostinato.writers import Writer
 
-__all__ = ["SharedEngine"]
+__all__ = ["SharedEngine", "goes_shared"]
 
 _PLAIN = Ask()
+_WRITERS = {RoundRobinWriter, TensorDictRoundRobinWriter}
+_ROWS_AT_ONCE = 1 << 16
+"""Rows that are copied together when a buffer begins to be shared."""
 
 _FREE_TRIES = 3
 """Copies that writers may spoil before the next one makes them wait."""
 _MOST_REDRAWS = 24
 """Rounds of drawing again where slots were empty; with half of them empty, one draw in 2**24 needs more."""
+
+
+class _Present(NamedTuple):
+    """Rows that are there before processes share them."""
+
+    rows: int
+    cursor: int
 
 
 @final
@@ -81,16 +93,14 @@ class SharedEngine:
         episodes: Episodes | None = None,
         limiter: RateLimiter | None = None,
         version_key: str | tuple[str, ...] | None = None,
+        *,
+        counted: bool = True,
     ) -> None:
-        if limiter is not None or version_key is not None:
-            msg = "shared=True does not count reads and versions: leave out rate_limiter and version_key"
-            raise OptionError(msg)
-        if unit is not None or episodes is not None:
-            msg = "shared=True does not track episodes: leave out sample_unit and episodes"
-            raise OptionError(msg)
+        _check_followed(limiter, version_key, unit, episodes)
         _check_parts(sampler, writer)
+        check_sampler(source.storage, sampler)
+        present = _Present(len(source.storage), source.storage.cursor)
         self._storage = SharedStorage(source.storage, ranked=sampler.prioritized)
-        check_sampler(self._storage, sampler)
         self.source = Source(self._storage, source.collate)
         self.sampler = sampler
         self._writer = writer
@@ -99,6 +109,68 @@ class SharedEngine:
         self.priority_path: tuple[str, ...] | None = None
         self.rows_stale = 0
         self._begin()
+        if present.rows and counted:
+            self._begin_rows(present, None)
+
+    @classmethod
+    def of(cls, old: Engine, drop: Callable[[], None]) -> SharedEngine:
+        """Return an engine with the parts, rows and counts of one that serves a single process, which then ends.
+
+        Rows in files stay there, others are copied to shared memory. The caller holds the lock of `old`.
+
+        Args:
+            old: a `LocalEngine`.
+            drop: drops the draws that were made ahead; called once nothing stands in the way.
+
+        Raises:
+            OptionError: if the parts do not go together with sharing; nothing has changed.
+            UsageError: if the cursor was moved.
+        """
+        storage, sampler, source = old.storage, old.sampler, old.source
+        _check_parts(sampler, old.writer)
+        check_sampler(storage, sampler)
+        present, schema = _Present(len(storage), old.ring.cursor), storage.schema
+        check_shareable(storage)
+        if present.cursor != present.rows % storage.capacity and present.rows != storage.capacity:
+            msg = (
+                f"the cursor was moved to {present.cursor} of {present.rows} rows: fill the buffer before it is shared"
+            )
+            raise UsageError(msg)
+        priorities = sampler.state_dict() if isinstance(sampler, PrioritizedSampler) and present.rows else None
+        mapped = isinstance(storage, LazyMemmapStorage)
+        if not mapped and isinstance(storage, LazyTensorStorage):
+            source = Source(LazyTensorStorage(storage.max_size, packed=storage.packed), source.collate)
+        _check_followed(old.gate, old.versions, old.unit, old.tracker)
+        drop()
+        made = cls(source, sampler, old.writer, old.generator, counted=False)
+        made.pin, made.priority_path, made.rows_stale = old.pin, old.priority_path, old.rows_stale
+        if schema is not None and present.rows:
+            made._storage.lay_out(schema)
+            made._begin_rows(present, priorities, None if mapped else storage)
+            with made._ring.lock:
+                made._ring.set_counts(old.rows_written, old.rows_since_empty, old.rows_drawn)
+        return made
+
+    def _begin_rows(self, present: _Present, priorities: dict[str, Any] | None, source: Storage | None = None) -> None:
+        """Let the ring know of rows that are in place, or of those of `source`, which are copied."""
+        self.begin_sharing()
+        ring, sampler, storage = self._ring, self.sampler, self._storage
+        with ring.lock:
+            ring.clear(present.cursor if present.rows == ring.capacity else 0)
+            if not present.rows:
+                return
+            serial, run = ring.reserve(present.rows)
+            slots = run.slots(torch.device("cpu"))
+            for first in range(0, present.rows if source is not None else 0, _ROWS_AT_ONCE):
+                part = slots[first : first + _ROWS_AT_ONCE]
+                target = Run(int(part[0]), part.shape[0], ring.capacity)
+                storage.write(target, source.gather(part))  # type: ignore[union-attr]
+            if sampler.prioritized:
+                given = None if priorities is None else priorities["priorities"][slots]
+                as_sampler(sampler).record_rows(run, given, self.view())
+                if priorities is not None:
+                    ring.max_priority = float(priorities["largest"])
+            ring.commit(serial)
 
     def _begin(self) -> None:
         self.waiters = Waiters()
@@ -107,17 +179,29 @@ class SharedEngine:
         self.pending: deque[Ticket] = deque()
         self._process = os.getpid()
         self._writer.follow(self.generations_of)
-        if self._storage.laid_out:
+        self._begun = False
+        self._laid_out()
+
+    def _laid_out(self) -> bool:
+        """Whether the schema is known, by now; then the sampler keeps priorities in the memory of all."""
+        if not self._begun and self._storage.laid_out:
             self.begin_sharing()
+        return self._begun
 
     def begin_sharing(self) -> None:
         """Let the sampler keep priorities in the memory of all, which is there now."""
-        if isinstance(self.sampler, PrioritizedSampler):
-            self.sampler.share(self._ring)
+        with self.lock:
+            if not self._begun and isinstance(self.sampler, PrioritizedSampler):
+                self.sampler.share(self._ring)
+            self._begun = True
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a process that is being started; rows and priorities stay where they are, in the memory of all."""
-        return {k: v for k, v in self.__dict__.items() if k not in {"lock", "waiters", "saves", "pending", "_process"}}
+        return {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in {"lock", "waiters", "saves", "pending", "_process", "_begun"}
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a part in the memory; draws are this process's own."""
@@ -149,32 +233,32 @@ class SharedEngine:
     @property
     def ring(self) -> SharedRing | Ring:
         """Which write filled each slot."""
-        return self._ring if self._storage.laid_out else Ring(self._storage.capacity)
+        return self._ring if self._laid_out() else Ring(self._storage.capacity)
 
     @property
     def rows_written(self) -> int:
         """Rows written, by all processes."""
-        return self._ring.rows_written if self._storage.laid_out else 0
+        return self._ring.rows_written if self._laid_out() else 0
 
     @property
     def rows_since_empty(self) -> int:
         """Rows written since the buffer was emptied, by all processes."""
-        return self._ring.rows_since_empty if self._storage.laid_out else 0
+        return self._ring.rows_since_empty if self._laid_out() else 0
 
     @property
     def rows_drawn(self) -> int:
         """Rows delivered, to all processes."""
-        return self._ring.drawn if self._storage.laid_out else 0
+        return self._ring.drawn if self._laid_out() else 0
 
     @property
     def redone(self) -> int:
         """Batches copied once more, in all processes."""
-        return self._ring.redone if self._storage.laid_out else 0
+        return self._ring.redone if self._laid_out() else 0
 
     @property
     def stale_updates(self) -> int:
         """Priorities that came too late, from all processes."""
-        return self._ring.stale_updates if self._storage.laid_out else 0
+        return self._ring.stale_updates if self._laid_out() else 0
 
     def view(self) -> View:
         """Return what samplers may see, now: some of the slots may hold no whole row."""
@@ -183,7 +267,7 @@ class SharedEngine:
 
     def stock(self) -> Stock:
         """Return what there is for readers: rows that are whole."""
-        return Stock(self._ring.committed if self._storage.laid_out else 0)
+        return Stock(self._ring.committed if self._laid_out() else 0)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -191,13 +275,11 @@ class SharedEngine:
         """Check rows, reserve slots, copy, commit; see `Engine.write`. Writers do not wait for readers."""
         require_eager("writing rows")
         storage, sampler = self._storage, self.sampler
-        fresh = not storage.laid_out
         with self.lock:  # threads of this process share the form of the last batch, and the first layout
             payload, rows = storage.admit(data, lead)
             if rows == 0:
                 return Run(0, 0, storage.capacity)
-            if fresh:
-                self.begin_sharing()
+            self._laid_out()
         given = self._first_priorities(data, rows) if sampler.prioritized and ranked else None
         ring = self._ring
         serial, run = ring.reserve(rows)
@@ -221,6 +303,7 @@ class SharedEngine:
 
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced or incomplete, which are counted."""
+        self._laid_out()
         ring, sampler, (slots, priorities, generations) = self._ring, as_sampler(self.sampler), update
         with ring.lock:
             view = self.view()
@@ -310,7 +393,7 @@ class SharedEngine:
 
     def _fresh(self, batch_size: int) -> tuple[Draw, int]:
         """Return a draw, and the number of a write before which all its rows were whole."""
-        if not self._storage.laid_out or self._ring.committed <= 0:
+        if not self._laid_out() or self._ring.committed <= 0:
             msg = "Cannot sample from an empty storage: add rows first"
             raise EmptyBufferError(msg)
         ring = self._ring
@@ -445,7 +528,7 @@ class SharedEngine:
             "pending": [],
         }
         storage = self._storage
-        if not storage.laid_out:
+        if not self._laid_out():
             slots = torch.empty(0, dtype=torch.int64, device="cpu")
             return {**state, **self._saved_rows(slots, 0, slots, 0)}
         ring = storage.ring
@@ -582,6 +665,62 @@ def _refuse_exchange(part: Any) -> NoReturn:
     raise UsageError(msg)
 
 
+def _check_followed(limiter: Any, versions: Any, unit: Any, episodes: Any) -> None:
+    """Check that nothing is counted or tracked that one process alone would know.
+
+    Raises:
+        OptionError: naming what.
+    """
+    if limiter is not None or versions is not None:
+        msg = "shared=True does not count reads and versions: leave out rate_limiter and version_key"
+        raise OptionError(msg)
+    if unit is not None or episodes is not None:
+        msg = "shared=True does not track episodes: leave out sample_unit and episodes"
+        raise OptionError(msg)
+
+
+def goes_shared(engine: Engine) -> bool:
+    """Return whether a private buffer begins to be shared when it is passed to a process: if its rows are in files.
+
+    Raises:
+        UsageError: if the rows are in a list, or in files and cannot be shared.
+    """
+    storage, sampler, writer = engine.storage, engine.sampler, engine.writer
+    if storage.form == "objects":
+        msg = (
+            f"Cannot share a storage of type {type(storage).__name__} between processes: its objects are in the memory "
+            "of one. Use LazyMemmapStorage, or LazyTensorStorage with shared=True; or pass rb.state_dict()"
+        )
+        raise UsageError(msg)
+    if not isinstance(storage, LazyMemmapStorage):
+        return False
+    if type(writer) not in _WRITERS:
+        msg = (
+            f"Writers of type {type(writer).__name__} cannot be shared between processes: each would choose slots from "
+            "what it has written alone. Use RoundRobinWriter()"
+        )
+        raise UsageError(msg)
+    if type(sampler) is not RandomSampler:
+        msg = (
+            f"Samplers of type {type(sampler).__name__} cannot be shared between processes without being asked for: "
+            "use RandomSampler(), or PrioritizedSampler with shared=True, whose priorities all processes keep"
+        )
+        raise UsageError(msg)
+    if not storage.laid_out and not storage.shared_init:
+        msg = (
+            f"Cannot share a storage of type {type(storage).__name__} between processes while it has not been "
+            "initialized yet: write a row first, or make it with shared_init=True, or call rb.share()"
+        )
+        raise UsageError(msg)
+    try:
+        check_shareable(storage)
+        _check_followed(engine.gate, engine.versions, engine.unit, engine.tracker)
+    except OptionError as error:
+        msg = f"this buffer cannot be shared between processes ({error}): pass a copy, pickle.loads(pickle.dumps(rb))"
+        raise UsageError(msg) from error
+    return True
+
+
 def _check_parts(sampler: Sampler, writer: Writer) -> None:
     """Check that no part keeps in one process what all processes would need.
 
@@ -594,6 +733,6 @@ def _check_parts(sampler: Sampler, writer: Writer) -> None:
     if isinstance(sampler, PrioritizedSampler) and sampler.max_priority_within_buffer:
         msg = "shared=True does not go with max_priority_within_buffer=True: leave it out"
         raise OptionError(msg)
-    if type(writer) not in {RoundRobinWriter, TensorDictRoundRobinWriter}:
+    if type(writer) not in _WRITERS:
         msg = f"shared=True takes the writer RoundRobinWriter, got {type(writer).__name__}"
         raise OptionError(msg)

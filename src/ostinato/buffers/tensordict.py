@@ -140,7 +140,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if kinds.is_tensor_collection(data):
             engine = self._engine
             fields = priority_fields(ticket, engine.era, tracked=engine.writer.tracks_generations)
-            kinds.put(data, {"index": self._flat_index(ticket.records), **fields})
+            kinds.put(data, {"index": self._flat_index(ticket.records), **fields, **ticket.info})
             if notes:
                 kinds.with_fields(data, {_as_path(key): self._shown(key, value) for key, value in notes.items()})
         return data

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import numpy as np
 import torch
 
-from ostinato.errors import KindError, OptionError, SlotError
+from ostinato.errors import KindError, OptionError, SlotError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Group", "choose"]
+__all__ = ["Group", "choose", "split_index"]
 
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ class Group(ABC, Generic[T]):
                 msg = f"{type(self).__name__} holds instances of {base.__name__}, got {type(member).__name__} at {i}"
                 raise KindError(msg)
         self.members: tuple[T, ...] = tuple(members)
+        self._plural = f"{base.__name__.lower()}s"
 
     @abstractmethod
     def subset(self, chosen: list[int]) -> Self:
@@ -47,21 +48,55 @@ class Group(ABC, Generic[T]):
         """Return a member, or a group of the members selected by a slice, list or integer tensor.
 
         Raises:
-            SlotError: if a number is out of range.
+            SlotError: if a number is out of range, or for a tuple of more than one index.
+            UsageError: for a tensor of more than one dimension.
             KindError: for other indices.
         """
-        chosen = choose(index, len(self.members))
+        if isinstance(index, tuple):
+            return self._read(*split_index(index))
+        chosen = choose(index, len(self.members), type(self))
         if isinstance(chosen, int):
             return self.members[chosen]
         return self if chosen == list(range(len(self.members))) else self.subset(chosen)
 
+    def _read(self, which: Any, rows: tuple[Any, ...]) -> Any:
+        """Return what an index of members and of their rows selects; without rows, the members."""
+        if rows:
+            msg = (
+                f"Tuple of length greater than 1 are not accepted to index {self._plural} of type {type(self)}, got "
+                f"{(which, *rows)!r}: only storages have rows"
+            )
+            raise SlotError(msg)
+        return self[which]
 
-def choose(index: Any, count: int) -> int | list[int]:
+
+def split_index(index: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the index of members, and that of their rows, of a tuple.
+
+    Raises:
+        SlotError: if the tuple is empty.
+    """
+    if not index:
+        msg = "an empty tuple names no member: give the number of a member, or a slice"
+        raise SlotError(msg)
+    return index[0], index[1:]
+
+
+_TYPES = "Expected an index of type torch.Tensor, range, np.ndarray, int, slice or ellipsis"
+
+
+def choose(index: Any, count: int, group: type = Group) -> int | list[int]:
     """Return the position, or the positions, that an index selects from `count` members.
+
+    Args:
+        index: integers, slices, `...`, and lists, ranges, arrays or tensors of integers.
+        count: members.
+        group: the class that is indexed, for messages.
 
     Raises:
         SlotError: if a number is out of range, or none is selected.
-        KindError: for other indices than integers, slices, `...`, and lists, ranges, arrays or tensors of integers.
+        UsageError: for a tensor of more than one dimension.
+        KindError: for other indices.
     """
     if index is Ellipsis:
         return list(range(count))
@@ -69,24 +104,29 @@ def choose(index: Any, count: int) -> int | list[int]:
         return _checked(list(range(count))[index], index, count)
     if isinstance(index, list | range | np.ndarray | torch.Tensor):
         found = index if isinstance(index, torch.Tensor) else torch.as_tensor(np.asarray(index), device="cpu")
+        if found.ndim > 1:
+            msg = (
+                f"Cannot index a {group} with tensor indices that have more than one dimension, got shape "
+                f"{list(found.shape)}: use one of shape [n]"
+            )
+            raise UsageError(msg)
         if found.numel() == 0:
             return _checked([], index, count)
-        whole = not (found.dtype is torch.bool or found.is_floating_point() or found.is_complex())
-        if whole and found.ndim == 0:
-            index = int(found)
-        elif whole and found.ndim == 1:
-            return _checked([int(i) for i in found], index, count)
+        if found.is_floating_point() or found.is_complex():
+            msg = f"A floating point index was received when an integer dtype was expected, got {index!r}"
+            raise KindError(msg)
+        if found.dtype is not torch.bool:
+            return (
+                _checked([int(found)], index, count)[0] if found.ndim == 0 else _checked(found.tolist(), index, count)
+            )
     if isinstance(index, bool) or not hasattr(index, "__index__") or isinstance(index, torch.Tensor | np.ndarray):
-        msg = (
-            "members are selected by an integer, a slice, `...`, or a list, range, array or tensor [n] of integers, "
-            f"got {index!r}"
-        )
+        msg = f"{_TYPES}, or a list, of the numbers of members, got {index!r} of type {type(index)} instead."
         raise KindError(msg)
     return _checked([int(index.__index__())], index, count)[0]
 
 
 def _checked(chosen: list[int], index: Any, count: int) -> list[int]:
     if not chosen or any(not -count <= i < count for i in chosen):
-        msg = f"members must be in [{-count}, {count}), at least one of them, got {index!r}"
+        msg = f"{_TYPES} that names members in [{-count}, {count}), at least one of them, got {index!r}"
         raise SlotError(msg)
     return [i % count for i in chosen]

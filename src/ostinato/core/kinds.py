@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "Node",
     "as_objects",
     "as_tensor",
+    "as_tensordict",
     "concatenate",
     "fields_of",
     "find_field",
@@ -38,6 +40,8 @@ __all__ = [
     "is_tensordict",
     "is_text",
     "is_tracing",
+    "lazy_stack",
+    "leading",
     "make",
     "make_objects",
     "open_node",
@@ -130,8 +134,11 @@ def open_node(data: Any, lead: int) -> tuple[Node, list[Any]] | None:
 def fields_of(data: TensorDictBase) -> dict[str, Any]:
     """Return the fields of a TensorDict by name; a lazy stack is stacked.
 
+    Warns if the rows of a lazy stack have different fields: rollouts that begin with the last step of another one have
+    a few more in their first step, which are left out.
+
     Raises:
-        SchemaError: if the parts of a lazy stack have different fields, or cannot be stacked; names the field.
+        SchemaError: if a field of a lazy stack cannot be stacked, or if its rows have no field in common.
     """
     if type(data).__name__ == "TensorDict":  # the most common class; the lookup of a missing attribute is slow
         return dict(data.items())
@@ -140,12 +147,16 @@ def fields_of(data: TensorDictBase) -> dict[str, Any]:
         return dict(data.items())
     names = [set(part.keys()) for part in parts]
     lacking = sorted(map(str, set.union(*names) - set.intersection(*names))) if names else []
-    if lacking:
-        msg = (
-            f"the rows of a lazy stack must have the same fields, and some lack {lacking}: give all rows the same "
-            "keys, or use ListStorage"
-        )
+    if lacking and len(names[0]) and not set.intersection(*names):
+        msg = f"the rows of a lazy stack have no field in common, only some have {lacking}: use ListStorage"
         raise SchemaError(msg)
+    if lacking:
+        warnings.warn(
+            f"not stored: {lacking}, which only some rows of the lazy stack have: give all rows the same fields, or "
+            "use ListStorage for rows of different fields",
+            UserWarning,
+            stacklevel=2,
+        )
     out = {}
     for key in data.keys():  # noqa: SIM118 (a TensorDict iterates over rows)
         try:
@@ -247,6 +258,17 @@ def as_objects(value: Any, path: Sequence[Hashable], shape: tuple[int, ...]) -> 
     else:
         out[()] = value
     return out
+
+
+def leading(value: Any, lead: int) -> tuple[int, ...]:
+    """Return the leading dimensions of a TensorDict, or of one field of objects: those that `as_objects` asks for."""
+    if is_tensor_collection(value):
+        return tuple(value.batch_size[:lead])
+    shape: list[int] = []
+    while len(shape) < lead:
+        shape.append(len(value))
+        value = value[0] if len(value) else ()
+    return tuple(shape)
 
 
 def _has_shape(value: Tensor | np.ndarray[Any, Any], shape: tuple[int, ...]) -> bool:
@@ -581,6 +603,32 @@ def stack_parts(items: Sequence[Any]) -> Any:
         return lazy.maybe_dense_stack(list(items), 0)
     except RuntimeError:
         return lazy.lazy_stack(list(items), 0)  # of lazy stacks
+
+
+def as_tensordict(data: Any, rows: int) -> Any:
+    """Return a dict, a TensorDict or a tensorclass of rows as a TensorDict `[rows]`. No copy of tensors.
+
+    Raises:
+        KindError: if keys are not text.
+    """
+    if is_tensordict(data):
+        return data
+    if is_tensorclass(data):
+        return data.to_tensordict()
+    from tensordict import TensorDict
+
+    try:
+        return TensorDict(data, batch_size=[rows])
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"these rows cannot be a TensorDict: {reason_of(error)}"
+        raise KindError(msg) from error
+
+
+def lazy_stack(rows: Sequence[Any]) -> Any:
+    """Return TensorDicts or tensorclasses as one of them `[rows]`, whose fields are stacked when they are read."""
+    import tensordict
+
+    return tensordict.lazy_stack(list(rows))
 
 
 def concatenate(batches: Sequence[Any]) -> Any:

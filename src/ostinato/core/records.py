@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "Plan",
     "Request",
     "Run",
+    "Stored",
     "View",
     "as_slots",
     "check_slots",
@@ -76,6 +77,8 @@ class Picks(NamedTuple):
     """`[n]`."""
     kept: Tensor
     """`[total]`: the slot of each row of the batch, -1 for a row that is not kept."""
+    cursor: int | None = None
+    """Slot that writing continues at; None is the one after the rows present."""
 
     def positions(self, device: torch.device | None = None) -> Tensor:
         """Return one slot for each row of the batch, int64 `[total]`, -1 where a row was not kept."""
@@ -89,6 +92,18 @@ class Picks(NamedTuple):
 
 Placement: TypeAlias = Run | Picks
 """The slots of the rows of a batch, as a writer chose them."""
+
+
+class Stored(Protocol):
+    """Reads single fields of rows, for samplers."""
+
+    def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return a field of the rows at `slots`, int64 `[n]`. Copy.
+
+        Raises:
+            KeyMissingError: if rows lack the field.
+            KindError: if there are no fields.
+        """
 
 
 class View(NamedTuple):
@@ -108,6 +123,29 @@ class View(NamedTuple):
     """Episodes of the rows; None if the buffer does not track them."""
     starts: Starts | None = None
     """Rows that may be drawn; None stands for all of them."""
+    stored: Stored | None = None
+    """Stored fields, for a sampler that reads some (`Sampler.reads`); None for others."""
+    young: Tensor | None = None
+    """bool `[rows]`: which rows `sample(max_age=)` leaves, for a sampler with `Sampler.by_age`; None without."""
+
+    def read(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return one stored field of rows: a tensor `[n, *shape]`, or a list of `n` Python objects. Copy.
+
+        Raises:
+            KeyMissingError: if rows lack the field.
+            KindError: if the storage has no fields.
+        """
+        if self.stored is None:
+            msg = f"this sampler reads the field {show_path(path)}, and its view has no stored fields"
+            raise OptionError(msg)
+        return self.stored.field_at(slots, path)
+
+    def allowed(self) -> Tensor | None:
+        """Return bool `[rows]`: which rows may be drawn by `starts` and `young`; None for all. Cost: O(rows)."""
+        if self.starts is None:
+            return self.young
+        allowed = self.starts.allowed(torch.arange(self.rows, device=self.device))
+        return allowed if self.young is None else allowed & self.young
 
     def require_episodes(self) -> EpisodeTable:
         """Return `episodes`, for a unit or sampler that needs them.

@@ -79,7 +79,7 @@ class Ring:
         self._renumber(placement.slots, self.written + 1, placement.total)
         if placement.slots.shape[0]:
             self.rows = max(self.rows, int(placement.slots.max()) + 1)
-        self.cursor = self.rows % self.capacity
+        self.cursor = self.rows % self.capacity if placement.cursor is None else placement.cursor
 
     def take_back(self, placement: Placement, rows: int, cursor: int) -> None:
         """Undo `record` for rows that could not be stored: the ring holds `rows` rows again, and the serials are used.

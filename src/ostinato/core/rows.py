@@ -69,6 +69,10 @@ class Leaf(NamedTuple):
         return f"{show_path(self.path)}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
+NO_TENSORS = Leaf(("(no tensors)",), torch.uint8, (0,))
+"""The only leaf, of no bytes, of rows that consist of Python objects only: so every schema has a leaf."""
+
+
 class ObjectLeaf(NamedTuple):
     """A field of Python objects: its path, and the batch dimensions of its TensorDict that belong to the row."""
 
@@ -116,6 +120,7 @@ class Schema:
         "_flat",
         "_get",
         "_json",
+        "_no_tensors",
         "_seen",
         "_warned",
         "column_names",
@@ -131,7 +136,8 @@ class Schema:
         self.column_names = [column_name(leaf.path, i) for i, leaf in enumerate(leaves)]
         """Names of the leaves in a checkpoint, see `column_name`."""
         # Rows of one level of nesting are by far the most common: they are flattened without recursion.
-        self._flat = isinstance(tree, tuple) and all(child is None for child in tree[1])
+        self._no_tensors = self.leaves == (NO_TENSORS,)
+        self._flat = isinstance(tree, tuple) and not self._no_tensors and all(child is None for child in tree[1])
         self._get: Callable[[Any], tuple[Any, ...]] | None = None
         if isinstance(tree, tuple) and self._flat and tree[0].kind in _MAPPINGS:
             keys = tree[0].keys
@@ -314,6 +320,9 @@ class Schema:
         out: list[Any] = []
         objects: list[Any] = []
         _collect(tree, data, (), lead, (out, objects))
+        if self._no_tensors:
+            batch = kinds.leading(data if kinds.is_tensor_collection(data) else objects[0], lead)
+            return [torch.empty((*batch, 0), dtype=NO_TENSORS.dtype, device="cpu"), *objects]
         return [*out, *objects]
 
     def build(
@@ -374,7 +383,8 @@ class Schema:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             msg = f"the checkpoint's schema cannot be read: {error}"
             raise CheckpointError(msg) from error
-        if paths != [leaf.path for leaf in leaves]:
+        no_tensors = leaves == [NO_TENSORS] and not paths and tree is not None
+        if paths != [leaf.path for leaf in leaves] and not no_tensors:
             msg = f"the checkpoint's schema names the fields {[leaf.path for leaf in leaves]}, its tree {paths}"
             raise CheckpointError(msg)
         _check_extra(tree, iter(leaves), ())
@@ -419,9 +429,12 @@ def describe(data: Any, lead: int, *, bare: bool = False) -> Schema:
         shapes.append(shape)
         return None
 
-    schema = Schema(walk(data, ()), leaves)
+    tree = walk(data, ())
+    if not leaves and not bare and isinstance(tree, tuple) and (tree[0].kind == "tensordict" or _holds_objects(tree)):
+        return Schema(tree, [NO_TENSORS])
+    schema = Schema(tree, leaves)
     if not leaves and not (bare and schema.objects):
-        raise SchemaError(_no_tensors(schema))
+        raise SchemaError(_no_fields(schema))
     for leaf, shape in zip(leaves, shapes, strict=True):
         if shape != shapes[0]:
             msg = (
@@ -448,14 +461,14 @@ def _describe_leaf(value: Any, path: Path, lead: int) -> tuple[Leaf, tuple[int, 
     return Leaf(path, tensor.dtype, tuple(tensor.shape[lead:])), tuple(tensor.shape[:lead])
 
 
-def _no_tensors(schema: Schema) -> str:
+def _no_fields(schema: Schema) -> str:
     if not schema.objects:
         return "rows have no fields: give at least one tensor"
-    fields = ", ".join(show_path(leaf.path) for leaf in schema.objects)
-    return (
-        f"rows consist of Python objects only ({fields}), and tensor storages need a tensor beside them: give at least "
-        "one tensor, or use ListStorage"
-    )
+    return "rows are single Python objects: give them a name, as in {'text': rows}, or use ListStorage"
+
+
+def _holds_objects(tree: _Tree) -> bool:
+    return any(True for _ in _find_objects(tree, (), ()))
 
 
 def _find_objects(tree: _Tree, path: Path, shape: tuple[int, ...]) -> Iterator[ObjectLeaf]:

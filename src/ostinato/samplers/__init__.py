@@ -1,18 +1,22 @@
 """Samplers draw the rows of a batch, from a `View` of the buffer: counts, generations and episodes."""
 
 from ostinato.samplers.base import CountingSampler, PrioritySampler, Sampler
-from ostinato.samplers.consuming import LimitedSampler, QueueSampler
+from ostinato.samplers.consuming import ConsumingSampler, LimitedSampler, QueueSampler
 from ostinato.samplers.ensemble import SamplerEnsemble
 from ostinato.samplers.prioritized import PrioritizedSampler
+from ostinato.samplers.prompt_groups import PromptGroupSampler
 from ostinato.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
+from ostinato.samplers.staleness import StalenessAwareSampler
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
 __all__ = [
+    "ConsumingSampler",
     "CountingSampler",
     "LimitedSampler",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "PrioritySampler",
+    "PromptGroupSampler",
     "QueueSampler",
     "RandomSampler",
     "Sampler",
@@ -20,4 +24,5 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,9 +16,24 @@ if TYPE_CHECKING:
 
     from ostinato.core.episodes.keys import Episodes
     from ostinato.core.records import Draw, Placement, Plan, View
+    from ostinato.core.ring import Ring
     from ostinato.core.rows import Path
 
 __all__ = ["CountingSampler", "PrioritySampler", "Sampler", "check_rows"]
+
+
+class StorageShape(Protocol):
+    """What `Sampler.check_parts` sees of a storage."""
+
+    ndim: int
+    ring_only: bool
+
+
+class WriterOrder(Protocol):
+    """What `Sampler.check_parts` sees of a writer."""
+
+    in_order: bool
+    mutable: bool
 
 
 class Sampler(ABC):
@@ -39,12 +54,14 @@ class Sampler(ABC):
     """Whether it draws slices (`Draw.length`, `Draw.lengths`), not single rows."""
     span: int = 1
     """Rows of one environment that a slice covers."""
+    reads: bool = False
+    """Whether it reads stored fields; its view then has `stored`."""
+    by_age: bool = False
+    """Whether it heeds `View.young`, so that `sample(max_age=)` is available."""
+    leaves: bool = False
+    """Whether rows that are used up leave the buffer, so that `len` counts only the others (`rows_left`)."""
     drop_last: bool = False
     """Whether an epoch leaves out its last, smaller batch; the buffer then needs a batch size from the start."""
-
-    def can_draw(self, view: View, batch_size: int) -> bool:  # noqa: ARG002
-        """Whether a batch of this size can be drawn; the view has rows that can be drawn."""
-        return True
 
     @abstractmethod
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
@@ -57,6 +74,13 @@ class Sampler(ABC):
 
         Returns:
             Slots int64 `[B]` on `view.device`, in `[0, view.rows)`; `B` is `batch_size`, or less where an epoch ends.
+        """
+
+    def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:  # noqa: B027
+        """Check that the sampler works with a storage and a writer.
+
+        Raises:
+            OptionError: naming what it does not work with.
         """
 
     def check_draw(self, view: View, batch_size: int) -> None:  # noqa: B027
@@ -118,6 +142,10 @@ class Sampler(ABC):
 
     def clear(self) -> None:  # noqa: B027
         """Forget all rows: the buffer was emptied."""
+
+    def move(self) -> None:
+        """Forget all rows: the sampler now belongs to another buffer, or the buffer has another storage."""
+        self.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; tensors are not copied."""
@@ -266,6 +294,10 @@ class CountingSampler(Sampler):
     """Whether rows must be in the order of writing."""
     bounded: bool = False
     """Whether writers wait for room (`room`)."""
+
+    def place(self, rows: int, ring: Ring) -> Placement | None:  # noqa: ARG002
+        """Return the slots of `rows` new rows; None leaves them to the writer. Nothing changes before `record`."""
+        return None
 
     @property
     @abstractmethod

@@ -1,15 +1,22 @@
-"""Samplers whose draws use rows up: a queue, and uniform draws of each row at most `n` times."""
+"""Samplers whose draws use rows up: a queue, and uniform draws of each row at most `n` times.
+
+After its last draw a row stays in its slot (`LimitedSampler`), or leaves the buffer (`ConsumingSampler`).
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
-from ostinato.core.records import Draw, Run, ring_range
+from ostinato.core.records import Draw, Picks, Run, ring_range
 from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
 from ostinato.samplers.base import CountingSampler
+from ostinato.samplers.distinct import draw_distinct
+from ostinato.samplers.uniform import RandomSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.core.records import Placement, View
+    from ostinato.core.ring import Ring
+    from ostinato.samplers.base import Sampler, StorageShape, WriterOrder
 
-__all__ = ["LimitedSampler", "QueueSampler"]
+__all__ = ["ConsumingSampler", "LimitedSampler", "QueueSampler", "check_count", "with_limit"]
 
 
 @final
@@ -173,12 +182,158 @@ class QueueSampler(CountingSampler):
 
 
 @final
+class _Uses:
+    """How often each row was drawn, and the rows that were drawn fewer than `limit` times, in an order to draw from.
+
+    Memory: 20 bytes for each slot.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.left = 0
+        """Draws that the rows allow."""
+        self.usable = 0
+        """Rows that may be drawn: the first ones of `order`."""
+        self.rows = 0
+        self.uses: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.order: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._position: NDArray[np.int64] = np.zeros(0, np.int64)  # of each slot in the order, -1 for rows used up
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of counts and order."""
+        return int(self.uses.nbytes + self.order.nbytes + self._position.nbytes)
+
+    def begin(self, view: View) -> None:
+        """Add rows that were not recorded."""
+        if view.rows < self.rows:
+            self.clear()
+        if view.rows > self.rows:
+            self.reset(np.arange(self.rows, view.rows))
+
+    def reset(self, slots: NDArray[np.int64]) -> None:
+        """Let rows be drawn `limit` times from now on."""
+        if not slots.size:
+            return
+        self._reserve(int(slots.max()) + 1)
+        usable = self._position[slots] >= 0
+        self.left += slots.size * self.limit
+        self.left -= int((self.limit - self.uses[slots[usable]]).sum())
+        self.uses[slots] = 0
+        self._insert(slots[~usable])
+
+    def use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count one use of each candidate that is not used up by its turn, and return these candidates in order."""
+        by_slot = np.argsort(candidates, kind="stable")
+        ranked = candidates[by_slot]
+        first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        lengths = np.diff(np.r_[first, ranked.size])
+        turn = np.arange(ranked.size) - np.repeat(first, lengths)
+        good = np.empty(ranked.size, dtype=bool)
+        good[by_slot] = self.uses[ranked] + turn < self.limit
+        rows = ranked[first]
+        self.uses[rows] = np.minimum(self.uses[rows] + lengths, self.limit)
+        self._remove(rows[self.uses[rows] == self.limit])
+        found = candidates[good]
+        self.left -= found.size
+        return found
+
+    def undo(self, draw: Draw, view: View) -> None:
+        """Undo the uses of a draw, for rows that have not been replaced since."""
+        if draw.generations is None:
+            return
+        there = draw.slots < view.rows
+        kept = draw.slots[there]
+        slots = kept[view.ring.matches(kept, draw.generations[there])].cpu().numpy()
+        np.subtract.at(self.uses, slots, 1)
+        self.left += slots.size
+        rows = np.unique(slots)
+        self._insert(rows[self._position[rows] < 0])
+
+    def _remove(self, slots: NDArray[np.int64]) -> None:
+        """Remove rows from the order; rows at its end fill the gaps."""
+        if not slots.size:
+            return
+        end = self.usable - slots.size
+        places = self._position[slots]
+        self._position[slots] = -1
+        tail = self.order[end : self.usable]
+        movers, gaps = tail[self._position[tail] >= 0], places[places < end]
+        self.order[gaps] = movers
+        self._position[movers] = gaps
+        self.usable = end
+
+    def _insert(self, slots: NDArray[np.int64]) -> None:
+        end = self.usable + slots.size
+        self.order[self.usable : end] = slots
+        self._position[slots] = np.arange(self.usable, end)
+        self.usable = end
+
+    def _reserve(self, rows: int) -> None:
+        """Allocate for at least `rows` rows; the size doubles, since a list storage may have no bound."""
+        held = self.uses.size
+        if rows > held:
+            more = max(rows, 2 * held) - held
+            self.uses = np.concatenate((self.uses, np.zeros(more, np.int32)))
+            self._position = np.concatenate((self._position, np.full(more, -1, np.int64)))
+            self.order = np.concatenate((self.order, np.zeros(more, np.int64)))
+        self.rows = max(self.rows, rows)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._position.fill(-1)
+        self.usable = self.left = self.rows = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the uses of rows, and the order of the rows that may be drawn. Copy."""
+        return {
+            "uses": torch.from_numpy(self.uses[: self.rows].copy()),
+            "order": torch.from_numpy(self.order[: self.usable].copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.clear()
+        uses: Tensor = state["uses"]
+        self._reserve(uses.shape[0])
+        self.uses[: self.rows] = uses.numpy()
+        self._insert(state["order"].numpy())
+        self.left = int((self.limit - self.uses[: self.rows].astype(np.int64)).sum())
+
+
+def _check_uses(state: dict[str, Any], rows: int, limit: int) -> None:
+    """Check the state of `_Uses`.
+
+    Raises:
+        CheckpointError: if it is not that of `rows` rows.
+    """
+    uses, order = state["uses"], state["order"]
+    usable = (uses < limit).nonzero().flatten()
+    good = uses.shape == (rows,) and not bool(((uses < 0) | (uses > limit)).any())
+    if not (good and torch.equal(order.sort().values, usable)):
+        msg = f"the sampler's state is damaged: its uses and order are not those of {rows} rows"
+        raise CheckpointError(msg)
+
+
+def _turn_uses(state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+    """Return the state of `_Uses` after rows were moved to other slots: their uses move with them."""
+    uses = state["uses"]
+    moved = torch.cat((uses[seam:], uses[:seam]))
+    return {**state, "uses": moved, "order": (state["order"] - seam).remainder_(rows)}
+
+
+def _slots_of(placement: Placement) -> NDArray[np.int64]:
+    return placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
+
+
+@final
 class LimitedSampler(CountingSampler):
     """Uniform draws among the rows that have been drawn fewer than `max_times_sampled` times.
 
-    The rows of a batch are drawn one after the other, so a row that is used up within a batch is not drawn again in it.
-    A row that is used up is never drawn again; it is replaced in ring order, as any other row. If the rows left do not
-    allow a whole batch, `sample` waits for writers if the buffer has a `rate_limiter`, and raises otherwise. Memory: 20
+    The rows of a batch are drawn one after the other, so a row may be in it more than once, and a row that is used up
+    within a batch is not drawn again in it. A row that is used up stays where it is, and is replaced in ring order, as
+    any other row. If the rows left do not allow a whole batch, `sample` waits for writers if the buffer has a
+    `rate_limiter`, and raises otherwise. `ConsumingSampler` is the variant whose rows leave the buffer. Memory: 20
     bytes for each slot. Cost of a draw: O(batch_size).
 
     Args:
@@ -204,10 +359,7 @@ class LimitedSampler(CountingSampler):
             msg = f"max_times_sampled must be at least 1, got {max_times_sampled}"
             raise OptionError(msg)
         self.max_times_sampled: int = int(max_times_sampled)
-        self._uses: NDArray[np.int32] = np.zeros(0, np.int32)
-        self._order: NDArray[np.int64] = np.zeros(0, np.int64)  # slots; those that may be drawn come first
-        self._position: NDArray[np.int64] = np.zeros(0, np.int64)  # of each slot in the order, -1 for rows used up
-        self._usable = self._left = self._rows = 0
+        self._uses = _Uses(self.max_times_sampled)
 
     def __repr__(self) -> str:
         """Show the option and the rows left."""
@@ -216,17 +368,17 @@ class LimitedSampler(CountingSampler):
     @property
     def rows_left(self) -> int:
         """Rows that are not used up."""
-        return self._usable
+        return self._uses.usable
 
     @property
     def draws_left(self) -> int:
         """Draws that these rows allow."""
-        return self._left
+        return self._uses.left
 
     @property
     def nbytes(self) -> int:
         """Bytes of counts and order."""
-        return int(self._uses.nbytes + self._order.nbytes + self._position.nbytes)
+        return self._uses.nbytes
 
     def draws_of(self, capacity: int) -> int:
         """Return the draws that a full buffer allows."""
@@ -234,25 +386,11 @@ class LimitedSampler(CountingSampler):
 
     def begin(self, view: View) -> None:
         """Add rows that were not recorded."""
-        if view.rows < self._rows:
-            self.clear()
-        if view.rows > self._rows:
-            self._reset_uses(np.arange(self._rows, view.rows))
+        self._uses.begin(view)
 
     def record(self, placement: Placement) -> None:
         """Add rows just written."""
-        slots = placement.slots().numpy() if isinstance(placement, Run) else np.unique(placement.slots.cpu().numpy())
-        self._reset_uses(slots)
-
-    def _reset_uses(self, slots: NDArray[np.int64]) -> None:
-        if not slots.size:
-            return
-        self._reserve(int(slots.max()) + 1)
-        usable = self._position[slots] >= 0
-        self._left += slots.size * self.max_times_sampled
-        self._left -= int((self.max_times_sampled - self._uses[slots[usable]]).sum())
-        self._uses[slots] = 0
-        self._insert(slots[~usable])
+        self._uses.reset(_slots_of(placement))
 
     def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
         """Draw rows one after the other, each uniformly among those that are not used up by then.
@@ -261,91 +399,34 @@ class LimitedSampler(CountingSampler):
             EmptyBufferError: if the rows do not allow so many draws; nothing is drawn.
         """
         self.begin(view)
-        if batch_size > self._left:
+        uses = self._uses
+        if batch_size > uses.left:
             msg = (
-                f"the {self._usable} row(s) left can be drawn {self._left} more time(s) in all, {batch_size} were "
+                f"the {uses.usable} row(s) left can be drawn {uses.left} more time(s) in all, {batch_size} were "
                 f"asked for (max_times_sampled={self.max_times_sampled}): write more rows, or ask for fewer"
             )
             raise EmptyBufferError(msg)
         parts, missing = [], batch_size
         while missing:
             # as if drawn one by one: a candidate that is used up by its turn is skipped
-            random = torch.randint(0, self._usable, (missing,), generator=generator, device=view.device)
-            found = self._use(self._order[random.cpu().numpy()])
+            random = torch.randint(0, uses.usable, (missing,), generator=generator, device=view.device)
+            found = uses.use(uses.order[random.cpu().numpy()])
             parts.append(found)
             missing -= found.size
         slots = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(view.device)
         return Draw(slots, generations=view.ring.generations_of_rows(slots))
 
-    def _use(self, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count one use of each candidate that is not used up by its turn, and return these candidates in order."""
-        by_slot = np.argsort(candidates, kind="stable")
-        ranked = candidates[by_slot]
-        first = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-        lengths = np.diff(np.r_[first, ranked.size])
-        turn = np.arange(ranked.size) - np.repeat(first, lengths)
-        good = np.empty(ranked.size, dtype=bool)
-        good[by_slot] = self._uses[ranked] + turn < self.max_times_sampled
-        rows = ranked[first]
-        self._uses[rows] = np.minimum(self._uses[rows] + lengths, self.max_times_sampled)
-        self._remove(rows[self._uses[rows] == self.max_times_sampled])
-        found = candidates[good]
-        self._left -= found.size
-        return found
-
-    def _remove(self, slots: NDArray[np.int64]) -> None:
-        """Remove rows from the order; rows at its end fill the gaps."""
-        if not slots.size:
-            return
-        end = self._usable - slots.size
-        places = self._position[slots]
-        self._position[slots] = -1
-        tail = self._order[end : self._usable]
-        movers, gaps = tail[self._position[tail] >= 0], places[places < end]
-        self._order[gaps] = movers
-        self._position[movers] = gaps
-        self._usable = end
-
-    def _insert(self, slots: NDArray[np.int64]) -> None:
-        end = self._usable + slots.size
-        self._order[self._usable : end] = slots
-        self._position[slots] = np.arange(self._usable, end)
-        self._usable = end
-
-    def _reserve(self, rows: int) -> None:
-        """Allocate for at least `rows` rows; the size doubles, since a list storage may have no bound."""
-        held = self._uses.size
-        if rows > held:
-            more = max(rows, 2 * held) - held
-            self._uses = np.concatenate((self._uses, np.zeros(more, np.int32)))
-            self._position = np.concatenate((self._position, np.full(more, -1, np.int64)))
-            self._order = np.concatenate((self._order, np.zeros(more, np.int64)))
-        self._rows = max(self._rows, rows)
-
     def undo(self, draw: Draw, view: View) -> None:
         """Undo the uses of a draw that reached no reader, for rows that have not been replaced since."""
-        if draw.generations is None:
-            return
-        there = draw.slots < view.rows
-        kept = draw.slots[there]
-        slots = kept[view.ring.matches(kept, draw.generations[there])].cpu().numpy()
-        np.subtract.at(self._uses, slots, 1)
-        self._left += slots.size
-        rows = np.unique(slots)
-        self._insert(rows[self._position[rows] < 0])
+        self._uses.undo(draw, view)
 
     def clear(self) -> None:
         """Remove all rows."""
-        self._position.fill(-1)
-        self._usable = self._left = self._rows = 0
+        self._uses.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the uses of rows, and the order of the rows that may be drawn."""
-        return {
-            "max_times_sampled": self.max_times_sampled,
-            "uses": torch.from_numpy(self._uses[: self._rows].copy()),
-            "order": torch.from_numpy(self._order[: self._usable].copy()),
-        }
+        return {"max_times_sampled": self.max_times_sampled, **self._uses.state_dict()}
 
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check that a state is complete, of the same option, and of `rows` rows.
@@ -359,27 +440,282 @@ class LimitedSampler(CountingSampler):
                 f"{self.max_times_sampled}: make it with the same number"
             )
             raise CheckpointError(msg)
-        uses, order = state["uses"], state["order"]
-        usable = (uses < self.max_times_sampled).nonzero().flatten()
-        good = uses.shape == (rows,) and not bool(((uses < 0) | (uses > self.max_times_sampled)).any())
-        if not (good and torch.equal(order.sort().values, usable)):
-            msg = f"the sampler's state is damaged: its uses and order are not those of {rows} rows"
-            raise CheckpointError(msg)
+        _check_uses(state, rows, self.max_times_sampled)
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots: their uses move with them."""
-        uses = state["uses"]
-        moved = torch.cat((uses[seam:], uses[:seam]))
-        return {**state, "uses": moved, "order": (state["order"] - seam).remainder_(rows)}
+        return _turn_uses(state, seam, rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.clear()
-        uses: Tensor = state["uses"]
-        self._reserve(uses.shape[0])
-        self._uses[: self._rows] = uses.numpy()
-        self._insert(state["order"].numpy())
-        self._left = int((self.max_times_sampled - self._uses[: self._rows].astype(np.int64)).sum())
+        self._uses.load_state_dict(state)
+
+
+@final
+class ConsumingSampler(CountingSampler):
+    """Uniform draws of distinct rows, each of which leaves the buffer after `max_sample_count` draws.
+
+    A batch has no row twice. It is shorter if fewer rows are left (with a `rate_limiter`, `sample` waits for whole
+    batches), and iteration over the buffer ends with the last row. `len` counts the rows left; the rows that have left
+    can still be read by index. New rows are written to the slots of these first, in the order in which they left, and
+    the remaining ones continue at the cursor, so no row that is left is replaced while a slot is free.
+
+    `ReplayBuffer(consume_after_n_samples=n)` makes a buffer with this sampler. It needs a storage of one dimension, a
+    round-robin writer, and no prefetch. Memory: 20 bytes for each slot, and about 150 for each free slot. Cost of a
+    draw: O(batch_size); O(rows) if the batch has a quarter of the rows left or more.
+
+    Args:
+        max_sample_count: draws of each row, at least 1.
+
+    Raises:
+        KindError: if it is no integer.
+        OptionError: if it is below 1.
+
+    Example:
+        >>> import torch
+        >>> from ostinato import ConsumingSampler, LazyTensorStorage, ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=ConsumingSampler(), batch_size=3)
+        >>> index = rb.extend(torch.arange(4))
+        >>> len(rb.sample()), len(rb), len(rb.sample()), len(rb)
+        (3, 1, 1, 0)
+    """
+
+    leaves = True
+
+    def __init__(self, max_sample_count: int = 1) -> None:
+        self.max_sample_count = check_count("max_sample_count", max_sample_count)
+        self.ran_out = False
+        self._uses = _Uses(self.max_sample_count)
+        self._free: OrderedDict[int, None] = OrderedDict()  # slots to be written next, the first to leave first
+        self._drawn: dict[int, NDArray[np.int64]] = {}  # draw under way -> the rows that leave when it is delivered
+
+    def __repr__(self) -> str:
+        """Show the option and the rows left."""
+        return f"ConsumingSampler(max_sample_count={self.max_sample_count}, left={self.rows_left})"
+
+    @property
+    def epochal(self) -> bool:
+        """Iteration ends with the last row."""
+        return True
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that can be drawn."""
+        return self._uses.usable
+
+    @property
+    def draws_left(self) -> int:
+        """Draws of distinct rows that these rows allow at once."""
+        return self._uses.usable
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of counts and order."""
+        return self._uses.nbytes
+
+    def draws_of(self, capacity: int) -> int:
+        """Return the rows of the largest batch."""
+        return capacity
+
+    def check_parts(self, storage: StorageShape, writer: WriterOrder) -> None:
+        """Check that rows can be written to the slots of rows that have left.
+
+        Raises:
+            OptionError: for a storage of two dimensions, or one that needs ring order.
+            KindError: for a writer that chooses slots itself.
+        """
+        if storage.ndim != 1:
+            msg = f"ConsumingSampler only supports 1-dimensional storages, got ndim={storage.ndim}: use ndim=1"
+            raise OptionError(msg)
+        if storage.ring_only:
+            msg = (
+                "ConsumingSampler lets new rows take the slots of rows that have left, and the storage (single_copy) "
+                "takes rows in ring order only: leave single_copy out, or use LimitedSampler"
+            )
+            raise OptionError(msg)
+        if not (writer.in_order and writer.mutable):
+            msg = (
+                f"ConsumingSampler requires a writer that leaves the choice of slots to it, got "
+                f"{type(writer).__name__}: use RoundRobinWriter, or LimitedSampler"
+            )
+            raise KindError(msg)
+
+    def begin(self, view: View) -> None:
+        """Add rows that were not recorded."""
+        if view.rows < self._uses.rows:
+            self.clear()
+        self._uses.begin(view)
+
+    def place(self, rows: int, ring: Ring) -> Picks | None:
+        """Return slots of rows that have left, then those from the cursor on; None if there are none of the first."""
+        capacity = ring.capacity
+        if not self._free or rows >= capacity:
+            return None
+        free = np.fromiter(islice(self._free, rows), np.int64)
+        cursor, more = ring.cursor, rows - free.size
+        if more:
+            ahead = (cursor + np.arange(rows)) % capacity
+            steps = np.flatnonzero(~np.isin(ahead, free))[:more]
+            free, cursor = np.concatenate((free, ahead[steps])), int(cursor + steps[-1] + 1) % capacity
+        slots = torch.from_numpy(free)
+        return Picks(slots, torch.arange(rows, device="cpu"), slots, cursor)
+
+    def record(self, placement: Placement) -> None:
+        """Add rows just written."""
+        slots = _slots_of(placement)
+        for slot in slots.tolist() if self._free else ():
+            self._free.pop(slot, None)
+        for key, held in self._drawn.items():
+            self._drawn[key] = held[~np.isin(held, slots)]
+        self._uses.reset(slots)
+        self.ran_out = False
+
+    def draw(self, view: View, batch_size: int, generator: torch.Generator | None) -> Draw:
+        """Draw distinct rows among those left, all of them if there are fewer.
+
+        Raises:
+            EmptyBufferError: if no row is left.
+        """
+        self.check_draw(view, batch_size)
+        uses = self._uses
+        picked = draw_distinct(uses.usable, min(batch_size, uses.usable), generator, view.device)
+        found = uses.use(uses.order[picked.cpu().numpy()])
+        slots = torch.from_numpy(found).to(view.device)
+        draw = Draw(slots, generations=view.ring.generations_of_rows(slots))
+        left = found[uses.uses[found] == uses.limit]
+        if left.size:
+            self._drawn[_key(draw)] = left
+        self.ran_out = uses.usable == 0
+        return draw
+
+    def check_draw(self, view: View, batch_size: int) -> None:  # noqa: ARG002
+        """Raise what `draw` would raise.
+
+        Raises:
+            EmptyBufferError: if no row is left.
+        """
+        self.begin(view)
+        if not self._uses.usable:
+            self.ran_out = True
+            msg = (
+                f"Cannot sample from an empty storage: all {view.rows} rows were drawn {self.max_sample_count} "
+                "time(s) and have left: add rows first"
+            )
+            raise EmptyBufferError(msg)
+
+    def deliver(self, draw: Draw) -> None:
+        """Free the slots of the rows that have left."""
+        self._release(self._drawn.pop(_key(draw), None))
+
+    def _release(self, slots: NDArray[np.int64] | None) -> None:
+        if slots is not None:
+            self._free.update(dict.fromkeys(slots.tolist()))
+
+    def undo(self, draw: Draw, view: View) -> None:
+        """Let the rows of a batch that reached no reader be drawn again, unless they have been replaced since."""
+        self._drawn.pop(_key(draw), None)
+        self._uses.undo(draw, view)
+        self.ran_out = self._uses.usable == 0
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._uses.clear()
+        self._free.clear()
+        self._drawn = {}
+        self.ran_out = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the draws of each row, the order of the rows left, and the free slots in their order."""
+        return {
+            "max_sample_count": self.max_sample_count,
+            **self._uses.state_dict(),
+            "free": torch.tensor(list(self._free), dtype=torch.int64, device="cpu"),
+            "ran_out": self.ran_out,
+        }
+
+    def check_state(self, state: dict[str, Any], rows: int) -> None:
+        """Check that a state is complete, and of `rows` rows.
+
+        Raises:
+            CheckpointError: naming what differs.
+        """
+        limit = state["max_sample_count"]
+        if type(limit) is not int or limit < 1:
+            msg = f"the sampler's state is damaged: max_sample_count is {limit!r}"
+            raise CheckpointError(msg)
+        _check_uses(state, rows, limit)
+        free, left = state["free"], (state["uses"] == limit).nonzero().flatten()
+        if free.dtype is not torch.int64 or free.unique().shape != free.shape or not torch.isin(free, left).all():
+            msg = f"the sampler's state is damaged: its free slots are not those of rows drawn {limit} time(s)"
+            raise CheckpointError(msg)
+
+    def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
+        """Return the state after rows were moved to other slots."""
+        return {**_turn_uses(state, seam, rows), "free": (state["free"] - seam).remainder_(rows)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; `max_sample_count` becomes that of the state.
+
+        Rows of batches that were under way then have left.
+        """
+        self.max_sample_count = int(state["max_sample_count"])
+        self._uses = _Uses(self.max_sample_count)
+        self._uses.load_state_dict(state)
+        self._free, self._drawn = OrderedDict.fromkeys(state["free"].tolist()), {}
+        self._release(np.flatnonzero(self._uses.uses[: self._uses.rows] == self.max_sample_count))
+        self.ran_out = bool(state["ran_out"])
+
+
+def check_count(name: str, value: Any) -> int:
+    """Return a number of draws.
+
+    Raises:
+        KindError: if it is no integer.
+        OptionError: if it is below 1.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        msg = f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}"
+        raise KindError(msg)
+    if value < 1:
+        msg = f"{name} must be a positive integer, got {value!r}"
+        raise OptionError(msg)
+    return int(value)
+
+
+def with_limit(sampler: Sampler, limit: int | None, prefetch: int | None) -> Sampler:
+    """Return the sampler of a buffer with `consume_after_n_samples=limit`; the one given without.
+
+    Raises:
+        KindError: if the limit is no integer.
+        OptionError: if it is below 1, or does not go with the sampler or with prefetch.
+    """
+    if limit is not None:
+        count = check_count("consume_after_n_samples", limit)
+        if prefetch:
+            msg = (
+                f"Prefetching is not supported when consume_after_n_samples is set, got prefetch={prefetch}: leave "
+                "one of them out"
+            )
+            raise OptionError(msg)
+        if isinstance(sampler, ConsumingSampler):
+            if sampler.max_sample_count != count:
+                msg = (
+                    f"consume_after_n_samples={count} conflicts with the provided ConsumingSampler.max_sample_count="
+                    f"{sampler.max_sample_count}: leave one of them out"
+                )
+                raise OptionError(msg)
+        elif type(sampler) is not RandomSampler:
+            msg = (
+                "consume_after_n_samples only supports the default RandomSampler or an explicit ConsumingSampler, got "
+                f"{sampler!r}: leave one of them out"
+            )
+            raise OptionError(msg)
+        else:
+            sampler = ConsumingSampler(count)
+    if prefetch and sampler.leaves:
+        msg = f"Prefetching is not supported with ConsumingSampler, got prefetch={prefetch}: leave one of them out"
+        raise OptionError(msg)
+    return sampler
 
 
 def _key(draw: Draw) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ostinato.core.group import Group
-from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError
+from ostinato.errors import CheckpointError, EmptyBufferError, KindError, OptionError, UsageError
 from ostinato.samplers.base import Sampler
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class SamplerEnsemble(Group[Sampler]):
 
     Raises:
         KindError: if an argument is not a sampler, or an option of the wrong type.
-        OptionError: if an option is out of range, or options exclude each other.
+        OptionError: if an option is out of range.
+        UsageError: if `p` is given with `sample_from_all`.
 
     Example:
         >>> from ostinato import RandomSampler, SamplerEnsemble
@@ -76,8 +77,11 @@ class SamplerEnsemble(Group[Sampler]):
         self.when_empty: WhenEmpty = when_empty
         self._warned = False
         if sample_from_all and p is not None:
-            msg = "sample_from_all=True takes equal parts from all members and excludes p: leave one of them out"
-            raise OptionError(msg)
+            msg = (
+                "Cannot pass both `p` argument and `sample_from_all=True`: the latter takes equal parts from all "
+                f"members, got p={p!r}: leave one of them out"
+            )
+            raise UsageError(msg)
         self.sample_from_all = bool(sample_from_all)
         self.num_buffer_sampled = len(samplers) if num_buffer_sampled is None else self._check_parts(num_buffer_sampled)
         self.p = p
@@ -100,7 +104,7 @@ class SamplerEnsemble(Group[Sampler]):
             msg = "an ensemble with sample_from_all=True takes equal parts from all members: p cannot be set"
             raise OptionError(msg)
         if isinstance(value, str) and value != _SAMPLEABLE:
-            msg = f'p must be numbers, None or "sampleable", got {value!r}'
+            msg = f"The only dynamic SamplerEnsemble probability is 'sampleable', got p={value!r}: or give numbers"
             raise OptionError(msg)
         self._p = value if value is None or isinstance(value, str) else _shares(value, len(self.members))
 

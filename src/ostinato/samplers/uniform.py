@@ -128,10 +128,6 @@ class SamplerWithoutReplacement(RandomSampler):
         drawn = f"{self._at} of {self._rows}" if passes is None else f"{passes.position} of {passes.rows}"
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle}{endless}, drawn={drawn})"
 
-    def can_draw(self, view: View, batch_size: int) -> bool:
-        """Whether a pass has a batch of this size, where the last one is omitted if it is smaller."""
-        return view.rows >= batch_size if self.drop_last else True
-
     @property
     def epochal(self) -> bool:
         """Whether iteration ends with the pass."""

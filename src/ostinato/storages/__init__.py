@@ -1,10 +1,19 @@
 """Storages: how rows are kept, in a list, in tensors, or in mapped files. They know no sampler and no writer."""
 
 from ostinato.storages.base import Storage
+from ostinato.storages.compressed_list import CompressedListStorage
 from ostinato.storages.ensemble import StorageEnsemble
 from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.list import ListStorage
 from ostinato.storages.memmap import LazyMemmapStorage
 from ostinato.storages.tensor import TensorStorage
 
-__all__ = ["LazyMemmapStorage", "LazyTensorStorage", "ListStorage", "Storage", "StorageEnsemble", "TensorStorage"]
+__all__ = [
+    "CompressedListStorage",
+    "LazyMemmapStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "Storage",
+    "StorageEnsemble",
+    "TensorStorage",
+]

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 import torch
 
-from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, StorageMemoryError
+from ostinato.core.kinds import show_path
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    StorageMemoryError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -47,6 +55,8 @@ class Storage(ABC):
     """Device of rows and samples."""
     mappable: bool = False
     """Whether `load_state_dict` takes files mapped into memory as its rows (`mapped` in the state)."""
+    shared_init: bool = False
+    """Whether the buffer of this storage is shared between processes from the start."""
     exposed: bool = False
     """Whether views of rows were returned. Rows can change through them, so incremental saves write all rows."""
     save_hooks: tuple[Callable[..., Any], ...] = ()
@@ -239,6 +249,37 @@ class Storage(ABC):
     def scores_at(self, slots: Tensor, path: tuple[Hashable, ...]) -> Tensor | None:
         """Return the field at `path` of the rows at `slots` (int64 `[n]`); None if a row has no such field."""
         return self.scores(self.gather(slots), path)
+
+    def field_at(self, slots: Tensor, path: Path) -> Tensor | list[Any]:
+        """Return one field of the rows at `slots` (int64 `[n]`): `[n, *shape]`, or a list of Python objects. Copy.
+
+        Fields of Python objects are read with their whole rows.
+
+        Raises:
+            KeyMissingError: if rows lack the field.
+            KindError: if the storage has no fields.
+        """
+        if self.schema is None:
+            msg = (
+                f"the sampler reads {show_path(path)}, and the rows have no fields: it needs a storage whose slices "
+                f"return a tensor collection, such as LazyTensorStorage. Plain {type(self).__name__} is not supported"
+            )
+            raise KindError(msg)
+        if path in {leaf.path for leaf in self.schema.objects}:
+            held = self.present(self.gather(slots), (slots.shape[0],))
+            for key in path:
+                held = held[key]
+            return held.tolist() if hasattr(held, "tolist") else list(held)
+        found = self.scores_at(slots, path)
+        if found is None:
+            paths = [leaf.path for leaf in self.schema.leaves] + [leaf.path for leaf in self.schema.objects]
+            known = ", ".join(map(show_path, paths))
+            msg = (
+                f"Could not find key {show_path(path)} in the replay buffer: rows have {known}; write the field, or "
+                "name another"
+            )
+            raise KeyMissingError(msg)
+        return found
 
     @abstractmethod
     def read(self, index: Any, *, swap: bool = False) -> Any:

@@ -8,8 +8,9 @@ import torch
 
 from ostinato._backend import backend
 from ostinato.core.kinds import show_path
-from ostinato.errors import CheckpointError, KindError, SchemaError
+from ostinato.errors import CheckpointError, KindError, OptionError, SchemaError
 from ostinato.storages.base import check_capacity, check_device, check_ndim
+from ostinato.storages.codec_table import CodecTable, CodedColumn, check_codec, codecs_of, raise_mapped_codec
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import HeapMemory, Memory
 from ostinato.storages.object_columns import ObjectColumns
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.core.rows import Path, Schema
+    from ostinato.durable.codecs import AnyCodec
 
 __all__ = ["LazyTensorStorage"]
 
@@ -44,9 +46,16 @@ class LazyTensorStorage(TensorStorage):
             reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names the pairs. Rows must be
             written in ring order, those of several environments with `ndim=2`; all reads are copies. On other devices
             than the CPU, each write waits for the device once.
+        codec: compress fields without loss: "zstd" (Python 3.14, or `pip install 'ostinato[zstd]'`), "zlib", "auto"
+            (zstd if it is installed, else zlib), a `ZstdCodec`, `ZlibCodec` or `Codec` of your own for all fields of
+            more than 256 bytes per row, or a mapping such as `{"obs": "zstd"}` (keys or paths). Batches are the same as
+            without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. Not with
+            `single_copy`, on the CPU only. Rows are compressed when they are written, under the lock of the buffer, and
+            decompressed outside of it; large batches in several threads.
         allow_pickle: let `dumps` and `loads` pickle objects of non-tensor fields that are not text or plain values.
             Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
+        shared_init: the buffer with this storage is shared between processes, as with `ReplayBuffer(shared=True)`.
 
     Raises:
         CapacityError: if `max_size` is not a positive integer.
@@ -70,13 +79,20 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         packed: bool = True,
         single_copy: bool | Mapping[Any, Any] = False,
+        codec: str | AnyCodec | Mapping[Any, str | AnyCodec] | None = None,
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
+        shared_init: bool = False,
     ) -> None:
+        self.shared_init = shared_init
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
         self._single_copy = check_option(single_copy)
         self.ring_only = bool(self._single_copy)
+        self._codec = check_codec(codec)
+        if self._codec is not None and self._single_copy:
+            msg = "codec and single_copy cannot be used together: leave one of them out"
+            raise OptionError(msg)
         self.max_size = self.capacity = check_capacity(max_size)
         self._auto = device == "auto"
         self.device = torch.device("cpu") if self._auto else check_device(device)
@@ -101,6 +117,8 @@ class LazyTensorStorage(TensorStorage):
         if self._single_copy:
             pairs = find_pairs(schema, None if isinstance(self._single_copy, bool) else self._single_copy)
             self._table = SingleCopyTable(schema, capacity, num_envs, pairs, memory, packed=packed)
+        elif self._codec is not None:
+            self._table = CodecTable(schema, capacity, codecs_of(schema, self._codec), memory, packed=packed)
         else:
             layout = plan_layout(schema.leaves, packed=packed)
             memory.check(sum(block.stride for block in layout) * capacity)
@@ -121,7 +139,7 @@ class LazyTensorStorage(TensorStorage):
     @property
     def mappable(self) -> bool:  # type: ignore[override]
         """Whether files can be mapped as its rows."""
-        return self.device.type == "cpu" and not self._single_copy
+        return self.device.type == "cpu" and not self._single_copy and self._codec is None
 
     def _lay_mapped(self, schema: Schema, state: dict[str, Any], num_envs: int) -> None:
         pairs = read_pairs(state, schema)
@@ -135,6 +153,8 @@ class LazyTensorStorage(TensorStorage):
                 "it with mmap=False"
             )
             raise CheckpointError(msg)
+        if any(isinstance(column, CodedColumn) for column in state["columns"].values()):
+            raise_mapped_codec(schema, state)
         capacity = -(-self.max_size // num_envs) * num_envs
         objects = self._object_columns(schema, capacity)
         self._table = Table.map(schema, state["columns"], capacity)
@@ -161,9 +181,16 @@ class LazyTensorStorage(TensorStorage):
             "ndim": self.ndim,
             "packed": self.packed,
             "single_copy": self._single_copy,
+            "codec": self._codec,
             "device": "auto" if self._auto else str(self.device),
             "allow_pickle": self.allow_pickle,
         }
+
+    def _codecs(self) -> list[AnyCodec]:
+        codec = self._codec
+        if codec is None:
+            return []
+        return list(codec.values()) if isinstance(codec, dict) else [codec]
 
     def _memory(self) -> Memory:
         return HeapMemory(self.device) if self._given is None else self._given
@@ -173,10 +200,12 @@ class LazyTensorStorage(TensorStorage):
         """The option because of which processes cannot share its rows; None if they can."""
         reasons = {
             "single_copy": bool(self._single_copy),
+            "codec": self._codec is not None,
             f"ndim={self.ndim}": self.ndim > 1,
             "device='auto'": self._auto,
             f"device={str(self.device)!r}": self.device.type != "cpu",
-            "rows": self.laid_out,
+            "text or other non-tensor fields": self._objects is not None,
+            "fields added later": bool(self._late.columns),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

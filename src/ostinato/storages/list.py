@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["ListStorage"]
 
 
-@final
 class ListStorage(Storage):
     """A list of Python objects: text, trees, tensors of any size.
 
@@ -119,7 +118,8 @@ class ListStorage(Storage):
         else:
             slots = placement.slots.tolist()
             rows = [payload[i] for i in placement.rows.tolist()]
-            self._cursor = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
+            end = max(len(self._items), *(slot + 1 for slot in slots), 0) % self._max_size
+            self._cursor = end if placement.cursor is None else placement.cursor
         for slot, row in sorted(zip(slots, rows, strict=True), key=itemgetter(0)):  # a list grows at its end
             if slot == len(self._items):
                 self._items.append(row)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ostinato._backend import backend
 from ostinato.core.rows import Schema
 from ostinato.durable.arrays import ArrayRecord, read_array, write_array
 from ostinato.durable.manifest import read_manifest, write_manifest
@@ -16,11 +18,12 @@ from ostinato.storages.lazy import LazyTensorStorage
 from ostinato.storages.memory import MappedMemory, Memory
 from ostinato.storages.object_columns import check_objects, pack_column, unpack_column
 from ostinato.storages.single_copy import SingleCopyTable, checked_apart, find_pairs
-from ostinato.storages.table import Block, Table
+from ostinato.storages.table import Block, Table, plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.core.records import Placement
 
 __all__ = ["LazyMemmapStorage"]
 
@@ -50,6 +53,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         single_copy: see `LazyTensorStorage`; next observations that are stored separately have files of their own.
         allow_pickle: see `LazyTensorStorage`; `flush` never pickles.
         compilable: no effect, see `LazyTensorStorage`.
+        shared_init: see `LazyTensorStorage`; the rows are in the files.
 
     Raises:
         OptionError: if the directory contains files and `existsok` is false, or for another device.
@@ -76,6 +80,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         single_copy: bool | Mapping[Any, Any] = False,
         allow_pickle: bool = False,
         compilable: bool = False,
+        shared_init: bool = False,
     ) -> None:
         if device != "auto" and torch.device(device).type != "cpu":
             msg = f"mapped files are on the CPU, got device={device!r}: use LazyTensorStorage for other devices"
@@ -88,9 +93,11 @@ class LazyMemmapStorage(LazyTensorStorage):
             single_copy=single_copy,
             allow_pickle=allow_pickle,
             compilable=compilable,
+            shared_init=shared_init,
         )
         self._directory = None if scratch_dir is None else Path(scratch_dir)
         self._mapped: MappedMemory | None = None
+        self._process = os.getpid()
         self._flushed = False
         if self._directory is not None and self._directory.exists():
             if not existsok and (not self._directory.is_dir() or any(self._directory.iterdir())):
@@ -200,12 +207,49 @@ class LazyMemmapStorage(LazyTensorStorage):
             self._mapped.close()
             self._mapped = None
 
+    def hand_over(self) -> MappedMemory:
+        """Close this storage and return its files, with their rows, to an owner that several processes have.
+
+        Raises:
+            OptionError: if the rows in the files are laid out as only this storage knows.
+        """
+        mapped = self._mapped or MappedMemory(self._directory)
+        if self._rows and self._table is not None:
+            packed = self.packed and backend.native is not None
+            if list(self._table.layout) != plan_layout(self._table.schema.leaves, packed=packed):
+                msg = (
+                    f"the files in {mapped.directory} were written with another layout: load the rows from a checkpoint"
+                )
+                raise OptionError(msg)
+        elif mapped.directory.exists():
+            for path in mapped.directory.glob("block*.bin"):
+                path.unlink()  # see `_lay_out`
+        self._end_flush()
+        self._mapped = None
+        self.close()
+        return mapped
+
     def _memory(self) -> Memory:
         if self._closed:
             msg = "the storage is closed: create a new one"
             raise UsageError(msg)
         self._mapped = MappedMemory(self._directory)
+        self._process = os.getpid()
         return self._mapped
+
+    def write(self, placement: Placement, payload: Any) -> None:
+        """Write rows to slots; see `TensorStorage.write`.
+
+        Raises:
+            UsageError: in a forked child of the process that made the files: both would write to the same slots.
+        """
+        if os.getpid() != self._process:
+            msg = (
+                "this process was forked from the one whose rows are in these files, which does not know what it "
+                "writes: call rb.share() before the fork, or pass the buffer to a process that is spawned"
+            )
+            raise UsageError(msg)
+        super().write(placement, payload)
 
     def _reopen(self, directory: Path) -> None:
         body = read_manifest(directory, format_name=_FORMAT).body

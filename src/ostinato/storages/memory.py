@@ -85,7 +85,7 @@ class MappedMemory:
         self.temporary = scratch_dir is None
         if scratch_dir is None:
             self.directory = Path(tempfile.mkdtemp(prefix="ostinato-"))
-            self._remove = weakref.finalize(self, shutil.rmtree, str(self.directory), True)  # noqa: FBT003
+            self._remove = weakref.finalize(self, _remove_directory, str(self.directory), os.getpid())
         else:
             self.directory = Path(scratch_dir)
         self._blocks: list[Path] = []
@@ -119,6 +119,10 @@ class MappedMemory:
             with path.open("rb+") as file:
                 files.sync_fd(file.fileno())  # fsync also writes the pages of a shared mapping
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file, by its name."""
+        return {path.name: path.stat().st_size for path in self._blocks}
+
     def close(self) -> None:
         """Remove the files if they are temporary. Mapped blocks stay valid as long as they are referenced."""
         if self.temporary:
@@ -143,6 +147,12 @@ class MappedMemory:
                 found = "something else" if got is None else f"{got} bytes"
                 msg = f"{path} must be a file of {nbytes} bytes, got {found}: the directory is damaged"
                 raise DamagedFileError(msg)
+
+
+def _remove_directory(directory: str, process: int) -> None:
+    """Remove a temporary directory, but not in a forked child of the process that made it."""
+    if os.getpid() == process:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def show_bytes(nbytes: float) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import mmap
 import os
+import struct
+import time
+from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
@@ -19,16 +24,22 @@ from ostinato.core.shared_ring import SharedRing
 from ostinato.errors import CheckpointError, OptionError, SlotError, UsageError
 from ostinato.storages.base import Storage
 from ostinato.storages.lazy import LazyTensorStorage
-from ostinato.storages.memory import HeapMemory
+from ostinato.storages.memmap import LazyMemmapStorage
+from ostinato.storages.memory import HeapMemory, MappedMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from ostinato.core.records import Placement
 
-__all__ = ["Segment", "SharedStorage", "require_sharing"]
+__all__ = ["Segment", "SharedStorage", "check_shareable", "require_sharing"]
 
 _CPU = torch.device("cpu")
+_PAGE = mmap.ALLOCATIONGRANULARITY
+_LAYOUT, _PROCESSES = struct.Struct("<qq"), struct.Struct("<q")
+"""Words at the start of a segment: offset and bytes of its layout (0 bytes: none yet); processes that were numbered."""
+_LAYOUT_WAIT_S = 30
 _MISSING = "this system has no suitable shared memory (Linux has)"
 
 
@@ -70,6 +81,7 @@ class Segment:
     def __init__(self) -> None:
         require_sharing()
         self._fd = backend.native.make_shared_memory()  # type: ignore[union-attr]
+        os.ftruncate(self._fd, _PAGE)
         self._parts: list[_Part] = []
         self._blocks: dict[str, Tensor] = {}
 
@@ -85,13 +97,66 @@ class Segment:
                 "is started; it cannot be pickled or copied otherwise: copy its rows with dumps() or state_dict()"
             )
             raise UsageError(msg)
-        return {"fd": DupFd(self._fd), "parts": self._parts}
+        return {"fd": DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map the memory of the other process."""
+        """Take the memory of the other process."""
         self._fd = state["fd"].detach()
-        self._parts = state["parts"]
-        self._blocks = {part.name: self._map(part) for part in self._parts}
+        self._parts = []
+        self._blocks = {}
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from laying the memory out; the system ends this when the process dies.
+
+        Raises:
+            UsageError: if another process does so for 30 s.
+        """
+        until = time.monotonic() + _LAYOUT_WAIT_S
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > until:
+                    msg = (
+                        f"another process has been allocating the shared buffer for {_LAYOUT_WAIT_S} s: is it stopped?"
+                    )
+                    raise UsageError(msg) from error
+                time.sleep(0.002)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def layout(self) -> dict[str, Any] | None:
+        """Return what was published, by whichever process, and know the blocks from then on; None if nothing was."""
+        offset, nbytes = _LAYOUT.unpack(os.pread(self._fd, _LAYOUT.size, 0))
+        if not nbytes:
+            return None
+        body: dict[str, Any] = json.loads(os.pread(self._fd, nbytes, offset))
+        self._parts = [_Part(*part) for part in body["parts"]]
+        return body
+
+    def begin_layout(self) -> None:
+        """Drop all blocks, those of a process that died before it published its layout too."""
+        self._parts, self._blocks = [], {}
+        os.ftruncate(self._fd, _PAGE)
+
+    def publish(self, layout: dict[str, Any]) -> None:
+        """Let all processes find a layout, and the blocks there are now."""
+        body = json.dumps({**layout, "parts": self._parts}).encode()
+        offset = self._end()
+        os.pwrite(self._fd, body, offset)
+        os.pwrite(self._fd, _LAYOUT.pack(offset, 0), 0)
+        os.pwrite(self._fd, _LAYOUT.pack(offset, len(body)), 0)
+
+    def number_process(self) -> int:
+        """Return 1, 2, ...: another number in each call of any process."""
+        with self.alone():
+            (count,) = _PROCESSES.unpack(os.pread(self._fd, _PROCESSES.size, _LAYOUT.size))
+            os.pwrite(self._fd, _PROCESSES.pack(count + 1), _LAYOUT.size)
+            return int(count) + 1
 
     def close(self) -> None:
         """Close the file; mappings that are still in use keep the memory."""
@@ -114,13 +179,18 @@ class Segment:
     def block(self, name: str, nbytes: int) -> Tensor:
         """Return the block of this name, uint8 `[nbytes]`; a new one contains zeros."""
         if name not in self._blocks:
-            end = self._parts[-1] if self._parts else _Part("", 0, 0)
-            page = mmap.ALLOCATIONGRANULARITY
-            part = _Part(name, -(-(end.offset + end.nbytes) // page) * page, nbytes)
-            os.ftruncate(self._fd, part.offset + nbytes)
+            part = next((part for part in self._parts if part.name == name), None)
+            if part is None:
+                part = _Part(name, self._end(), nbytes)
+                os.ftruncate(self._fd, part.offset + nbytes)
+                self._parts.append(part)
             self._blocks[name] = self._map(part)
-            self._parts.append(part)
         return self._blocks[name]
+
+    def _end(self) -> int:
+        """Return the first page after the last block."""
+        end = self._parts[-1] if self._parts else _Part("", 0, _PAGE)
+        return -(-(end.offset + end.nbytes) // _PAGE) * _PAGE
 
     def _map(self, part: _Part) -> Tensor:
         if part.nbytes == 0:
@@ -139,13 +209,17 @@ _FREE_TRIES = 3
 class SharedStorage(Storage):
     """Rows in memory that processes share: the storage of `ReplayBuffer(shared=True)`.
 
-    The first rows define the schema, and the memory is allocated. From then on the storage can be passed to other
-    processes: as an argument of a process that is being started, or by fork. Its `ring` records which slots hold rows.
+    The first rows, of whichever process, define the schema, and the memory is allocated; other processes map it when
+    they need it. The storage goes to other processes as an argument of a process that is being started, or by fork. Its
+    `ring` records which slots hold rows.
+
+    The rows are in shared memory, or in the files of a `LazyMemmapStorage`; ring and priorities are in shared memory.
 
     All reads are copies of completely written rows.
 
     Args:
-        inner: an empty storage with the capacity and layout.
+        inner: an empty `LazyTensorStorage` with the capacity and layout; or a `LazyMemmapStorage`, whose files serve
+            this storage from now on. It is closed; the caller lets the ring know of rows in the files.
         ranked: whether there are priorities.
 
     Raises:
@@ -157,38 +231,81 @@ class SharedStorage(Storage):
 
     def __init__(self, inner: Storage, *, ranked: bool) -> None:
         require_sharing()
-        self._inner = _checked(inner)
+        given = _checked(inner)
+        schema = given.schema if len(given) else None
+        self._options = (given.max_size, given.packed)
         self._ranked = ranked
         self._segment = Segment()
+        self._files = given.hand_over() if isinstance(given, LazyMemmapStorage) else None
+        self._inner = self._unallocated()
         self._ring: SharedRing | None = None
-        self._process = os.getpid()
+        if schema is not None:
+            self.lay_out(schema)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pass the memory to a process that is being started. No copy.
 
         Raises:
-            UsageError: at any other time, or before the first row.
+            UsageError: at any other time.
         """
         segment = self._segment.__getstate__()  # raises if no process is being started
-        if self._ring is None:
-            msg = (
-                "a shared buffer must know the schema of its rows before it is passed to other processes: write a row "
-                "first (and empty() the buffer, if it was only an example)"
-            )
-            raise UsageError(msg)
-        options = (self._inner.max_size, self._inner.packed)
-        return {"segment": segment, "options": options, "ranked": self._ranked, "schema": self._inner.schema}
+        directory = None if self._files is None else self._files.directory
+        state = {"segment": segment, "options": self._options, "ranked": self._ranked, "directory": directory}
+        return {**state, "schema": self.schema}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Map the memory."""
         self._segment = Segment.__new__(Segment)
         self._segment.__setstate__(state["segment"])
-        max_size, packed = state["options"]
-        self._inner = LazyTensorStorage(max_size, packed=packed)
-        self._inner.lay_out_in(self._segment, state["schema"])
-        self._ranked = state["ranked"]
+        self._options, self._ranked = state["options"], state["ranked"]
+        self._files = None if state["directory"] is None else MappedMemory(state["directory"])
+        self._inner = self._unallocated()
+        self._ring = None
+        self._find(state["schema"])
+
+    def _unallocated(self) -> LazyTensorStorage:
+        """Return a storage for the rows that allocates its blocks where processes share them."""
+        max_size, packed = self._options
+        inner = LazyTensorStorage(max_size, packed=packed)
+        inner.lay_out_in(self._segment if self._files is None else self._files, None)
+        return inner
+
+    def _find(self, known: Schema | None = None) -> bool:
+        """Map what a process has laid out meanwhile; return whether there is a layout."""
+        if self._ring is not None:
+            return True
+        body = self._segment.layout()
+        if body is None:
+            return False
+        inner = self._unallocated()
+        if self._files is not None:
+            self._files.must_exist(body["files"])
+        schema = Schema.from_json(body["schema"], known=known)
+        inner.lay_out_in(self._segment if self._files is None else self._files, schema)
+        self._inner = inner
         self._ring = self._make_ring(create=False)
-        self._process = os.getpid()
+        return True
+
+    def lay_out(self, schema: Schema) -> None:
+        """Allocate memory for rows of a schema, unless there is some."""
+        with self._segment.alone():
+            if self._find():
+                return
+            self._segment.begin_layout()
+            inner = self._unallocated()
+            inner.lay_out_in(self._segment if self._files is None else self._files, schema)
+            self._publish(inner)
+
+    def _publish(self, inner: LazyTensorStorage) -> None:
+        """Let other processes know the layout, and create the ring."""
+        schema = inner.schema
+        if schema is None:
+            return
+        self._inner = inner
+        ring = self._make_ring(create=True)
+        files = {} if self._files is None else self._files.sizes()
+        self._segment.publish({"schema": schema.to_json(), "files": files})
+        self._ring = ring
 
     def _make_ring(self, *, create: bool) -> SharedRing:
         nbytes = SharedRing.bytes_for(self.capacity, prioritized=self._ranked)
@@ -202,33 +319,40 @@ class SharedStorage(Storage):
             UsageError: before the first row.
         """
         if self._ring is None:
+            self._find()
+        if self._ring is None:
             msg = "the storage holds no rows yet: write some first"
             raise UsageError(msg)
         return self._ring
 
     def number_process(self) -> int:
-        """Return a number, from 1, that no other call in any process returns; 0 before the first row."""
-        return 0 if self._ring is None else self._ring.number_process()
+        """Return a number, from 1, that no other call in any process returns."""
+        return self._segment.number_process()
 
     @property
     def capacity(self) -> int:
         """Maximum number of rows."""
-        return self._inner.max_size
+        return self._options[0]
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """Directory of the files with the rows; None if they are in memory."""
+        return None if self._files is None else self._files.directory
 
     @property
     def nbytes(self) -> int:
-        """Bytes of shared memory, those of the ring and its priorities included; 0 before the first row."""
-        return self._inner.nbytes + (0 if self._ring is None else self._ring.nbytes)
+        """Bytes shared, those of the ring and its priorities included; 0 before the first row."""
+        return self._inner.nbytes + self.ring.nbytes if self._find() else 0
 
     @property
     def cursor(self) -> int:
         """Slot after the newest row reserved."""
-        return 0 if self._ring is None else self._ring.cursor
+        return self.ring.cursor if self._find() else 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """`(slots,)`: the slots that an index can address; some may not hold a complete row at the moment."""
-        return (0 if self._ring is None else self._ring.rows,)
+        return (self.ring.rows if self._find() else 0,)
 
     @property
     def default_collate(self) -> Callable[[Any], Any] | None:
@@ -238,16 +362,16 @@ class SharedStorage(Storage):
     @property
     def schema(self) -> Schema | None:
         """Schema of a row; None before the first."""
-        return self._inner.schema
+        return self._inner.schema if self._find() else None
 
     @property
     def laid_out(self) -> bool:
         """Whether the schema is known."""
-        return self._ring is not None
+        return self._ring is not None or self._find()
 
     def __len__(self) -> int:
         """Number of complete rows."""
-        return 0 if self._ring is None else self._ring.committed
+        return self.ring.committed if self._find() else 0
 
     def __repr__(self) -> str:
         """Number of rows and fields."""
@@ -255,25 +379,17 @@ class SharedStorage(Storage):
         return f"SharedStorage(rows={len(self)}, capacity={self.capacity}, fields=[{fields}])"
 
     def admit(self, data: Any, lead: int) -> tuple[Any, int]:
-        """Check rows against the schema; the first rows define it, and memory is allocated.
-
-        Raises:
-            UsageError: if this process was forked before the first row, which it could not see.
-        """
-        if self._ring is not None:
+        """Check rows against the schema; the first rows define it, and memory is allocated."""
+        if self._ring is not None or self._find():
             return self._inner.admit(data, lead)
-        if os.getpid() != self._process:
-            msg = (
-                "this process was forked before the buffer knew the schema of its rows, so that it shares nothing: "
-                "write a row before processes are started (and empty() the buffer, if it was only an example)"
-            )
-            raise UsageError(msg)
-        self._inner.lay_out_in(self._segment, None)
-        admitted = self._inner.admit(data, lead)
-        if admitted[1] == 0:
-            return admitted  # nothing was allocated
-        self._ring = self._make_ring(create=True)
-        return admitted
+        with self._segment.alone():
+            if self._find():
+                return self._inner.admit(data, lead)
+            self._segment.begin_layout()
+            inner = self._unallocated()
+            admitted = inner.admit(data, lead)
+            self._publish(inner)  # unless there were no rows
+            return admitted
 
     def write(self, placement: Placement, payload: Any) -> None:
         """Copy rows to slots that were reserved for them."""
@@ -374,11 +490,12 @@ class SharedStorage(Storage):
 
     def clear(self) -> None:
         """Remove all rows; keep schema and memory."""
-        if self._ring is not None:
-            self._ring.clear()
+        if self._find():
+            self.ring.clear()
 
     def close(self) -> None:
         """Close the shared file; the storage can then no longer be passed to other processes."""
+        self._find()  # what is mapped stays
         self._segment.close()
 
     def prepare_edit(self, slots: Tensor, data: Any, batch: tuple[int, ...]) -> NoReturn:  # noqa: ARG002
@@ -414,17 +531,34 @@ def raise_state() -> NoReturn:
     raise UsageError(msg)
 
 
-def _checked(inner: Storage) -> LazyTensorStorage:
-    """Return a storage whose rows can be shared.
+def check_shareable(storage: Storage) -> LazyTensorStorage:
+    """Return a storage whose rows processes can share, or that can be copied to where they share them.
 
     Raises:
         OptionError: if they cannot; the message says why.
     """
-    if type(inner) is not LazyTensorStorage:
-        msg = f"shared=True needs storage=LazyTensorStorage(max_size), got {type(inner).__name__}"
+    if not isinstance(storage, LazyTensorStorage) or type(storage) not in {LazyTensorStorage, LazyMemmapStorage}:
+        msg = (
+            "shared=True needs storage=LazyTensorStorage(max_size) or LazyMemmapStorage(max_size), got "
+            f"{type(storage).__name__}"
+        )
         raise OptionError(msg)
-    reason = inner.why_private
+    _raise_private(storage, storage.why_private)
+    return storage
+
+
+def _checked(inner: Storage) -> LazyTensorStorage:
+    """Return a storage that can be the inner one.
+
+    Raises:
+        OptionError: if it cannot; the message says why.
+    """
+    storage = check_shareable(inner)
+    _raise_private(storage, "rows" if storage.laid_out and type(storage) is LazyTensorStorage else None)
+    return storage
+
+
+def _raise_private(storage: Storage, reason: str | None) -> None:
     if reason is not None:
-        msg = f"shared=True needs a new LazyTensorStorage(max_size) on the CPU, got one with {reason}"
+        msg = f"shared=True needs a new {type(storage).__name__}(max_size) on the CPU, got one with {reason}"
         raise OptionError(msg)
-    return inner

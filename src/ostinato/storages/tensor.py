@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast, final
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from ostinato.core.records import Picks, Request
 from ostinato.core.rows import Flat, Schema, describe, turn_rows
 from ostinato.errors import CapacityError, CheckpointError, KindError, OptionError, SchemaError, UsageError
 from ostinato.storages.base import Storage, check_capacity, check_device, check_hook, check_ndim, copied_rows, find_seam
+from ostinato.storages.codec_table import CodecTable, CodedColumn, Encoded, decoded_columns
 from ostinato.storages.late_fields import LateFields
 from ostinato.storages.memory import show_bytes
 from ostinato.storages.object_columns import ObjectColumns, check_objects, own_values
-from ostinato.storages.single_copy import SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
+from ostinato.storages.single_copy import Comparison, SingleCopyTable, as_run, check_apart, fill_plain_table, read_pairs
 from ostinato.storages.table import Table, copy_column, read_column
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from ostinato.core.records import Placement
     from ostinato.core.rows import Path
-    from ostinato.storages.single_copy import Comparison, Pairs
+    from ostinato.durable.codecs import AnyCodec
+    from ostinato.storages.single_copy import Pairs
     from ostinato.storages.table import RowArray
 
 __all__ = ["TensorStorage", "raise_mapped_ring"]
@@ -38,8 +40,8 @@ class _Payload(NamedTuple):
 
     flat: Flat
     late: dict[Path, Tensor]
-    found: Comparison | None = None
-    """What a single-copy table found when it compared the rows."""
+    found: Comparison | Encoded | None = None
+    """What a single-copy table found when it compared the rows; the fields that a codec compressed."""
 
 
 _NO_ROWS = _Payload(Flat([], (0,), None), {})
@@ -77,7 +79,7 @@ class TensorStorage(Storage):
     """The requested capacity."""
     num_envs: int = 1
     """Number of environments: the second batch dimension with `ndim=2`, else 1."""
-    _table: Table | SingleCopyTable | None = None
+    _table: Table | SingleCopyTable | CodecTable | None = None
     _objects: ObjectColumns | None = None
     """Fields of Python objects; None if rows have none."""
     _flushed: bool = False
@@ -219,9 +221,11 @@ class TensorStorage(Storage):
     def _prepared(self, flat: Flat, late: dict[Path, Tensor], rows: int) -> _Payload:
         """Return rows with copies of their Python objects, and compared if the table keeps single copies."""
         objects = () if self._objects is None else self._objects.owned(flat.objects, rows)
-        found = None
+        found: Comparison | Encoded | None = None
         if isinstance(self._table, SingleCopyTable):
             flat, found = self._table.prepare(flat, self._cursor)
+        elif isinstance(self._table, CodecTable):
+            found = self._table.encode(flat)
         return _Payload(flat._replace(objects=objects), late, found)
 
     def _check_envs(self, batch: tuple[int, ...], *, single: bool) -> None:
@@ -259,7 +263,7 @@ class TensorStorage(Storage):
         msg = f"{type(self).__name__} cannot map {len(state)} entries of {schema} in {num_envs} environment(s)"
         raise UsageError(msg)
 
-    def _require(self) -> Table | SingleCopyTable:
+    def _require(self) -> Table | SingleCopyTable | CodecTable:
         if self._table is None:
             msg = "the storage is closed" if self._closed else "the storage holds no rows yet: write some first"
             raise UsageError(msg)
@@ -278,11 +282,8 @@ class TensorStorage(Storage):
             rows, cursor = max(rows, min(end, table.capacity)), end % table.capacity
         elif placement.slots.shape[0]:
             rows = max(rows, int(placement.slots.max()) + 1)
-            cursor = rows % table.capacity
-        if isinstance(table, Table):
-            table.write(placement, payload.flat, self.num_envs)
-        elif payload.found is not None:
-            table.write_run(as_run(placement), payload.flat, payload.found, rows)
+            cursor = rows % table.capacity if placement.cursor is None else placement.cursor
+        self._write_table(table, placement, payload, rows)
         if self._objects is not None:
             self._objects.set(placement, payload.flat.objects)
         self._rows, self._cursor = rows, cursor
@@ -292,6 +293,17 @@ class TensorStorage(Storage):
             else:
                 given = torch.arange(placement.skip, placement.total, device="cpu")
                 self._late.set(placement.slots(self.device), payload.late, given)
+
+    def _write_table(
+        self, table: Table | SingleCopyTable | CodecTable, placement: Placement, payload: _Payload, rows: int
+    ) -> None:
+        """Write the tensor fields of rows; `rows` are present afterwards."""
+        if isinstance(table, Table):
+            table.write(placement, payload.flat, self.num_envs)
+        elif isinstance(table, CodecTable):
+            table.write(placement, payload.flat, self.num_envs, encoded=cast("Encoded", payload.found))
+        elif isinstance(payload.found, Comparison):
+            table.write_run(as_run(placement), payload.flat, payload.found, rows)
 
     def _end_flush(self) -> None:
         """Record that the rows are about to change; see `LazyMemmapStorage.flush`."""
@@ -319,7 +331,7 @@ class TensorStorage(Storage):
         self._late.clear()
         if self._objects is not None:
             self._objects.clear()
-        if isinstance(self._table, SingleCopyTable):
+        if isinstance(self._table, (SingleCopyTable, CodecTable)):
             self._table.clear()
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -404,7 +416,7 @@ class TensorStorage(Storage):
             flat = flat._replace(objects=self._objects.get(picked.slots if picked.span is None else picked.span))
         return self.present(_Payload(flat, late), picked.batch)
 
-    def _read_grid(self, table: Table | SingleCopyTable, index: Any, *, swap: bool) -> Any:
+    def _read_grid(self, table: Table | SingleCopyTable | CodecTable, index: Any, *, swap: bool) -> Any:
         """Return the rows at an index into `[steps, num_envs]`: a view for ints and slices, else a copy."""
         self._expose()
         index = plain_index(index)
@@ -448,15 +460,15 @@ class TensorStorage(Storage):
         return self._as_grid(column[: self._rows], swap=swap)
 
     def _expose(self) -> None:
-        """Record that a view is returned; a single-copy table returns copies."""
-        self.exposed = self.exposed or not isinstance(self._table, SingleCopyTable)
+        """Record that a view is returned; tables with single copies or a codec return copies."""
+        self.exposed = self.exposed or isinstance(self._table, Table)
 
     def row_arrays(self) -> list[RowArray]:
         """Return packed rows and fields as they lie in memory. Views."""
         table = self._table
         if table is None:
             return []
-        return table.row_arrays() if isinstance(table, Table) else table.inner.row_arrays()
+        return table.inner.row_arrays() if isinstance(table, SingleCopyTable) else table.row_arrays()
 
     # -- edits ---------------------------------------------------------------------------------------------------------
 
@@ -583,6 +595,8 @@ class TensorStorage(Storage):
         state["schema"] = table.schema.to_json()
         if isinstance(table, Table):
             columns = dict(zip(names, table.view(slice(rows)), strict=True))
+        elif isinstance(table, CodecTable):
+            columns, state["codec"] = table.saved_columns(rows)
         else:
             state["single_copy"] = list(map(list, table.pairs))
             stored = zip(table.kept, table.inner.view(slice(rows)), strict=True)
@@ -613,9 +627,16 @@ class TensorStorage(Storage):
                 "load into a buffer with the same schema"
             )
             raise CheckpointError(msg)
-        _check_columns(schema, state)
+        if state.get("single_copy") and self._codecs():
+            msg = "the checkpoint was saved with single_copy, the storage has codec: load into one without codec"
+            raise CheckpointError(msg)
+        _check_columns(schema, decoded_columns(state, schema, self._codecs()))
         if schema.objects:
             check_objects(schema, state)
+
+    def _codecs(self) -> list[AnyCodec]:
+        """Return the codecs with which compressed columns of a checkpoint may be read."""
+        return []
 
     def _capacity_for(self, num_envs: int) -> int:
         """Return the capacity with rows of `num_envs` environments."""
@@ -657,8 +678,9 @@ class TensorStorage(Storage):
         if seam and mapped:
             raise_mapped_ring(state, seam, self.capacity)
         if seam:
-            state = _rotated(state, seam)
+            state = _rotated(decoded_columns(state, Schema.from_json(state["schema"]), self._codecs()), seam)
         schema = Schema.from_json(state["schema"], known=self.schema)
+        state = decoded_columns(state, schema, self._codecs())
         rows, num_envs = int(state["rows"]), max(1, int(state["lanes"]))
         before = self._table, self.num_envs, self.capacity, self._objects
         if mapped:
@@ -680,13 +702,13 @@ class TensorStorage(Storage):
         cursor = int(state["cursor"]) if table.capacity == state["capacity"] else rows
         self._rows, self._cursor, self._late = rows, cursor % table.capacity, late
 
-    def _fill(self, table: Table | SingleCopyTable, state: dict[str, Any]) -> LateFields:
+    def _fill(self, table: Table | SingleCopyTable | CodecTable, state: dict[str, Any]) -> LateFields:
         """Copy the columns of a checked state into a table, and return its late fields."""
         rows, columns = int(state["rows"]), state["columns"]
         saved = read_pairs(state, table.schema)
         if isinstance(table, SingleCopyTable):
             table.fill(state, saved)
-        elif saved:
+        elif saved and isinstance(table, Table):
             fill_plain_table(table, state, saved)
         elif not state.get("mapped"):
             table.fill(columns, rows)
@@ -790,7 +812,12 @@ def _rotated(state: dict[str, Any], seam: int) -> dict[str, Any]:
     columns = dict(state["columns"])
     extra = int(check_apart(state)[:seam].sum()) if state.get("single_copy") else 0
     names = {name for name in columns if state.get("single_copy") and name.endswith(".apart")}
-    rotated = {name: _Rotated(column, extra if name in names else seam) for name, column in columns.items()}
+    rotated = {
+        name: column.turned(seam)
+        if isinstance(column, CodedColumn)
+        else _Rotated(column, extra if name in names else seam)
+        for name, column in columns.items()
+    }
     out = {**state, "columns": rotated, "cursor": 0}
     if state.get("objects"):
         out["objects"] = {}

@@ -272,8 +272,15 @@ def _columns(reader: CheckpointReader, storage: Any) -> Iterator[_Column]:
         text = reader.record(f"{name}.text")
         nbytes = ends.nbytes + text.nbytes
         yield _Column(FieldReport(shown, "object", (), int(storage["rows"]), nbytes), f"{name}.text")
+    coded = storage.get("codec") or {}
+    parts = {f"{name}.{part}" for name in coded for part in ("blobs", "ends")}
+    for position, (name, codec) in ((p, (n, coded[n])) for p, n in enumerate(paths) if n in coded):
+        shown = f"{'.'.join(map(str, paths[name])) or '(data)'} ({leaves[position]['dtype']}, {codec})"
+        nbytes = reader.record(f"{name}.blobs").nbytes + reader.record(f"{name}.ends").nbytes
+        shape = tuple(leaves[position]["shape"])
+        yield _Column(FieldReport(shown, "object", shape, int(storage["rows"]), nbytes), f"{name}.blobs")
     for name in storage["columns"]:
-        if name in masks or name == "apart":
+        if name in masks or name == "apart" or name in parts:
             continue
         keys, mask = late[name] if name in late else (paths[name.removesuffix(".apart")], None)
         record = reader.record(name)

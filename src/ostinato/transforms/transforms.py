@@ -225,6 +225,19 @@ class _Step(NamedTuple):
     forward: Callable[[Any], Any] | None
     inverse: Callable[[Any], Any] | None
 
+    def check_waiting(self) -> None:
+        """Check that a step which returned no rows may do so.
+
+        Raises:
+            KindError: if it is a plain callable, which more probably lacks its `return`.
+        """
+        if not hasattr(self.origin, "inv"):
+            msg = (
+                f"the transform {self.origin!r} returned None for rows about to be written: return the rows, or, to "
+                "write none yet, return None from the method `inv` of an object"
+            )
+            raise KindError(msg)
+
     @classmethod
     def of(cls, transform: Any, *, invert: bool) -> _Step:
         """Return the step of a transform; `invert` applies a plain callable at writing.
@@ -305,12 +318,21 @@ class Compose:
         return batch
 
     def inv(self, batch: Any) -> Any:
-        """Apply the inverses to rows about to be written, last to first; None, for no rows, ends the chain."""
+        """Apply the inverses to rows about to be written, last to first.
+
+        Returns:
+            The rows to write; None if the `inv` of a transform returned None, because it waits for more of them.
+
+        Raises:
+            KindError: if a plain callable returned None.
+        """
         for step in reversed(self.steps):
-            if step.inverse is not None:
-                batch = step.inverse(batch)
-                if batch is None:
-                    break
+            if step.inverse is None:
+                continue
+            batch = step.inverse(batch)
+            if batch is None:
+                step.check_waiting()
+                return None
         return batch
 
     def append(self, transform: Any, *, invert: bool = False) -> None:

@@ -3,8 +3,18 @@
 from ostinato.units.base import SampleUnit
 from ostinato.units.chain import chain_units
 from ostinato.units.frames import FrameStack
-from ostinato.units.hindsight import Hindsight
+from ostinato.units.hindsight import Hindsight, HindsightStrategy
 from ostinato.units.nstep import NStep
 from ostinato.units.sequence import Sequence, SequenceUnit, Transition
 
-__all__ = ["FrameStack", "Hindsight", "NStep", "SampleUnit", "Sequence", "SequenceUnit", "Transition", "chain_units"]
+__all__ = [
+    "FrameStack",
+    "Hindsight",
+    "HindsightStrategy",
+    "NStep",
+    "SampleUnit",
+    "Sequence",
+    "SequenceUnit",
+    "Transition",
+    "chain_units",
+]

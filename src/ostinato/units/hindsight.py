@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import Episodes, as_path
 from ostinato.core.records import Column, Request, next_path
+from ostinato.core.rows import map_leaves
 from ostinato.errors import KindError, OptionError, SchemaError
 from ostinato.units.base import SampleUnit
 
@@ -21,9 +23,23 @@ if TYPE_CHECKING:
     from ostinato.core.records import Plan, View
     from ostinato.core.rows import Schema
 
-__all__ = ["Hindsight"]
+__all__ = ["Hindsight", "HindsightStrategy"]
 
-_STRATEGIES = ("future", "final", "episode", "random")
+
+class HindsightStrategy(StrEnum):
+    """Which achieved goal replaces the goal of a row; each is equal to its name as text. See `Hindsight`."""
+
+    FUTURE = "future"
+    """One achieved at this step or later in the episode."""
+    FINAL = "final"
+    """The last one of the episode."""
+    EPISODE = "episode"
+    """Any one of the episode."""
+    RANDOM = "random"
+    """Any one in the buffer."""
+
+
+_STRATEGIES = tuple(strategy.value for strategy in HindsightStrategy)
 
 
 class _Fields(NamedTuple):
@@ -51,17 +67,21 @@ class Hindsight(SampleUnit):
     `(t, T)`, and the last row of an episode keeps its goal. No goal comes from another episode (except with "random"),
     or from a row that was overwritten.
 
-    The batch has the field `relabelled`, bool `[B]`.
+    With `next_goals=False` the new goal is the one that was achieved before step `u`, for all strategies, also where
+    rows have a `next` field of it. The batch has the field `relabelled`, bool `[B]`.
 
     Args:
         reward_fn: gets the batch with its new goals, nested like the rows that were added, and returns the rewards
             `[B]` or `[B, 1]`; those of relabelled rows are used. It may run in the prefetch thread.
         her_ratio: probability of relabelling a row, in [0, 1]; 0.8 is the paper's k = 4.
-        strategy: see above.
+        strategy: see above; a `HindsightStrategy` or its name.
         goal_key: field of the goal; its `next` field, if rows have it, gets the new goal as well.
         achieved_goal_key: field of the goal achieved before the step; its `next` field has the goal achieved after it.
         reward_key: field of the reward; None: `("next", "reward")` if rows have it, else `reward`.
         done_key: field that ends episodes; None: the buffer's `episodes`, or the usual flags.
+        exact_ratio: relabel the first `int(B * her_ratio)` rows of every batch, instead of each row with a probability.
+            `reward_fn` then gets these rows alone, and is not called if there are none.
+        next_goals: take goals from the `next` field of the achieved goal, if rows have it.
 
     Raises:
         OptionError: for numbers or strategies out of range.
@@ -81,7 +101,16 @@ class Hindsight(SampleUnit):
         tensor([4., 4.])
     """
 
-    options = ("reward_fn", "her_ratio", "strategy", "goal_path", "achieved_path", "reward_path")
+    options = (
+        "reward_fn",
+        "her_ratio",
+        "strategy",
+        "goal_path",
+        "achieved_path",
+        "reward_path",
+        "exact_ratio",
+        "next_goals",
+    )
     rank = 2
 
     def __init__(
@@ -89,11 +118,13 @@ class Hindsight(SampleUnit):
         reward_fn: Callable[[Any], Tensor],
         *,
         her_ratio: float = 0.8,
-        strategy: str = "future",
+        strategy: HindsightStrategy | str = "future",
         goal_key: Key = "desired_goal",
         achieved_goal_key: Key = "achieved_goal",
         reward_key: Key | None = None,
         done_key: Key | None = None,
+        exact_ratio: bool = False,
+        next_goals: bool = True,
     ) -> None:
         if not callable(cast("Any", reward_fn)):
             msg = f"reward_fn must be a function from a batch to its rewards, got {type(reward_fn).__name__}"
@@ -102,20 +133,26 @@ class Hindsight(SampleUnit):
             msg = f"her_ratio must be in [0, 1], got {her_ratio!r}"
             raise OptionError(msg)
         if strategy not in _STRATEGIES:
-            msg = f"strategy must be one of {list(_STRATEGIES)}, got {strategy!r}"
+            msg = (
+                f"strategy must be one of {list(_STRATEGIES)}, got {strategy!r}, which is not a valid HindsightStrategy"
+            )
             raise OptionError(msg)
         self.reward_fn = reward_fn
         self.her_ratio = float(her_ratio)
-        self.strategy = strategy
+        self.strategy = HindsightStrategy(strategy)
         self.goal_path = as_path(goal_key)
         self.achieved_path = as_path(achieved_goal_key)
         self.reward_path = None if reward_key is None else as_path(reward_key)
+        self.exact_ratio = bool(exact_ratio)
+        self.next_goals = bool(next_goals)
         self._fields: tuple[Schema | None, _Fields] = (None, _Fields(-1, -1, None, None))
         self.episodes = Episodes() if done_key is None else Episodes(end_key=as_path(done_key))
 
     def __repr__(self) -> str:
         """Options."""
-        return f"Hindsight(her_ratio={self.her_ratio:g}, strategy={self.strategy!r})"
+        exact = ", exact_ratio=True" if self.exact_ratio else ""
+        goals = "" if self.next_goals else ", next_goals=False"
+        return f"Hindsight(her_ratio={self.her_ratio:g}, strategy={self.strategy.value!r}{exact}{goals})"
 
     def roll(self, records: int, view: View, generator: torch.Generator | None) -> Tensor:
         """Return two random numbers for each record, float64 `[2, R]`: whether to relabel it, and with which goal."""
@@ -131,7 +168,8 @@ class Hindsight(SampleUnit):
         if schema is not plan.schema:
             fields = self._find(plan)
             self._fields = (plan.schema, fields)
-        chosen, relabelled = self._choose(plan.records, view, dice, late=fields.next_achieved is None)
+        late = fields.next_achieved is None and self.next_goals
+        chosen, relabelled = self._choose(plan.records, view, dice, late=late)
         source = fields.achieved if fields.next_achieved is None else fields.next_achieved
         slots = torch.where(relabelled, chosen, plan.records)
         goals = [position for position in (fields.goal, fields.next_goal) if position is not None]
@@ -146,6 +184,8 @@ class Hindsight(SampleUnit):
         """
         table = view.require_episodes()
         relabelled = dice[0] < self.her_ratio
+        if self.exact_ratio:
+            relabelled = torch.arange(rows.shape[0], device=rows.device) < self._exactly(rows.shape[0])
         if self.strategy == "random":
             return table.starts(1).draw((dice[1] * 2.0**53).to(torch.int64) << 10), relabelled
         ahead = table.ahead(rows)
@@ -157,12 +197,18 @@ class Hindsight(SampleUnit):
         steps = (dice[1] * count).to(torch.int64).clamp_(max=count - 1) + first - behind
         return table.shift(rows, steps), relabelled & (count > 0)
 
+    def _exactly(self, rows: int) -> int:
+        """Return the number of relabelled rows of a batch with `exact_ratio`."""
+        return int(rows * self.her_ratio)
+
     def _find(self, plan: Plan) -> _Fields:
         """Return the positions of the fields for the rows' schema."""
         known = {leaf.path for leaf in plan.schema.leaves}
         goal = plan.require(self.goal_path, "the goal")
         achieved = plan.require(self.achieved_path, "the achieved goal")
         next_goal, next_achieved = next_path(self.goal_path, known), next_path(self.achieved_path, known)
+        if not self.next_goals:
+            next_achieved = None
         found = _Fields(
             goal,
             achieved,
@@ -179,10 +225,15 @@ class Hindsight(SampleUnit):
         path = self.reward_path or (("next", "reward") if ("next", "reward") in known else ("reward",))
         plan.require(path, "the reward of a step")
         old = kinds.find_field(data, path)
-        new: Any = self.reward_fn(data)
+        count = self._exactly(old.shape[0]) if self.exact_ratio else old.shape[0]
+        if count == 0:
+            return data
+        part = data if count == old.shape[0] else map_leaves(data, lambda leaf: leaf[:count])
+        new: Any = self.reward_fn(part)
         new = new.to(old.device) if isinstance(new, Tensor) else torch.as_tensor(np.asarray(new), device=old.device)
-        if new.numel() != old.numel():
-            msg = f"reward_fn must return one reward per row, shape {list(old.shape)}, got {list(new.shape)}"
+        if new.numel() != old[:count].numel():
+            msg = f"reward_fn must return one reward per row, shape {list(old[:count].shape)}, got {list(new.shape)}"
             raise SchemaError(msg)
-        relabelled = plan.fields["relabelled"].view(-1, *[1] * (old.ndim - 1))
-        return kinds.with_fields(data, {path: torch.where(relabelled, new.reshape(old.shape).to(old.dtype), old)})
+        relabelled = plan.fields["relabelled"][:count].view(-1, *[1] * (old.ndim - 1))
+        new = torch.where(relabelled, new.reshape(old[:count].shape).to(old.dtype), old[:count])
+        return kinds.with_fields(data, {path: new if count == old.shape[0] else torch.cat([new, old[count:]])})

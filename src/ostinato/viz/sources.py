@@ -17,14 +17,16 @@ from ostinato.core.episodes.keys import Episodes, as_flags
 from ostinato.core.episodes.table import EpisodeTable
 from ostinato.core.records import Run
 from ostinato.core.ring import Ring
-from ostinato.core.rows import column_name
+from ostinato.core.rows import Leaf, column_name
 from ostinato.durable import CheckpointReader
+from ostinato.durable.dtypes import DTYPES
 from ostinato.durable.files import open_file
 from ostinato.durable.headers import Placed
 from ostinato.durable.positioned_reads import read_strided, read_tensor
 from ostinato.durable.tensorfile import check_format, read_header, read_tree
 from ostinato.durable.trees import flatten, show
 from ostinato.errors import CheckpointError, DamagedFileError, OptionError, OstinatoError
+from ostinato.storages.codec_table import BlobReader
 from ostinato.trajectories.index import layout_of, read_index
 from ostinato.viz.figures import format_number
 
@@ -588,12 +590,12 @@ class _Rows:
 
 @final
 class _Column:
-    """One memory-mapped field.
+    """One memory-mapped field; a compressed one is decompressed row by row.
 
     With `single_copy`, a next observation is the observation of the next row, unless it is stored separately.
     """
 
-    def __init__(self, mapped: Tensor, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
+    def __init__(self, mapped: Tensor | BlobReader, apart: Tensor | None = None, nexts: Tensor | None = None) -> None:
         self._mapped, self._apart, self._nexts = mapped, apart, nexts
         self._rank = None if apart is None else apart.cumsum(0) - 1
         self.shape = tuple(mapped.shape[1:])
@@ -623,10 +625,15 @@ def _mapped(reader: CheckpointReader, storage: dict[str, Any]) -> dict[TreePath,
     names = [column_name(leaf["path"], position) for position, leaf in enumerate(leaves)]
     mates = dict(storage.get("single_copy") or ())
     apart = reader.read("apart") if mates else None
+    coded = storage.get("codec") or {}
     found = {}
     for position, (path, name) in enumerate(zip(paths, names, strict=True)):
         mate = mates.get(position)
-        if mate is None:
+        if name in coded:
+            leaf = Leaf(path, DTYPES[leaves[position]["dtype"]], tuple(leaves[position]["shape"]))
+            blobs = BlobReader(leaf, coded[name], reader.open_mapped(f"{name}.blobs"), reader.read(f"{name}.ends"))
+            found[path] = _Column(blobs)
+        elif mate is None:
             found[path] = _Column(reader.open_mapped(name))
         else:
             found[path] = _Column(reader.open_mapped(names[mate]), apart, reader.read(f"{name}.apart"))

@@ -145,7 +145,9 @@ class Writer(ABC):
         asked = None if self._asked is None else self._asked()
         if asked is not None:
             return asked(index)
-        given = index[0] if isinstance(index, tuple) else torch.as_tensor(index, device=getattr(index, "device", "cpu"))
+        given = index[0] if isinstance(index, tuple) else index
+        if not isinstance(given, torch.Tensor):
+            given = torch.as_tensor(given, dtype=torch.int64, device="cpu")
         return torch.full(given.shape, -1, dtype=torch.int64, device=given.device)
 
     def __getstate__(self) -> dict[str, Any]:

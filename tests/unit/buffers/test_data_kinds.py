@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 from torch import Tensor
 
 from ostinato import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer, TensorStorage
+from ostinato.errors import KindError, SchemaError
 
 from ...tags import STORAGES, TENSORS, buffer, fill, read_ids, rows, table
 
@@ -131,6 +132,61 @@ def test_a_lazy_stack_is_stored_like_a_tensordict() -> None:
     rb = buffer("packed")
     rb.extend(LazyStackedTensorDict(*[TensorDict({"a": torch.tensor(i)}) for i in range(3)]))
     assert rb[:]["a"].tolist() == [0, 1, 2]
+
+
+def test_a_lazy_stack_is_stored_by_its_common_fields_with_a_warning() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+    rows = [TensorDict({"a": torch.tensor(float(i)), "next": {"b": torch.tensor(i)}}) for i in range(3)]
+    rows[0]["reward"] = torch.tensor(1.0)
+    rows[2]["next", "only"] = torch.tensor(1.0)
+    with pytest.warns(UserWarning, match=r"not stored: \['reward'\]"):
+        rb.extend(LazyStackedTensorDict(*rows))
+    assert set(rb[:].keys(include_nested=True, leaves_only=True)) == {"a", ("next", "b")}
+    assert rb[:]["a"].tolist() == [0, 1, 2]
+
+
+def test_a_lazy_stack_whose_rows_lack_a_stored_field_raises() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+    rb.extend(TensorDict({"a": torch.zeros(1), "b": torch.zeros(1)}, [1]))
+    rows = [TensorDict({"a": torch.zeros(()), "b": torch.zeros(())}), TensorDict({"a": torch.zeros(())})]
+    with pytest.warns(UserWarning, match="not stored"), pytest.raises(SchemaError, match="'b'"):
+        rb.extend(LazyStackedTensorDict(*rows))
+    with pytest.raises(SchemaError, match="no field in common"):
+        rb.extend(LazyStackedTensorDict(TensorDict({"a": torch.zeros(())}), TensorDict({"b": torch.zeros(())})))
+    assert len(rb) == 1
+
+
+class Pairs:
+    """Gives every row with the one before: none for the first row alone."""
+
+    def __init__(self) -> None:
+        self.last: torch.Tensor | None = None
+
+    def forward(self, batch: Any) -> Any:
+        return batch
+
+    def inv(self, rows: torch.Tensor) -> torch.Tensor | None:
+        known = rows if self.last is None else torch.cat((self.last, rows))
+        self.last = known[-1:]
+        return torch.stack((known[:-1], known[1:]), -1) if len(known) > 1 else None
+
+
+def test_a_transform_that_waits_for_more_rows_writes_none() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), transform=Pairs())
+    assert rb.extend(torch.tensor([1])).tolist() == []
+    assert len(rb) == 0
+    assert rb.extend(torch.tensor([2, 3])).tolist() == [0, 1]
+    assert rb[:].tolist() == [[1, 2], [2, 3]]
+    two = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), transform=Pairs())
+    assert two.extend(torch.tensor([1])).shape == (0, 2)
+
+
+def test_a_callable_that_forgets_its_return_raises() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb.append_transform(lambda rows: None, invert=True)
+    with pytest.raises(KindError, match="returned None"):
+        rb.extend(torch.tensor([1]))
+    assert len(rb) == 0
 
 
 def test_dicts_and_tensordicts_serve_for_each_other_by_name() -> None:

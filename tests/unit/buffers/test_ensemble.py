@@ -478,10 +478,46 @@ def test_members_out_of_range(index: Any) -> None:
         pair()[index]
 
 
-@pytest.mark.parametrize("index", ["id", 1.0, True, torch.tensor([True, False]), [[0]], None, (0, 0, 0)])
+@pytest.mark.parametrize("index", ["id", 1.0, True, torch.tensor([True, False]), None])
 def test_members_are_no_floats_masks_or_fields(index: Any) -> None:
     with pytest.raises(KindError):
         pair()[index]
+
+
+def test_members_are_no_tables() -> None:
+    rb = pair()
+    for group in (rb, rb.storage, rb.sampler, rb.writer):
+        with pytest.raises(
+            UsageError, match=r"Cannot index a .* with tensor indices that have more than one dimension"
+        ):
+            group[torch.zeros(2, 2, dtype=torch.int64)]
+        with pytest.raises(KindError, match="A floating point index was received when an integer dtype was expected"):
+            group[torch.zeros(2)]
+        for index in (2, ()):
+            with pytest.raises(SlotError):
+                group[index]
+        assert group[(1,)] is group[1]
+        assert len(group[(slice(None),)]) == 2
+    for name, part in (("samplers", rb.sampler), ("writers", rb.writer)):
+        with pytest.raises(SlotError, match=f"Tuple of length greater than 1 are not accepted to index {name} of type"):
+            part[:, 0]
+
+
+def test_rows_of_storages_are_read_by_storage_and_index() -> None:
+    storages = pair(transform=lambda batch: {}).storage
+    assert int(storages[1, 2]["id"]) == 102
+    assert [part["id"].tolist() for part in storages[:, 1:3]] == [[1, 2], [101, 102]]
+    assert [part["id"].tolist() for part in storages[[1, 0], torch.tensor([4])]] == [[104], [4]]
+    assert [int(part["id"]) for part in storages[..., 0]] == [0, 100]
+
+
+def test_members_of_two_dimensions_are_read_by_three_indices() -> None:
+    members = [ReplayBuffer(storage=LazyTensorStorage(6, ndim=2)) for _ in range(2)]
+    for base, member in zip((0, 100), members, strict=True):
+        member.extend({"id": torch.arange(base, base + 6).view(3, 2)})
+    rb = ReplayBufferEnsemble(*members)
+    assert int(rb[1, 2, 0]["id"]) == 104
+    assert rb[:, 1:, 0]["id"].tolist() == [[2, 4], [102, 104]]
 
 
 def test_an_ensemble_is_written_through_its_members() -> None:
@@ -790,11 +826,16 @@ A, B = 0, 100
 """Stand for members whose rows begin with these ids; made in each test, since native memory must not outlive it."""
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((), {}, OptionError, "storages= is missing"),
-    ((A, B), {"samplers": SamplerEnsemble(RandomSampler())}, OptionError, "not of both"),
+    ((A, B), {"samplers": SamplerEnsemble(RandomSampler())}, UsageError, "not of both"),
     ((A, "b"), {}, KindError, "ReplayBuffers, got str at 1"),
     ((A, A), {}, OptionError, "only once"),
     ((A, ReplayBuffer(storage=LazyTensorStorage(4, ndim=2))), {}, OptionError, "ndim"),
-    ((A, B), {"p": [0.5, 0.5], "sample_from_all": True}, OptionError, "excludes p"),
+    (
+        (A, B),
+        {"p": [0.5, 0.5], "sample_from_all": True},
+        UsageError,
+        "Cannot pass both `p` argument and `sample_from_all=True`",
+    ),
     ((A, B), {"p": [1.0]}, OptionError, r"each of the 2 members, got shape \[1\]"),
     ((A, B), {"p": [1.0, -1.0]}, OptionError, "at least 0"),
     ((A, B), {"p": [0.0, 0.0]}, OptionError, "not all 0"),
@@ -806,7 +847,7 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ((A, B), {"num_buffer_sampled": 1.5}, KindError, "integer"),
     ((A, B), {"num_buffer_sampled": 3, "sample_from_all": True}, OptionError, "leave it out"),
     ((A, B), {"batch_size": 5}, OptionError, "divisible by num_buffer_sampled=2, got 5"),
-    ((A, B), {"prefetch": 2}, OptionError, "batch size"),
+    ((A, B), {"prefetch": 2}, OptionError, "batch-size"),
     ((A, B), {"generator": 3}, KindError, "generator"),
     ((A, B), {"collate_fns": [None]}, OptionError, "one entry for each"),
     ((A, B), {"collate_fns": [None, 3]}, KindError, "callables"),
@@ -856,7 +897,7 @@ def test_groups_refuse_other_things() -> None:
         StorageEnsemble(RandomSampler())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="at least one Writer"):
         WriterEnsemble()
-    with pytest.raises(OptionError, match="one entry for each"):
+    with pytest.raises(KindError, match="transforms must have the same length as the storages provided"):
         StorageEnsemble(LazyTensorStorage(3), transforms=[None, None])
     with pytest.raises(OptionError, match="cannot be set"):
         SamplerEnsemble(RandomSampler(), sample_from_all=True).p = [1.0]

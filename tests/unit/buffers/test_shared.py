@@ -177,10 +177,10 @@ def test_a_failed_copy_gives_its_slots_back() -> None:
         msg = "no"
         raise ValueError(msg)
 
-    storage._inner.set = fail
+    storage._inner.write = fail
     with pytest.raises(ValueError, match="no"):
         rb.extend(rows(range(10, 13)))
-    del storage._inner.set
+    del storage._inner.write
     assert ids_of(rb) == [0, 1, 2, 3]
     rb.extend(rows(range(20, 24)))
     assert ids_of(rb) == [21, 22, 23, 3, 20]
@@ -222,18 +222,10 @@ def test_it_is_never_copied_by_accident(way: Callable[[Any], Any]) -> None:
         way(rb)
 
 
-def test_the_form_of_rows_must_be_known_before_it_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.storages import shared as segment
-
-    monkeypatch.setattr(segment, "get_spawning_popen", object)
-    with pytest.raises(UsageError, match="write a row first"):
-        pickle.dumps(ReplayBuffer(storage=LazyTensorStorage(8), shared=True))
-
-
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("needs storage=LazyTensorStorage", {"storage": ListStorage(8)}),
     ("needs storage=LazyTensorStorage", {"storage": lambda: TensorStorage(torch.zeros(8))}),
-    ("needs storage=LazyTensorStorage", {"storage": LazyMemmapStorage(8)}),
+    ("got one with ndim=2", {"storage": LazyMemmapStorage(8, ndim=2)}),
     ("needs storage=LazyTensorStorage", {"storage": None}),
     ("got one with ndim=2", {"storage": LazyTensorStorage(8, ndim=2)}),
     ("got one with single_copy", {"storage": LazyTensorStorage(8, single_copy=True)}),

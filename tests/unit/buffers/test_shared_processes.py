@@ -267,23 +267,6 @@ def test_processes_that_sample_draw_apart_and_keep_the_law_together(ranked: bool
     assert rb.stats().rows_drawn == 2 * 250 * 32 + 32
 
 
-def test_a_process_forked_too_early_is_told_so() -> None:
-    from ostinato import LazyTensorStorage, ReplayBuffer
-
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), shared=True)
-    pipe, other = multiprocessing.get_context("fork").Pipe()
-
-    def work() -> None:
-        try:
-            rb.extend(rows(range(2)))
-        except UsageError as error:
-            other.send(str(error))
-
-    child = start(work)
-    assert "forked before the buffer knew the schema of its rows" in pipe.recv()
-    end(child)
-
-
 def create_and_wait(pipe: Any) -> None:
     rb = make(100, ranked=True, fill=100)
     child = start(churn, rb, 1)
@@ -353,9 +336,9 @@ def sample(rb: ReplayBuffer, seconds: float, ranked: bool, pipe: Any) -> None:
     pipe.send((batches, longest))
 
 
-def stress(seconds: float, *, ranked: bool) -> tuple[list[tuple[int, float]], int, Any]:
+def stress(seconds: float, *, ranked: bool, mapped: bool = False) -> tuple[list[tuple[int, float]], int, Any]:
     """Run; return what the samplers say (batches, longest wait in s), how many writers were killed, and counts."""
-    rb = make(CAPACITY, ranked=ranked, fill=CAPACITY, width=WIDTH)
+    rb = make(CAPACITY, ranked=ranked, mapped=mapped, fill=CAPACITY, width=WIDTH)
     pipes = [multiprocessing.get_context("fork").Pipe() for _ in range(2)]
     samplers = [start(sample, rb, seconds, ranked, other) for _, other in pipes]
     writers = [start(write_until_killed, rb, 1 + i) for i in range(WRITERS)]
@@ -394,9 +377,9 @@ def _present(rb: ReplayBuffer) -> Any:
     return rb.storage.ring.present()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("seconds", "ranked"), [(2.5, False), (2.5, True)])
-def test_writers_are_killed_while_others_sample(seconds: float, ranked: bool) -> None:
-    found, kills, stats = stress(seconds, ranked=ranked)
+@pytest.mark.parametrize(("ranked", "mapped"), [(False, False), (True, False), (False, True)])
+def test_writers_are_killed_while_others_sample(ranked: bool, mapped: bool) -> None:
+    found, kills, stats = stress(2.5, ranked=ranked, mapped=mapped)
     assert len(found) == 2
     assert min(batches for batches, _ in found) > 20
     assert kills > 3

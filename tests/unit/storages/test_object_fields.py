@@ -273,7 +273,6 @@ def test_text_that_does_not_fit_raises_and_changes_nothing(case: str, storage: s
 
 
 FIRST: dict[str, tuple[Any, str]] = {
-    "no tensor": ({"p": ["a", "b"]}, "'p'.*ListStorage"),
     "objects": ({"p": np.array([1, "a"], dtype=object), "x": torch.zeros(2)}, "'p'"),
     "None": ({"p": None, "x": torch.zeros(2)}, "'p'.*NoneType"),
     "an object": ({"p": object(), "x": torch.zeros(2)}, "'p'.*NonTensorData"),

@@ -492,6 +492,8 @@ def show_ticket(ticket: Ticket, engine: LocalEngine) -> dict[str, Any]:
     state = {"slots": draw.slots, "weights": draw.weights, "last": ticket.last, "rng": ticket.rng}
     more = {"stamps": draw.generations, "lengths": draw.lengths, "dice": ticket.dice}
     held: dict[str, Any] = {name: value for name, value in more.items() if value is not None}
+    if draw.info:
+        held["info"] = draw.info
     if plan is not None and not engine.replaced(ticket):
         held["plan"] = plan.state_dict()
     return {**state, "pad": draw.pad, "length": draw.length, **held}
@@ -517,7 +519,8 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
         raise CheckpointError(msg)
     kept = [state["weights"], *(state.get(name) for name in ("stamps", "lengths", "dice"))]
     weights, generations, lengths, dice = (None if x is None else x.to(device).clone() for x in kept)
-    if any(x is not None and x.shape != slots.shape for x in (weights, generations, lengths)):
+    info = state.get("info")
+    if any(x is not None and x.shape != slots.shape for x in (weights, generations, lengths, *(info or {}).values())):
         msg = (
             f"the checkpoint holds a queued draw of {slots.shape[0]} rows with other numbers of weights or generations"
         )
@@ -530,7 +533,15 @@ def read_ticket(state: dict[str, Any], rows: int, engine: LocalEngine | Parts, s
     if not 0 <= length <= rows:
         msg = f"the checkpoint holds a queued draw of slices of {length} rows out of {rows}: it is damaged"
         raise CheckpointError(msg)
-    draw = Draw(slots, weights, None, generations, lengths, pad, length)
+    draw = Draw(
+        slots,
+        weights,
+        None if info is None else {key: value.to(device).clone() for key, value in info.items()},
+        generations,
+        lengths,
+        pad,
+        length,
+    )
     plan = None
     if "plan" in state:
         plan = Plan.from_state(state["plan"], Schema.from_json(schema), slots, rows)

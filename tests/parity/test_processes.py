@@ -1,0 +1,134 @@
+"""Buffers that are passed to processes: what TorchRL's do, and what differs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ..sharing import AVAILABLE, end, start
+from ._script import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="processes share buffers with the native extension, on Linux")
+
+BOTH = pytest.mark.parametrize("name", ["torchrl", "ostinato"])
+
+
+@pytest.fixture(autouse=True)
+def spawning() -> Iterator[None]:
+    """Locks of TorchRL's buffers are of the default start method."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def rows(first: int, count: int = 10) -> TensorDict:
+    ids = torch.arange(first, first + count)
+    return TensorDict({"id": ids, "next": {"reward": ids.float()}}, [count])
+
+
+def work(rb: Any, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    rb.extend(rows(10))
+    pipe.send(len(rb))
+    pipe.recv()
+    pipe.send((len(rb), rb["id"].tolist()))
+
+
+def played(rb: Any) -> list[Any]:
+    """Let a process write, then this one; return what both see."""
+    mine, other = multiprocessing.get_context("spawn").Pipe()
+    child = start(work, rb, other, method="spawn")
+    seen: list[Any] = [mine.recv(), len(rb)]
+    rb.extend(rows(20))
+    mine.send("written")
+    seen += [*mine.recv(), len(rb), rb["id"].tolist()]
+    end(child)
+    return seen
+
+
+@BOTH
+def test_a_buffer_in_files_is_shared_with_a_process_that_is_started(name: str) -> None:
+    lib: Any = library(name)
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyMemmapStorage(21))
+    rb.extend(rows(0))
+    ids = [*range(21, 30), *range(9, 21)]
+    assert played(rb) == [20, 20, 21, ids, 21, ids]
+
+
+def test_rows_in_private_memory_are_copied_where_torchrl_moves_them() -> None:
+    counts = {}
+    for name in ("torchrl", "ostinato"):
+        lib: Any = library(name)
+        rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(30))
+        rb.extend(rows(0))
+        counts[name] = played(rb)[:2]
+    assert counts == {"torchrl": [20, 20], "ostinato": [20, 10]}
+    shared = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(21)).share()
+    shared.extend(rows(0))
+    assert played(shared)[:2] == [20, 20]
+
+
+PARTS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "list": ("Cannot share a storage of type", lambda lib: {"storage": lib.ListStorage(21)}),
+    "max-value": ("cannot be shared between processes", lambda lib: {"writer": lib.TensorDictMaxValueWriter("id")}),
+    "prioritized": (
+        "cannot be shared between processes",
+        lambda lib: {"sampler": lib.PrioritizedSampler(21, 1.1, 0.5)},
+    ),
+    "no rows": ("it has not been initialized yet", lambda lib: {"batch_size": 2}),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("part", PARTS)
+def test_what_cannot_be_shared_raises_alike(part: str, name: str) -> None:
+    if (part, name) == ("prioritized", "torchrl"):
+        pytest.skip("TorchRL's prioritized sampler needs its extension, which is not part of all its packages")
+    lib: Any = library(name)
+    words, options = PARTS[part]
+    rb = lib.TensorDictReplayBuffer(**{"storage": lib.LazyMemmapStorage(21), **options(lib)})
+    if part != "no rows":
+        rb.extend(rows(0))
+    with pytest.raises(RuntimeError, match=words):
+        start(work, rb, None, method="spawn")
+
+
+def test_priorities_are_shared_where_torchrl_raises() -> None:
+    import ostinato
+
+    sampler = ostinato.PrioritizedSampler(21, 1.0, 1.0)
+    storage = ostinato.LazyMemmapStorage(21)
+    rb = ostinato.TensorDictReplayBuffer(storage=storage, sampler=sampler, shared=True, batch_size=4)
+    rb.extend(rows(0))
+    assert played(rb)[:2] == [20, 20]
+
+
+def test_the_first_writer_defines_the_schema_where_torchrl_needs_shared_init() -> None:
+    import torchrl.data
+
+    import ostinato
+
+    theirs = torchrl.data.ReplayBuffer(storage=torchrl.data.LazyMemmapStorage(21), shared=True)
+    with pytest.raises(RuntimeError, match="it has not been initialized yet"):
+        start(work, theirs, None, method="spawn")
+    ours = ostinato.ReplayBuffer(storage=ostinato.LazyMemmapStorage(21), shared=True)
+    assert played(ours)[:2] == [10, 10]
+
+
+@BOTH
+def test_a_pickle_is_a_copy(name: str) -> None:
+    lib: Any = library(name)
+    rb = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(21))
+    rb.extend(rows(0))
+    other = pickle.loads(pickle.dumps(rb))
+    other.extend(rows(10))
+    assert (len(rb), len(other)) == (10, 20)

@@ -1,0 +1,276 @@
+"""`HERReplayBuffer`: which rows get which goals, episode boundaries, and the state of the buffer."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    FrameStack,
+    HERReplayBuffer,
+    Hindsight,
+    HindsightStrategy,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SequenceUnit,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError
+
+from ...stats.chi_square import p_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+NO_GOAL = -1.0
+
+
+def reward_of(batch: Any) -> torch.Tensor:
+    same: torch.Tensor = batch["achieved_goal"] == batch["desired_goal"]
+    return same.float()
+
+
+def episode(number: int, steps: int, *, first: int = 0, ends: bool = True, flag: str = "done") -> TensorDict:
+    """Rows whose achieved goal tells episode and step."""
+    place = torch.arange(first, first + steps) + 100.0 * number
+    now = {"achieved_goal": place, "desired_goal": torch.full_like(place, NO_GOAL)}
+    after = {
+        "achieved_goal": place + 0.5,
+        "desired_goal": torch.full_like(place, NO_GOAL),
+        "reward": torch.full((steps, 1), 7.0),
+        flag: (torch.arange(steps) == steps - 1) & ends,
+    }
+    return TensorDict({**now, "next": after}, [steps])
+
+
+def buffer(capacity: int = 100, **options: Any) -> HERReplayBuffer:
+    options = {"her_ratio": 1.0, "batch_size": 64, "generator": torch.Generator().manual_seed(0), **options}
+    return HERReplayBuffer(reward_of, storage=LazyTensorStorage(capacity), **options)
+
+
+def goals_of(present: list[float], strategy: str, row: float) -> list[float]:
+    """Return the goals that a row may get: a plain model of the strategies."""
+    mine = sorted(place for place in present if place // 100 == row // 100)
+    return {
+        "future": [place for place in mine if place >= row],
+        "final": mine[-1:],
+        "episode": mine,
+        "random": present,
+    }[strategy]
+
+
+@pytest.mark.parametrize("strategy", list(HindsightStrategy))
+def test_goals_are_uniform_over_what_the_strategy_names(strategy: HindsightStrategy) -> None:
+    rb = buffer(18, strategy=strategy)  # 22 rows: the ring has overwritten the first four
+    for number, steps in enumerate((6, 1, 8)):
+        rb.extend(episode(number, steps))
+    rb.extend(episode(3, 7, ends=False))
+    present = rb[:]["achieved_goal"].tolist()
+    batch = rb.sample(30_000)
+    counts = Counter(zip(batch["achieved_goal"].tolist(), batch["desired_goal"].tolist(), strict=True))
+    weights = {
+        (row, goal): 1 / len(goals) for row in present for goals in [goals_of(present, strategy, row)] for goal in goals
+    }
+    assert set(counts) == set(weights)
+    keys = sorted(weights)
+    assert p_value([counts[key] for key in keys], [weights[key] for key in keys]) > 1e-4
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.29, 0.5, 1.0])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_first_rows_of_every_batch_are_relabelled_and_no_others(ratio: float, prefetch: int) -> None:
+    rb = buffer(her_ratio=ratio, prefetch=prefetch, batch_size=100)
+    rb.extend(episode(0, 50))
+    for _ in range(3):
+        batch, info = rb.sample(return_info=True)
+        count = int(100 * ratio)
+        relabelled = torch.arange(100) < count
+        assert torch.equal(batch["relabelled"], relabelled)
+        assert torch.equal(info["relabelled"], relabelled)
+        for goals in (batch["desired_goal"], batch["next", "desired_goal"]):
+            assert torch.equal(goals != NO_GOAL, relabelled)
+        assert torch.equal(batch["next", "reward"][:count, 0], reward_of(batch)[:count])
+        assert (batch["next", "reward"][count:] == 7).all()
+    assert (rb[:]["desired_goal"] == NO_GOAL).all(), "stored rows keep their goals"
+
+
+def test_reward_fn_gets_the_relabelled_rows_alone() -> None:
+    seen: list[Any] = []
+
+    def reward(batch: Any) -> torch.Tensor:
+        seen.append(batch)
+        return torch.ones(batch.batch_size)
+
+    for ratio, sizes in ((0.25, [(2,)]), (0.0, [(2,)])):
+        rb = HERReplayBuffer(reward, her_ratio=ratio, storage=LazyTensorStorage(9), batch_size=8)
+        rb.extend(episode(0, 9))
+        batch = rb.sample()
+        assert [part.batch_size for part in seen] == sizes
+    assert seen[0]["next", "reward"].shape == (2, 1)
+    assert batch["next", "reward"].shape == (8, 1)
+
+
+@pytest.mark.parametrize("flag", ["done", "terminated", "truncated"])
+def test_any_flag_ends_an_episode(flag: str) -> None:
+    rb = buffer()
+    rb.extend(torch.cat([episode(number, 5, flag=flag) for number in range(4)]))
+    batch = rb.sample()
+    assert torch.equal(batch["desired_goal"] // 100, batch["achieved_goal"] // 100)
+    assert (batch["desired_goal"] >= batch["achieved_goal"]).all()
+
+
+def test_an_episode_grows_until_it_ends() -> None:
+    rb = buffer(strategy="final")
+    for first in (0, 3, 6):
+        rb.extend(episode(1, 3, first=first, ends=False))
+        assert set(rb.sample()["desired_goal"].tolist()) == {100.0 + first + 2}
+
+
+def test_environments_of_two_dimensions_have_their_own_episodes() -> None:
+    storage = LazyTensorStorage(12, ndim=2)
+    rb = HERReplayBuffer(reward_of, her_ratio=1.0, strategy="final", storage=storage, batch_size=64, dim_extend=0)
+    rb.extend(torch.stack([episode(0, 6), episode(1, 6, ends=False)], 1))
+    batch = rb.sample()
+    assert set(batch["desired_goal"].tolist()) == {5.0, 105.0}
+    assert torch.equal(batch["desired_goal"] // 100, batch["achieved_goal"] // 100)
+
+
+def test_other_keys() -> None:
+    place = torch.arange(6.0)
+    rows = TensorDict(
+        {"obs": {"at": place, "to": place - 50}, "r": torch.zeros(6), "last": place == 3, "next": {"other": place}}, [6]
+    )
+    rb = HERReplayBuffer(
+        lambda batch: batch["obs", "to"] * 2,
+        her_ratio=1.0,
+        strategy="final",
+        goal_key=("obs", "to"),
+        achieved_goal_key=("obs", "at"),
+        reward_key="r",
+        end_key="last",
+        storage=LazyTensorStorage(6),
+        batch_size=32,
+    )
+    rb.extend(rows)
+    batch = rb.sample()
+    assert torch.equal(batch["obs", "to"], torch.where(batch["obs", "at"] <= 3, 3.0, 5.0))
+    assert torch.equal(batch["r"], batch["obs", "to"] * 2)
+    assert (rb.goal_key, rb.achieved_goal_key) == (("obs", "to"), ("obs", "at"))
+    assert (rb.reward_key, rb.end_key) == ("r", "last")
+
+
+SAMPLERS = [
+    RandomSampler,
+    SamplerWithoutReplacement,
+    lambda: PrioritizedSampler(40, 0.7, 0.5),
+    lambda: SliceSampler(slice_len=4),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_every_sampler(sampler: Any, storage: Any) -> None:
+    rb = HERReplayBuffer(reward_of, her_ratio=0.5, storage=storage(40), sampler=sampler(), batch_size=20)
+    for number in range(4):
+        rb.extend(episode(number, 10))
+    for _ in range(3):
+        batch = rb.sample()
+        assert ((batch["desired_goal"] != NO_GOAL) == (torch.arange(20) < 10)).all()
+        assert (batch["desired_goal"][:10] // 100 == batch["achieved_goal"][:10] // 100).all()
+
+
+def test_units_are_combined() -> None:
+    rb = buffer(sample_unit=[SequenceUnit(2), FrameStack(2, ["obs"])], batch_size=4)
+    rows = episode(0, 10)
+    rb.extend(rows.set("obs", torch.arange(10.0)))
+    batch = rb.sample()
+    assert batch["obs"].shape == (8, 2)
+    assert (batch["desired_goal"] >= batch["achieved_goal"]).all()
+
+
+@pytest.mark.parametrize("door", ["dumps", "state_dict", "pickle"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_sampling_goes_on_bit_for_bit(tmp_path: Path, door: str, prefetch: int) -> None:
+    rb, again = buffer(prefetch=prefetch, batch_size=8), buffer(prefetch=prefetch, batch_size=8)
+    for number in range(3):
+        rb.extend(episode(number, 10))
+    rb.sample()
+    if door == "dumps":
+        rb.dumps(tmp_path / "saved")
+        again.loads(tmp_path / "saved")
+    elif door == "state_dict":
+        again.load_state_dict(rb.state_dict())
+    else:
+        again = pickle.loads(pickle.dumps(rb))
+    for _ in range(5):
+        assert (rb.sample() == again.sample()).all()
+
+
+def test_it_is_a_tensordict_buffer_that_shows_its_options() -> None:
+    rb = HERReplayBuffer(reward_of, storage=LazyTensorStorage(4), strategy="final", priority_key="error")
+    assert isinstance(rb, TensorDictReplayBuffer)
+    assert (rb.reward_fn, rb.her_ratio, rb.strategy, rb.priority_key) == (reward_of, 0.8, "final", "error")
+    assert rb.strategy is HindsightStrategy.FINAL
+    assert repr(rb).startswith("HERReplayBuffer(\n    strategy='final', her_ratio=0.8, goal_key='desired_goal', ")
+    assert "storage=LazyTensorStorage(" in repr(rb)
+
+
+def test_the_unit_with_goals_achieved_before_or_after_the_step() -> None:
+    for next_goals, added in ((True, 0.5), (False, 0.0)):
+        unit = Hindsight(reward_of, her_ratio=1.0, strategy="final", next_goals=next_goals)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sample_unit=unit, batch_size=4)
+        rb.extend(episode(0, 9))
+        assert set(rb.sample()["desired_goal"].tolist()) == {8 + added}
+        assert ("next_goals=False" in repr(unit)) is not next_goals
+
+
+def test_exact_ratio_of_other_kinds_of_data() -> None:
+    unit = Hindsight(lambda batch: batch["desired_goal"], her_ratio=0.5, exact_ratio=True)
+    rb = ReplayBuffer(storage=LazyTensorStorage(9), sample_unit=unit, batch_size=6)
+    place = torch.arange(9.0)
+    rows = {"achieved_goal": place, "next_achieved_goal": place + 1, "desired_goal": torch.full((9,), NO_GOAL)}
+    rb.extend({**rows, "reward": torch.zeros(9), "done": place == 8, "text": ["a"] * 9})
+    batch = rb.sample()
+    assert torch.equal(batch["relabelled"], torch.arange(6) < 3)
+    assert torch.equal(batch["reward"], torch.where(batch["relabelled"], batch["desired_goal"], 0.0))
+
+
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (lambda: HERReplayBuffer(reward_of, her_ratio=1.1), OptionError, r"her_ratio must be in \[0, 1\]"),
+    (lambda: HERReplayBuffer(reward_of, strategy="past"), OptionError, "not a valid HindsightStrategy"),
+    (lambda: HERReplayBuffer(None), KindError, "reward_fn must be a function"),  # type: ignore[arg-type]
+    (lambda: buffer().extend(episode(0, 3).exclude(("next", "done"))), KeyMissingError, "where episodes end"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "words"), REFUSED)
+def test_refused_options(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+@pytest.mark.parametrize("key", ["desired_goal", "achieved_goal", ("next", "reward")])
+def test_missing_fields_are_named(key: Any) -> None:
+    rb = buffer()
+    rb.extend(episode(0, 3).exclude(key))
+    with pytest.raises(KeyMissingError, match="reward" if isinstance(key, tuple) else key):
+        rb.sample()
+
+
+def test_rewards_of_another_number_of_rows_are_refused() -> None:
+    rb = HERReplayBuffer(lambda batch: torch.zeros(3), storage=LazyTensorStorage(9), batch_size=4, her_ratio=0.5)
+    rb.extend(episode(0, 9))
+    with pytest.raises(SchemaError, match=r"one reward per row, shape \[2, 1\], got \[3\]"):
+        rb.sample()

@@ -1,0 +1,290 @@
+"""A dataset and a growing buffer: the share of each batch, and buffers filled from a dataset."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    OfflineToOnlineReplayBuffer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    prefill_replay_buffer,
+)
+from ostinato.errors import (
+    CheckpointError,
+    EmptyBufferError,
+    KindError,
+    MissingExtraError,
+    OptionError,
+    SchemaError,
+    UsageError,
+)
+
+from ...effort import examples
+from ...stats.chi_square import p_value
+
+
+def dataset(rows: int = 20, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(max(rows, 1)), **options)
+    if rows:
+        rb.extend({"id": torch.arange(rows)})
+    return rb
+
+
+def pair(online: int = 0, rows: int = 20, **options: Any) -> OfflineToOnlineReplayBuffer:
+    rb = OfflineToOnlineReplayBuffer(dataset(rows), online_capacity=50, **options)
+    if online:
+        rb.extend({"id": torch.arange(1000, 1000 + online)})
+    return rb
+
+
+@examples(1)
+@given(st.floats(0.001, 0.999), st.integers(1, 200))
+def test_the_share_of_every_batch_is_exact(fraction: float, size: int) -> None:
+    rb = pair(online=7, offline_fraction=fraction)
+    for _ in range(2):
+        ids = rb.sample(size)["id"]
+        assert ids.shape == (size,)
+        offline = round(fraction * size)
+        assert (ids[:offline] < 1000).all()
+        assert (ids[offline:] >= 1000).all()
+
+
+def test_rows_of_both_are_uniform() -> None:
+    torch.manual_seed(0)
+    ids = Counter(pair(online=10, rows=5, offline_fraction=0.25).sample(40_000)["id"].tolist())
+    assert sorted(ids) == [*range(5), *range(1000, 1010)]
+    assert p_value([ids[i] for i in range(5)]) > 1e-4
+    assert p_value([ids[i] for i in range(1000, 1010)]) > 1e-4
+
+
+def test_the_dataset_alone_while_the_online_buffer_is_empty() -> None:
+    rb = pair(batch_size=16)
+    assert (rb.sample()["id"] < 1000).all()
+    assert rb.add({"id": torch.tensor(1000)}) == 0
+    assert (rb.sample()["id"] >= 1000).sum() == 8
+    rb.online_buffer.empty()
+    assert (rb.sample()["id"] < 1000).all()
+    assert len(rb.offline_buffer) == 20
+
+
+def test_annealing_ends_with_the_online_buffer_alone() -> None:
+    rb = pair(online=5, batch_size=100, offline_fraction=0.8)
+    for step, count in ((0, 80), (5, 40), (9, 8), (10, 0), (11, 0)):
+        rb.anneal(step, 10)
+        assert (rb.sample()["id"] < 1000).sum() == count
+    rb.anneal(0, 10)
+    assert rb.offline_fraction == 0.8
+    for step, total in ((-1, 10), (0, 0)):
+        with pytest.raises(OptionError, match="anneal"):
+            rb.anneal(step, total)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_storages_and_transforms(storage: Any) -> None:
+    rb = OfflineToOnlineReplayBuffer(
+        dataset(), online_storage=storage(9), batch_size=4, transform=lambda batch: {"twice": batch["id"] * 2}
+    )
+    rows = TensorDict({"id": torch.arange(1000, 1012)}, [12]).unbind(0)
+    index = rb.extend([{"id": row["id"]} for row in rows])
+    assert index.shape == (12,)
+    assert (len(rb), len(rb.online_buffer), rb.batch_size) == (29, 9, 4)
+    assert (rb.sample()["twice"] >= 2000).sum() == 2
+    assert [batch["twice"].shape for batch, _ in zip(rb, range(2), strict=False)] == [(4,), (4,)]
+    assert len(rb.transform.steps) == 1
+
+
+def test_samples_carry_no_index() -> None:
+    offline = TensorDictReplayBuffer(storage=LazyTensorStorage(9))
+    offline.extend(TensorDict({"id": torch.arange(9)}, [9]))
+    rb = OfflineToOnlineReplayBuffer(offline, online_capacity=9, batch_size=4)
+    for _ in range(2):
+        batch = rb.sample()
+        assert batch.batch_size == (4,)
+        assert list(batch.keys()) == ["id"]
+        rb.extend(TensorDict({"id": torch.arange(3)}, [3]))
+
+
+def test_a_field_named_index_stays() -> None:
+    offline = ReplayBuffer(storage=LazyTensorStorage(9))
+    offline.extend(TensorDict({"index": torch.arange(9)}, [9]))
+    assert "index" in OfflineToOnlineReplayBuffer(offline, online_capacity=9).sample(3)
+
+
+class Foreign:
+    """A dataset of another library."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def sample(self, count: int) -> TensorDict:
+        return TensorDict({"id": torch.zeros(count), "index": torch.zeros(count)}, [count])
+
+    def __getitem__(self, index: Any) -> TensorDict:
+        ids = torch.arange(self.rows)[index]
+        return TensorDict({"id": ids, "index": ids}, ids.shape)
+
+
+def test_datasets_of_other_libraries() -> None:
+    rb = OfflineToOnlineReplayBuffer(Foreign(10), online_capacity=5)
+    rb.extend(TensorDict({"id": torch.ones(3)}, [3]))
+    assert rb.sample(4)["id"].tolist() == [0, 0, 1, 1]
+    filled = prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(20)), Foreign(10), chunk_size=4)
+    assert filled["id"].tolist() == list(range(10))
+    assert list(filled[:].keys()) == ["id"]
+
+
+@pytest.mark.parametrize("door", ["pickle", "state_dict"])
+def test_sampling_goes_on_where_it_was(door: str) -> None:
+    rb = pair(online=9, batch_size=6)
+    rb.anneal(1, 4)
+    if door == "pickle":
+        again = pickle.loads(pickle.dumps(rb))
+    else:
+        again = pair(batch_size=6)
+        again.load_state_dict(rb.state_dict())
+    assert again.offline_fraction == rb.offline_fraction == 0.375
+    assert again.online_buffer["id"].tolist() == rb.online_buffer["id"].tolist()
+    torch.manual_seed(1)
+    expected = [rb.sample()["id"].tolist() for _ in range(3)]
+    torch.manual_seed(1)
+    assert [again.sample()["id"].tolist() for _ in range(3)] == expected
+
+
+def test_states_that_do_not_fit_change_nothing() -> None:
+    rb, good = pair(online=3), pair(online=5).state_dict()
+    for state in ({}, {**good, "offline_fraction": 1.5}, {"offline_fraction": 0.5}, {**good, "online": {}}):
+        with pytest.raises(CheckpointError):
+            rb.load_state_dict(state)
+    assert (len(rb.online_buffer), rb.offline_fraction) == (3, 0.5)
+
+
+def test_it_shows_what_it_mixes() -> None:
+    assert repr(pair(online=3, batch_size=8)) == (
+        "OfflineToOnlineReplayBuffer(offline=ReplayBuffer, offline_size=20, offline_fraction=0.500, online_size=3, "
+        "batch_size=8)"
+    )
+
+
+def prioritized() -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0))
+
+
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (lambda: OfflineToOnlineReplayBuffer(dataset()), OptionError, "Provide one of online_storage or online_capacity"),
+    (
+        lambda: OfflineToOnlineReplayBuffer(dataset(), online_capacity=3, online_storage=LazyTensorStorage(3)),
+        OptionError,
+        "OR online_capacity, not both",
+    ),
+    (lambda: pair(offline_fraction=0.0), OptionError, r"offline_fraction must be in \(0, 1\)"),
+    (lambda: pair(offline_fraction=1.0), OptionError, r"offline_fraction must be in \(0, 1\)"),
+    (lambda: pair(batch_size=0), OptionError, "at least 1"),
+    (lambda: pair(online_storage="ram"), OptionError, "not both"),
+    (lambda: OfflineToOnlineReplayBuffer([1, 2], online_capacity=3), KindError, "got list"),
+    (lambda: OfflineToOnlineReplayBuffer("minari:x", online_capacity=3), OptionError, "batch_size must be provided"),
+    (lambda: pair(split=True), OptionError, r"only forwarded when offline_dataset is a string, got \['split'\]"),
+    (lambda: OfflineToOnlineReplayBuffer(prioritized(), online_capacity=3), OptionError, "ReplayBufferEnsemble"),
+    (lambda: pair().sample(), OptionError, "batch_size must be provided"),
+    (lambda: next(iter(pair())), UsageError, "batch_size was not specified"),
+    (lambda: pair(rows=0).sample(3), EmptyBufferError, "empty"),
+    (lambda: prefill_replay_buffer(dataset(), dataset(), chunk_size=0), OptionError, "chunk_size"),
+    (lambda: prefill_replay_buffer(dataset(), dataset(), n_samples=0), OptionError, "n_samples"),
+    (lambda: prefill_replay_buffer(dataset(), object()), KindError, "got object"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "words"), REFUSED)
+def test_refused_options(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_rows_of_other_fields_cannot_be_mixed() -> None:
+    rb = pair()
+    rb.extend({"other": torch.zeros(3)})
+    with pytest.raises((SchemaError, KindError), match="concatenated"):
+        rb.sample(4)
+
+
+def test_names_of_datasets_need_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchrl"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchrl", None)
+    with pytest.raises(MissingExtraError, match=r"ostinato\[datasets\]"):
+        OfflineToOnlineReplayBuffer("minari:x", online_capacity=3, batch_size=4)
+
+
+# -- filling a buffer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 20, 1000])
+def test_a_dataset_is_copied_whole_and_in_order(chunk: int) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(50))
+    assert prefill_replay_buffer(rb, dataset(), chunk_size=chunk) is rb
+    assert rb["id"].tolist() == list(range(20))
+    rb.set_at_("id", torch.tensor([-1]), [0])
+    assert dataset()["id"][0] == 0
+
+
+def test_some_rows_are_drawn_uniformly_and_each_once() -> None:
+    torch.manual_seed(0)
+    counts: Counter[int] = Counter()
+    for _ in range(400):
+        rb = prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(50)), dataset(), n_samples=5, chunk_size=3)
+        ids = rb["id"].tolist()
+        assert ids == sorted(set(ids))
+        assert len(ids) == 5
+        counts.update(ids)
+    assert p_value([counts[i] for i in range(20)]) > 1e-4
+    assert len(prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(50)), dataset(), n_samples=99)) == 20
+
+
+def test_episodes_stay_whole() -> None:
+    source = ReplayBuffer(storage=LazyTensorStorage(30))
+    steps = torch.arange(30)
+    source.extend({"t": steps, "done": steps % 6 == 5})
+    rb = ReplayBuffer(storage=LazyTensorStorage(30), sampler=SliceSampler(slice_len=6, end_key="done"), batch_size=24)
+    prefill_replay_buffer(rb, source, chunk_size=7)
+    assert (rb.sample()["t"].view(4, 6) % 6 == torch.arange(6)).all()
+
+
+def test_transforms_of_both_run() -> None:
+    source = dataset(transform=lambda batch: {"id": batch["id"] + 100})
+    rb = ReplayBuffer(storage=LazyTensorStorage(30))
+    rb.append_transform(lambda batch: {"id": batch["id"] * 2}, invert=True)
+    prefill_replay_buffer(rb, source)
+    assert rb.storage[:]["id"].tolist() == [2 * (row + 100) for row in range(20)]
+
+
+def test_lists_and_empty_datasets() -> None:
+    source, rb = (ReplayBuffer(storage=ListStorage(9), collate_fn=list) for _ in range(2))
+    source.extend(["a", "b", "c"])
+    assert prefill_replay_buffer(rb, source, chunk_size=2)[:] == ["a", "b", "c"]
+    assert len(prefill_replay_buffer(ReplayBuffer(storage=LazyTensorStorage(9)), dataset(0))) == 0
+
+
+def test_a_buffer_is_not_copied_into_itself_nor_from_several_environments() -> None:
+    rb = dataset()
+    with pytest.raises(OptionError, match="the buffer itself"):
+        prefill_replay_buffer(rb, rb)
+    with pytest.raises(OptionError, match="ndim=2"):
+        prefill_replay_buffer(rb, ReplayBuffer(storage=LazyTensorStorage(4, ndim=2)))
+    assert rb.write_count == 20

@@ -1,0 +1,414 @@
+"""Queries select trajectories as a walk over the rows does, and read only what they need."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+from tensordict import TensorDict, lazy_stack, tensorclass
+
+from ostinato import (
+    Episodes,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    ReservoirWriter,
+    RewardScale,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TrajectoryPredicate,
+    filter_trajectories,
+    iter_trajectories,
+    traj,
+)
+from ostinato.compat.torchrl import Trajectory
+from ostinato.errors import KeyMissingError, KindError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LENGTHS = (3, 1, 4, 2, 5)
+GOOD = traj.reward.sum() > 6
+
+
+def rows(first: int = 0, *, ids: bool = True) -> TensorDict:
+    """Trajectories of these lengths; rewards are 1, 2, ... within each."""
+    number = torch.cat([torch.full((n,), first + i) for i, n in enumerate(LENGTHS)])
+    step = torch.cat([torch.arange(n) for n in LENGTHS])
+    ends = torch.cat([torch.arange(n) == n - 1 for n in LENGTHS])
+    data: dict[str, Any] = {
+        "obs": torch.stack([number, step], 1).float(),
+        "next": {"reward": step.unsqueeze(1) + 1.0, "done": ends.unsqueeze(1)},
+    }
+    return TensorDict(data | ({"collector": {"traj_ids": number}} if ids else {}), [sum(LENGTHS)])
+
+
+def names(found: list[Trajectory]) -> list[tuple[int, ...]]:
+    """Number of the trajectory, first step and length of each."""
+    return [(*map(int, one.obs[0]), one.length) for one in found]
+
+
+def make(storage: Any = None, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(10) if storage is None else storage, **options)
+
+
+class TestTrajectory:
+    def test_fields_are_attributes_root_first(self) -> None:
+        data = rows()
+        data["next", "obs"] = data["obs"] + 1
+        one = Trajectory(data[:3])
+        assert one.obs is data[:3]["obs"] or torch.equal(one.obs, data["obs"][:3])
+        assert one.reward.flatten().tolist() == [1, 2, 3]
+        assert (one.length, float(one.total_reward)) == (3, 6)
+        assert torch.equal(one["next", "reward"], one.get("reward"))
+        assert one.get("unknown", 5) == 5
+        assert set(one.keys()) == {"obs", "next", "collector"}
+        assert repr(one) == "Trajectory(length=3, keys=['collector', 'next', 'obs'])"
+        with pytest.raises(AttributeError, match="no entry 'unknown' in its data"):
+            _ = one.unknown
+        assert not hasattr(one, "_unknown")
+
+    def test_index_stack_and_copy(self) -> None:
+        one, other = Trajectory(rows()[:3]), Trajectory(rows()[4:8])
+        assert (type(one[1:]), one[1:].length, one[1].batch_size) == (Trajectory, 2, torch.Size([]))
+        assert one[one.reward.flatten() > 1].length == 2
+        pair: list[Any] = [one, other]
+        both = lazy_stack(pair)
+        assert isinstance(both, Trajectory)
+        assert (both[0].length, both[1].length) == (3, 4)
+        joined: Any = torch.cat(pair)
+        assert joined.length == 7
+        assert pair[0].clone().data is not one.data
+        with pytest.raises(SchemaError, match="single batch dimension"):
+            Trajectory(TensorDict({}, [2, 3]))
+
+
+class TestExpressions:
+    @pytest.mark.parametrize(
+        ("predicate", "chosen"),
+        [
+            (traj.length > 3, [2, 4]),
+            (traj.length != 3, [1, 2, 3, 4]),
+            (traj.total_reward >= 10, [2, 4]),
+            (traj.reward.sum() == 10, [2]),
+            (traj.reward.mean() < 2, [1, 3]),
+            (traj.reward.max() <= 2, [1, 3]),
+            (traj.reward.min() > 1, []),
+            (traj["next", "reward"].last() == 5, [4]),
+            (traj[("collector", "traj_ids")].first() == 3, [3]),
+            ((traj.reward > 3).any(), [2, 4]),
+            ((traj.reward != 2).all(), [1]),
+            (~(traj.length > 3) & ~(traj.length == 1), [0, 3]),
+            ((traj.length == 1) | (traj.length == 2), [1, 3]),
+            (lambda one: one.obs[0, 0] > 2, [3, 4]),
+        ],
+    )
+    def test_selection(self, predicate: Any, chosen: list[int]) -> None:
+        data = rows()
+        assert [name[0] for name in names(filter_trajectories(data, predicate))] == chosen
+        rb = make(LazyTensorStorage(20))
+        rb.extend(data)
+        assert [name[0] for name in names(rb.query(predicate))] == chosen
+
+    def test_keys_and_repr(self) -> None:
+        one = (traj.reward.sum() > 1) & ~(traj["a", "b"] < 2).any()
+        assert set(one.required_keys() or ()) == {"reward", ("a", "b")}
+        assert repr(one) == "TrajectoryPredicate(((traj.reward.sum() > 1) & ~(traj[('a', 'b')] < 2).any()))"
+        assert (traj.length > 1).required_keys() == frozenset()
+        assert TrajectoryPredicate(lambda _: True).required_keys() is None
+        assert (TrajectoryPredicate(lambda _: True) | one).required_keys() is None
+        assert [repr(x) for x in (traj, traj.a, traj.a.sum(), traj.a > 1)] == [
+            "traj",
+            "FieldExpression(traj.a)",
+            "ScalarExpression(traj.a.sum())",
+            "ElementwisePredicate((traj.a > 1))",
+        ]
+
+    def test_groups_and_predicates_of_functions_get_whole_trajectories(self) -> None:
+        rb = make(LazyTensorStorage(20))
+        rb.extend(rows())
+        by_group = TrajectoryPredicate(lambda one: one.get("next")["reward"].sum() > 14, keys=frozenset({"next"}))
+        by_field = TrajectoryPredicate(lambda one: one.reward.sum() > 14, keys=frozenset({"reward"}))
+        for predicate in (by_group, by_field, by_field & (traj.length > 1), ~(~by_field)):
+            assert names(rb.query(predicate)) == [(4, 0, 5)]
+        with pytest.raises(AttributeError, match="no entry 'obs'"):
+            rb.query(TrajectoryPredicate(lambda one: one.obs.sum() > 14, keys=frozenset({"reward"})))
+
+    def test_an_and_evaluates_the_second_only_if_needed(self) -> None:
+        never = TrajectoryPredicate(lambda _: 1 / 0)
+        one = Trajectory(rows()[:3])
+        assert not ((traj.length > 5) & never)(one)
+        assert ((traj.length < 5) | never)(one)
+
+    def test_misuse_raises(self) -> None:
+        with pytest.raises(KindError, match=r"combine predicates with & \| ~"):
+            _ = (traj.length > 1) and (traj.length < 5)
+        with pytest.raises(KindError, match=r"write \(a < x\) & \(x < b\)"):
+            _ = 1 < traj.length < 5
+        for use in (lambda: filter_trajectories(rows(), traj.reward > 1), lambda: (traj.reward > 1)(None)):
+            with pytest.raises(KindError, match=r"ambiguous as a trajectory filter. Call .any\(\) or .all\(\)"):
+                use()
+        with pytest.raises(KindError, match="a traj expression or a function"):
+            filter_trajectories(rows(), 3)  # type: ignore[arg-type]
+        with pytest.raises(KeyMissingError, match="Key 'unknown' not found in trajectory"):
+            filter_trajectories(rows(), traj.unknown.sum() > 1)
+        with pytest.raises(AttributeError):
+            _ = traj._private
+
+
+class TestBatches:
+    def test_signals_in_order_of_preference(self) -> None:
+        data = rows()
+        data["other"] = torch.arange(15) // 5
+        assert [one.length for one in iter_trajectories(data)] == list(LENGTHS)
+        assert [one.length for one in iter_trajectories(data, "other")] == [5, 5, 5]
+        with pytest.warns(UserWarning, match="No trajectory id entry was found; splitting on .* .*next.*done"):
+            assert [one.length for one in iter_trajectories(data.exclude("collector"))] == list(LENGTHS)
+        root = TensorDict({"terminated": torch.tensor([True, False, False]), "x": torch.zeros(3)}, [3])
+        with pytest.warns(UserWarning, match="No trajectory id"):
+            assert [one.length for one in iter_trajectories(root)] == [1, 2]
+
+    def test_views(self) -> None:
+        data = rows()
+        next(iter_trajectories(data)).obs.zero_()
+        assert not data["obs"][:3].any()
+
+    def test_errors(self) -> None:
+        assert list(iter_trajectories(rows()[:0])) == []
+        with pytest.raises(KindError, match="expects a TensorDictBase"):
+            next(iter_trajectories({"episode": torch.zeros(3)}))
+        with pytest.raises(SchemaError, match="single batch dimension"):
+            next(iter_trajectories(TensorDict({}, [2, 3])))
+        with pytest.raises(KeyMissingError, match="trajectory_key 'nope' not found in data"):
+            next(iter_trajectories(rows(), "nope"))
+        with pytest.raises(KeyMissingError, match="Cannot split data into trajectories"):
+            next(iter_trajectories(TensorDict({"x": torch.zeros(3)}, [3])))
+
+
+def sampler_by_ids() -> SliceSampler:
+    return SliceSampler(num_slices=2, traj_key=("collector", "traj_ids"), strict_length=False)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.filterwarnings("ignore:No trajectory id")
+def test_a_ring_is_read_in_the_order_of_writing(
+    storage: Callable[[int], Any], tracked: bool, ids: bool, backend: str
+) -> None:
+    if tracked and storage is ListStorage:
+        pytest.skip("a list storage has no episodes")
+    options: dict[str, Any] = {} if not tracked else {"sampler": SliceSampler(num_slices=2)}
+    rb = make(storage(10), **options)
+    parts = [rows(first, ids=ids) for first in (0, 5, 10)]
+    stream, whole = torch.cat(parts), torch.cat([part["obs"] for part in parts])
+    for count in range(1, len(stream) + 1):
+        rb.extend(stream[count - 1 : count])
+        kept = whole[max(0, count - 10) : count]
+        expected = []
+        for number in torch.unique(kept[:, 0]).tolist():
+            mine = kept[kept[:, 0] == number]
+            expected.append((int(number), int(mine[0, 1]), len(mine)))
+        assert names(rb.query()) == expected
+        long = [name for name in expected if name[2] > 2]
+        assert names(rb.query(traj.length > 2)) == long
+
+
+def test_environments_follow_one_another(backend: str) -> None:
+    rb = make(LazyTensorStorage(8, ndim=2), sampler=SliceSampler(num_slices=2, traj_key="episode", strict_length=False))
+    ids = torch.stack([torch.arange(7) // 2, torch.arange(7) // 3 + 10])  # [2 environments, 7 steps]
+    rb.extend(TensorDict({"episode": ids, "obs": torch.stack([ids, torch.arange(7).expand(2, 7)], -1).float()}, [2, 7]))
+    assert names(rb.query()) == [(1, 3, 1), (2, 4, 2), (3, 6, 1), (11, 3, 3), (12, 6, 1)]
+    assert names(make_untracked(rb).query()) == names(rb.query())
+
+
+def make_untracked(rb: ReplayBuffer) -> ReplayBuffer:
+    """The same rows in a buffer that tracks no episodes."""
+    rb.set_sampler(type(ReplayBuffer().sampler)())
+    return rb
+
+
+def test_ids_count_whatever_else_ends_episodes(backend: str) -> None:
+    """Interleaved ids and flags within an id: the trajectories do not depend on what the sampler tracks."""
+    data = TensorDict(
+        {
+            "episode": torch.tensor([0, 0, 0, 1, 0, 1, 1, 1]),
+            "obs": torch.stack([torch.zeros(8), torch.arange(8.0)], 1),
+            "next": {"done": torch.tensor([0, 1, 0, 0, 0, 0, 1, 0]).bool()},
+        },
+        [8],
+    )
+    expected = [(0, 0, 3), (0, 3, 1), (0, 4, 1), (0, 5, 3)]
+    for sampler in (None, SliceSampler(num_slices=2), SliceSampler(num_slices=2, traj_key="episode")):
+        rb = make(sampler=sampler)
+        rb.extend(data)
+        assert names(rb.query()) == expected
+    flags = make(episodes=Episodes(end_key=("next", "done")))
+    flags.extend(data[:3])
+    assert names(flags.query()) == [(0, 0, 3)]
+    masked = make(episodes=Episodes(traj_key="episode", mask_key="mask"))
+    masked.extend(data[:3].set("mask", torch.tensor([True, False, True])))
+    assert names(masked.query()) == [(0, 0, 3)]
+
+
+def test_only_needed_fields_are_read() -> None:
+    read: list[tuple[str, ...]] = []
+    whole: list[int] = []
+    fetch, gather = LazyTensorStorage.fetch, LazyTensorStorage.gather
+
+    def note_fetch(self: Any, requests: Any, **options: Any) -> Any:
+        read.extend(self.schema.leaves[request.leaf].path for request in requests)
+        return fetch(self, requests, **options)
+
+    def note_gather(self: Any, slots: Any, **options: Any) -> Any:
+        whole.append(len(slots))
+        return gather(self, slots, **options)
+
+    ids, reward = ("collector", "traj_ids"), ("next", "reward")
+    cases = [
+        (make(LazyTensorStorage(20)), traj.length > 4, [ids]),
+        (make(LazyTensorStorage(20)), traj.reward.sum() > 14, [ids, reward]),
+        (make(LazyTensorStorage(20), sampler=sampler_by_ids()), traj.length > 4, []),
+        (make(LazyTensorStorage(20), sampler=sampler_by_ids()), traj.reward.sum() > 14, [reward]),
+    ]
+    for rb, predicate, fields in cases:
+        rb.extend(rows())
+        rb.query()  # the table of episodes begins when it is needed
+        read.clear()
+        whole.clear()
+        with (
+            mock.patch.object(LazyTensorStorage, "fetch", note_fetch),
+            mock.patch.object(LazyTensorStorage, "gather", note_gather),
+        ):
+            found = rb.query(predicate)
+        assert (names(found), read, [n for n in whole if n > 1]) == ([(4, 0, 5)], fields, [5])
+
+
+def test_results_are_copies() -> None:
+    for storage in (LazyTensorStorage(20), ListStorage(20)):
+        rb = make(storage)
+        rb.extend(rows())
+        rb.query()[0].obs.zero_()
+        assert names(rb.query())[0] == (0, 0, 3)
+
+
+class Named:
+    """Doubles `next.reward`, says so, and counts its calls."""
+
+    in_keys = (("next", "reward"),)
+    out_keys = (("next", "reward"),)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, data: TensorDict) -> TensorDict:
+        self.calls += 1
+        return data.set(("next", "reward"), data["next", "reward"] * 2)
+
+
+class Makes:
+    """Writes a field that is not stored."""
+
+    in_keys = ("obs",)
+    out_keys = ("number",)
+
+    def __call__(self, data: TensorDict) -> TensorDict:
+        return data.set("number", data["obs"][:, 0])
+
+
+def test_transforms_run_before_predicates() -> None:
+    rb = make(LazyTensorStorage(20), transform=RewardScale(10.0, key=("next", "reward")))
+    rb.extend(rows())
+    assert names(rb.query(traj.reward.sum() > 100)) == [(4, 0, 5)]
+    named = Named()
+    rb = make(LazyTensorStorage(20), transform=named)
+    rb.append_transform(Makes())
+    rb.extend(rows())
+    assert names(rb.query(traj.length > 4)) == [(4, 0, 5)]
+    assert named.calls == 1  # for the result alone
+    assert names(rb.query(traj.reward.sum() > 29)) == [(4, 0, 5)]
+    found = rb.query(traj.number.max() == 2)
+    assert (names(found), found[0].number.tolist()) == ([(2, 0, 4)], [2.0] * 4)
+    assert rb.query()[0].reward.flatten().tolist() == [2.0, 4.0, 6.0]
+    assert float(rb.storage[:]["next", "reward"][0]) == 1.0
+
+
+@tensorclass
+class Row:
+    obs: torch.Tensor
+    episode: torch.Tensor
+
+
+def test_kinds_of_rows() -> None:
+    values, ids = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 0, 1])
+    make_row: Any = Row
+    for data in ({"obs": values, "episode": ids}, make_row(obs=values, episode=ids, batch_size=[3])):
+        rb = make()
+        rb.extend(data)
+        assert [one.obs.tolist() for one in rb.query()] == [values[:2].tolist(), values[2:].tolist()]
+    text = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    data = TensorDict({"obs": values, "episode": ids}, [3])
+    data["name"] = ["a", "b", "c"]
+    text.extend(data)
+    assert [one.get("name").tolist() for one in text.query(lambda one: one.length == 2)] == [["a", "b"]]
+    assert len(make().query()) == 0
+    for storage, given, message in (
+        (LazyTensorStorage(10), values, "requires a tensordict-backed storage"),
+        (ListStorage(10), [1, 2], "requires a tensordict-backed storage"),
+        (ListStorage(10), [data, data], "single-transition"),
+    ):
+        rb = make(storage)
+        rb.extend(given)
+        with pytest.raises(KindError, match=message):
+            rb.query()
+
+
+def test_errors_of_buffers() -> None:
+    rb = make()
+    rb.extend(rows())
+    with pytest.raises(KindError, match="ambiguous"):
+        rb.query(traj.reward > 1)
+    with pytest.raises(KeyMissingError, match="trajectory_key 'nope' not found"):
+        rb.query(trajectory_key="nope")
+    with pytest.raises(KeyMissingError, match="Key 'nope' not found in trajectory"):
+        rb.query(traj.nope.sum() > 1)
+    plain = make()
+    plain.extend({"x": torch.zeros(3)})
+    with pytest.raises(KeyMissingError, match="Cannot split data into trajectories"):
+        plain.query()
+    with pytest.raises(UsageError, match="a shared buffer cannot be queried"):
+        ReplayBuffer(storage=LazyTensorStorage(10), shared=True).query()
+
+
+def test_explicit_key_and_writers_that_choose_slots() -> None:
+    rb = make()
+    rb.extend(rows()[:6].set("other", torch.tensor([0, 0, 1, 1, 1, 1])))
+    assert [one.length for one in rb.query(trajectory_key="other")] == [2, 4]
+    assert [one.length for one in rb.query(trajectory_key=("collector", "traj_ids"))] == [3, 1, 2]
+    chosen = make(writer=ReservoirWriter())
+    chosen.extend(rows())
+    assert sum(one.length for one in chosen.query()) == len(chosen)
+
+
+def test_while_another_thread_writes() -> None:
+    rb = make(LazyTensorStorage(64), sampler=sampler_by_ids())
+    rb.extend(rows())
+    done = threading.Event()
+
+    def write() -> None:
+        for first in range(5, 400, 5):
+            rb.extend(rows(first))
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        for one in rb.query(traj.length > 1):
+            assert torch.unique(one.obs[:, 0]).numel() == 1
+            assert one.obs[:, 1].diff().eq(1).all()
+    writer.join()
+    assert names(rb.query())[-1] == (399, 0, 5)

@@ -1,0 +1,83 @@
+"""`find_start_stop_traj` compared with a walk over rows, and its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato import find_start_stop_traj
+from ostinato.errors import KindError, UsageError
+
+
+def walk(ends: list[bool]) -> list[tuple[int, int, int]]:
+    """Start, stop and length of each trajectory of a ring, by following rows; sorted by the stop."""
+    found = []
+    for stop, end in enumerate(ends):
+        if end:
+            start, length = stop, 1
+            while not ends[start - 1] and length < len(ends):
+                start, length = (start - 1) % len(ends), length + 1
+            found.append((start, stop, length))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=9), st.booleans(), st.data())
+def test_a_ring_of_environments(rows: list[list[int]], full: bool, data: Any) -> None:
+    by_ids = data.draw(st.booleans())
+    newest = data.draw(st.none() | st.integers(0, len(rows) - 1)) if full else len(rows) - 1
+    values = torch.tensor(rows)
+    if by_ids:
+        got = find_start_stop_traj(trajectory=values, at_capacity=full, cursor=newest)
+    else:
+        got = find_start_stop_traj(end=values == 0, at_capacity=full, cursor=newest)
+    expected = []
+    for env in range(3):
+        column = values[:, env].tolist()
+        flags = [a != b for a, b in zip(column, column[1:] + column[:1], strict=True)]
+        ends = flags if by_ids else [value == 0 for value in column]
+        if newest is not None:
+            ends[newest] = True
+        if not any(ends):
+            ends[-1] = True
+        expected += [(start, env, stop, env, length) for start, stop, length in walk(ends)]
+    assert torch.cat([got[0], got[1], got[2].unsqueeze(1)], 1).tolist() == [list(row) for row in expected]
+    assert int(got[2].sum()) == values.numel()
+
+
+def test_input_is_not_changed_and_results_are_on_its_device() -> None:
+    end = torch.zeros(4, dtype=torch.bool)
+    start, stop, lengths = find_start_stop_traj(end=end, at_capacity=False, device=torch.device("cpu"))
+    assert not end.any()
+    assert (start.tolist(), stop.tolist(), lengths.tolist()) == ([[0]], [[3]], [4])
+    assert start.device == end.device
+
+
+@pytest.mark.parametrize("cursor", [2, torch.tensor([0, 1, 2]), torch.tensor(2), range(3)])
+def test_forms_of_the_cursor(cursor: Any) -> None:
+    start, stop, _ = find_start_stop_traj(end=torch.zeros(5, dtype=torch.bool), at_capacity=True, cursor=cursor)
+    assert (start.tolist(), stop.tolist()) == ([[3]], [[2]])
+
+
+def test_errors() -> None:
+    rows = torch.zeros(3, dtype=torch.bool)
+    cases: tuple[dict[str, Any], ...] = ({}, {"trajectory": rows, "end": rows})
+    for given_ in cases:
+        with pytest.raises(KindError, match="Exactly one of `trajectory` and `end` must be provided"):
+            find_start_stop_traj(at_capacity=False, **given_)
+    with pytest.raises(UsageError, match="at least 1-dimensional"):
+        find_start_stop_traj(end=rows[0], at_capacity=False)
+    with pytest.raises(UsageError, match=r"empty \(T=0\) input"):
+        find_start_stop_traj(trajectory=rows[:0], at_capacity=True)
+    for cursor, message in (
+        (torch.zeros(0), "must not be an empty tensor"),
+        (range(0), "must not be an empty range"),
+        (1.5, "should be an integer or a 1d tensor or a range"),
+        (3, r"must be a step in \[0, 3\)"),
+    ):
+        with pytest.raises(UsageError, match=f"cursor {message}"):
+            find_start_stop_traj(end=rows, at_capacity=True, cursor=cursor)  # type: ignore[arg-type]

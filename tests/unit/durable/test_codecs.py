@@ -1,0 +1,120 @@
+"""Codecs: bytes come back, sizes are bounded, wrong arguments raise, and threads keep the order."""
+
+from __future__ import annotations
+
+import bz2
+import sys
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ostinato import Codec, ZlibCodec, ZstdCodec
+from ostinato.durable import codecs
+from ostinato.durable.codecs import find_codec, has_zstd, map_in_threads
+from ostinato.errors import DamagedFileError, KindError, MissingExtraError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BZ2 = Codec("bz2", bz2.compress, bz2.decompress)
+ALL = ["zlib", pytest.param("zstd", marks=pytest.mark.skipif(not has_zstd(), reason="needs ostinato[zstd]")), BZ2]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("data", [b"", b"a", b"\0" * 100_000, bytes(range(256)) * 40])
+def test_bytes_come_back(name: Any, data: bytes) -> None:
+    codec = find_codec(name)
+    blob = codec.encode(memoryview(bytearray(data)))
+    assert isinstance(blob, bytes)
+    assert bytes(codec.decode(blob, len(data))) == data
+    assert len(data) < 1000 or len(blob) < len(data) / 10
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("size", [99, 101, 0])
+def test_a_value_of_another_size_is_refused(name: Any, size: int) -> None:
+    codec = find_codec(name)
+    with pytest.raises(DamagedFileError, match=f"must have {size} bytes"):
+        codec.decode(codec.encode(bytes(100)), size)
+
+
+@pytest.mark.parametrize("name", ALL[:2])
+def test_damaged_bytes_raise(name: Any) -> None:
+    codec = find_codec(name)
+    with pytest.raises(DamagedFileError, match="cannot be decompressed"):
+        codec.decode(b"no stream of any codec", 100)
+    with pytest.raises(DamagedFileError, match="must have"):
+        codec.decode(codec.encode(bytes(range(250)))[:-9], 250)
+
+
+@pytest.mark.parametrize("name", ALL[:2])
+def test_a_bomb_is_not_decompressed(name: Any) -> None:
+    codec = find_codec(name)
+    bomb = codec.encode(bytes(50 << 20))
+    with pytest.raises(DamagedFileError, match=r"must have 10 bytes, got 11\+"):
+        codec.decode(bomb, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ZlibCodec(10), "levels 0 to 9, got 10"),
+        (lambda: ZlibCodec(True), "levels 0 to 9"),
+        (lambda: find_codec("gzip"), "must be 'zstd', 'zlib', 'auto' or a Codec, got 'gzip'"),
+        (lambda: Codec("zlib", bz2.compress, bz2.decompress), "needs a name of its own"),
+    ],
+)
+def test_wrong_options_raise(make: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+def test_a_codec_is_two_functions_on_bytes() -> None:
+    with pytest.raises(KindError, match="a name and two functions"):
+        Codec("own", None, bz2.decompress)  # type: ignore[arg-type]
+    with pytest.raises(KindError, match="must return bytes, got int"):
+        Codec("own", lambda _: 3, bz2.decompress).encode(b"")  # type: ignore[arg-type,return-value]
+
+
+def test_zstd_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, codecs._ZSTD_MODULE, None)
+    with pytest.raises(MissingExtraError, match=r"ostinato\[zstd\]"):
+        ZstdCodec()
+    assert find_codec("auto") == ZlibCodec()
+    with pytest.raises(OptionError, match=r"install ostinato\[zstd\] for levels up to 22"):
+        find_codec("auto", 19)
+
+
+def test_levels_reach_the_codec() -> None:
+    data = b"".join(str(i).encode() for i in range(5000))
+    assert find_codec("zlib", 9).encode(data) == zlib.compress(data, 9)
+    assert len(find_codec("zlib", 0).encode(data)) > len(data)
+
+
+def test_threads_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "_pool", pool := codecs._Pool())
+    pool.workers = 3
+    seen: set[int] = set()
+    together = threading.Barrier(3, timeout=20)
+
+    def double(part: Sequence[int]) -> list[int]:
+        seen.add(threading.get_ident())
+        together.wait()
+        return [2 * i for i in part]
+
+    assert map_in_threads(double, range(100), 3 << 20) == list(range(0, 200, 2))
+    assert len(seen) == 3
+    assert map_in_threads(lambda part: [2 * i for i in part], range(7), 3) == list(range(0, 14, 2))
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "_pool", pool := codecs._Pool())
+    pool.workers = 2
+
+    def last(part: Sequence[int]) -> list[int]:
+        return [1 // (9 - i) for i in part]
+
+    with pytest.raises(ZeroDivisionError):
+        map_in_threads(last, range(10), 2 << 20)

@@ -1,0 +1,246 @@
+"""Whole groups of rows: their distribution, each strategy against all subsets, and what is read when."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import warnings
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
+
+from ostinato import (
+    Episodes,
+    LazyTensorStorage,
+    ListStorage,
+    PromptGroupSampler,
+    RateLimiter,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import (
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    SchemaError,
+    WaitTimeoutError,
+)
+
+from ...effort import examples
+from ...stats.chi_square import p_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def make(prompts: Any = (), rewards: Any = None, *, batch_size: int = 4, capacity: int = 100, **given: Any) -> Any:
+    """Return a buffer with rows of these prompts."""
+    buffer = {
+        name: given.pop(name) for name in ("version_key", "rate_limiter", "prefetch", "episodes") if name in given
+    }
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity),
+        sampler=PromptGroupSampler(group_key="prompt", reward_key="reward", **given),
+        batch_size=batch_size,
+        generator=torch.Generator().manual_seed(0),
+        **buffer,
+    )
+    if len(prompts):
+        rb.extend(rows(prompts, rewards))
+    return rb
+
+
+def rows(prompts: Any, rewards: Any = None, **more: Any) -> TensorDict:
+    prompts = torch.as_tensor(prompts)
+    count = prompts.shape[0]
+    rewards = torch.arange(float(count)) if rewards is None else torch.as_tensor(rewards)
+    return TensorDict({"prompt": prompts, "reward": rewards, "row": torch.arange(count), **more}, [count])
+
+
+def test_groups_and_rows_are_uniform() -> None:
+    prompts = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    rb = make(prompts, num_groups=2)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for _ in range(4000):
+        batch = rb.sample()
+        groups, row = batch["prompt"].view(2, 2), batch["row"].view(2, 2)
+        assert (groups[:, 0] == groups[:, 1]).all()
+        assert groups[0, 0] != groups[1, 0]
+        assert (row[:, 0] != row[:, 1]).all()
+        counts[tuple(row[0].tolist())] += 1
+    assert len(counts) == 3 * 6  # ordered pairs within the first group
+    assert 1e-4 < p_value(list(counts.values())) < 1 - 1e-4
+
+
+@examples(1)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-4, 4)), min_size=1, max_size=14),
+    st.integers(1, 4),
+    st.sampled_from(["reward", "variance", "recency"]),
+)
+def test_strategies_choose_the_best_rows(data: list[tuple[int, int]], each: int, strategy: Any) -> None:
+    prompts, rewards = [p for p, _ in data], [float(r) for _, r in data]
+    rb = make(prompts, rewards, samples_per_group=each, batch_size=each, strategy=strategy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = rb.sample()["row"].tolist()
+    group = [row for row, prompt in enumerate(prompts) if prompt == prompts[found[0]]]
+    assert set(found) <= set(group)
+    chosen = found[: min(each, len(group))]
+    assert len(set(chosen)) == len(chosen)
+    subsets = [list(subset) for subset in itertools.combinations(group, len(chosen))]
+
+    def score(subset: list[int]) -> tuple[float, ...]:
+        held = np.array([rewards[row] for row in subset])
+        if strategy == "recency":
+            return tuple(sorted(subset))
+        return (held.sum(),) if strategy == "reward" else (round(held.var(), 9), held.sum())
+
+    assert score(chosen) == max(map(score, subsets))
+
+
+def test_recency_is_the_order_of_writing() -> None:
+    rb = make([0, 0, 0, 0], capacity=5, samples_per_group=2, batch_size=2, strategy="recency")
+    rb.extend(rows([0, 0, 0]))  # slots 4, 0, 1
+    assert rb.sample()["index"].tolist() == [0, 1]
+    rb[3] = rows([0])[0]  # an edit makes a new row
+    assert rb.sample()["index"].tolist() == [1, 3]
+
+
+def test_groups_follow_writes_and_edits() -> None:
+    rb, held = make(capacity=9, num_groups=2, batch_size=6), dict[int, int]()
+    generator = torch.Generator().manual_seed(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for turn in range(60):
+            prompts = torch.randint(0, 4, (turn % 4 + 1,), generator=generator)
+            held.update(zip(rb.extend(rows(prompts)).tolist(), prompts.tolist(), strict=True))
+            if turn % 7 == 3:
+                rb.set_at_("prompt", torch.tensor([9]), [0])
+                held[0] = 9
+            batch = rb.sample()
+            assert [held[slot] for slot in batch["index"].tolist()] == batch["prompt"].tolist()
+            groups = batch["prompt"].view(2, 3)
+            assert (groups == groups[:, :1]).all()
+            sizes = Counter(held.values())
+            for group, index in zip(groups[:, 0].tolist(), batch["index"].view(2, 3), strict=True):
+                assert index.unique().numel() == min(3, sizes[group]) or sizes[group] < 3
+            assert groups[0, 0] != groups[1, 0] or len(sizes) < 2
+    assert len(rb.sampler._codes) < 200
+
+
+def test_too_few_rows_are_completed_with_replacement_and_a_warning() -> None:
+    rb = make([0, 0, 1], num_groups=3, batch_size=9)
+    with pytest.warns(
+        UserWarning, match="smaller than the requested sample size; completing the draw with replacement"
+    ):
+        batch = rb.sample()
+    groups = batch["prompt"].view(3, 3)
+    assert (groups == groups[:, :1]).all()
+    assert set(groups[:2, 0].tolist()) == {0, 1}
+    for group, row in zip(groups[:, 0].tolist(), batch["row"].view(3, 3), strict=True):
+        assert set(row.tolist()) == ({0, 1} if group == 0 else {2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rb.sample()  # once
+
+
+def test_text_vectors_and_nested_keys() -> None:
+    data = TensorDict({"reward": torch.arange(6.0)}, [6])
+    data["query"] = NonTensorStack(*"aabbcc")
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=PromptGroupSampler(samples_per_group=2), batch_size=6)
+    rb.extend(data)
+    found = list(rb.sample()["query"])
+    assert found[::2] == found[1::2]
+    assert set(found) == {"a", "b", "c"}
+    pairs = torch.tensor([[0, 1], [0, 1], [1, 0], [1, 0]])
+    sampler = PromptGroupSampler(num_groups=2, group_key=("in", "pair"))
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
+    rb.extend(TensorDict({("in", "pair"): pairs}, [4]))
+    batch = rb.sample()["in", "pair"]
+    assert torch.equal(batch[::2], batch[1::2])
+    assert not torch.equal(batch[0], batch[2])
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_edits_through_views_need_cache_groups_false(cache: bool) -> None:
+    rb = make([0, 0, 1, 1], num_groups=1, batch_size=2, cache_groups=cache)
+    rb.sample()
+    rb[:]["prompt"][:] = 5  # one group, of which the buffer is not told
+    pairs = {tuple(sorted(rb.sample()["row"].tolist())) for _ in range(80)}
+    assert pairs == ({(0, 1), (2, 3)} if cache else set(itertools.combinations(range(4), 2)))
+
+
+def test_with_ages_masks_limits_and_prefetch() -> None:
+    rb = make(num_groups=2, version_key="version")
+    rb.extend(rows([0, 0, 1, 1, 2, 2, 0, 0], version=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])))
+    for _ in range(20):
+        assert set(rb.sample(max_age=0)["row"].tolist()) == {4, 5, 6, 7}
+    assert {int(row) for _ in range(20) for row in rb.sample()["row"]} == set(range(8))
+    masked = make(num_groups=1, batch_size=2, episodes=Episodes("done", mask_key="valid"))
+    masked.extend(rows([0, 0, 0, 1], done=torch.ones(4).bool(), valid=torch.tensor([True, True, False, False])))
+    assert {int(row) for _ in range(20) for row in masked.sample()["row"]} == {0, 1}
+    masked.set_("valid", torch.zeros(4, dtype=torch.bool))
+    with pytest.raises(EmptyBufferError):
+        masked.sample()
+    limiter = RateLimiter(samples_per_insert=1, error_buffer=4, min_size_to_sample=4)
+    slow = make([0, 0, 1, 1], num_groups=2, rate_limiter=limiter)
+    assert slow.sample(timeout_s=0).shape == (4,)
+    with pytest.raises(WaitTimeoutError):
+        slow.sample(timeout_s=0)
+    ahead, plain = (make([0, 0, 1, 1, 2, 2], num_groups=2, prefetch=depth) for depth in (2, None))
+    assert all(torch.equal(ahead.sample()["row"], plain.sample()["row"]) for _ in range(6))
+
+
+@pytest.mark.parametrize("strategy", ["random", "recency", "variance"])
+@pytest.mark.parametrize("way", ["state", "pickle"])
+def test_a_copy_goes_on_exactly(way: str, strategy: Any) -> None:
+    rb = make([0, 0, 0, 1, 1, 1, 2, 2], num_groups=2, capacity=9, strategy=strategy)
+    rb.extend(rows([3, 3, 1]))
+    rb.sample()
+    copy = make(num_groups=2, capacity=9, strategy=strategy)
+    if way == "state":
+        copy.load_state_dict(rb.state_dict())
+    else:
+        copy = pickle.loads(pickle.dumps(rb))
+    for _ in range(6):
+        for buffer in (rb, copy):
+            buffer.extend(rows([3, 1]))
+        assert torch.equal(rb.sample()["index"], copy.sample()["index"])
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (PromptGroupSampler, KindError, "Exactly one of num_groups or samples_per_group must be provided"),
+        (lambda: make(num_groups=1, samples_per_group=1), KindError, "Exactly one"),
+        (lambda: make(num_groups=True), KindError, "num_groups must be a positive integer"),
+        (lambda: make(samples_per_group=0), OptionError, "samples_per_group must be a positive integer"),
+        (lambda: make(num_groups=1, strategy="best"), OptionError, "Unknown strategy='best'"),
+        (lambda: make([0], num_groups=3).sample(), OptionError, "batch_size=4 is not divisible by num_groups=3"),
+        (lambda: make([0], samples_per_group=3).sample(), OptionError, "not divisible by samples_per_group=3"),
+        (lambda: make(num_groups=1).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
+        (lambda: make([0], [torch.nan], num_groups=1, strategy="reward").sample(), SchemaError, "must be finite"),
+    ],
+)
+def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_storages_and_fields_that_it_cannot_read() -> None:
+    rb = ReplayBuffer(storage=ListStorage(4), sampler=PromptGroupSampler(num_groups=1), batch_size=1)
+    rb.extend([1, 2])
+    with pytest.raises(KindError, match=r"tensor collection.* Plain ListStorage is not supported"):
+        rb.sample()
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PromptGroupSampler(num_groups=1), batch_size=1)
+    rb.extend({"prompt": torch.zeros(3)})
+    with pytest.raises(KeyMissingError, match="Could not find key 'query'"):
+        rb.sample()

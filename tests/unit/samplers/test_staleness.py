@@ -1,0 +1,253 @@
+"""Draws by staleness: the distribution, the limit, what is read when, and copies that go on exactly."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from ostinato import (
+    Episodes,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RateLimiter,
+    ReplayBuffer,
+    SequenceUnit,
+    StalenessAwareSampler,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import (
+    CheckpointError,
+    EmptyBufferError,
+    KeyMissingError,
+    KindError,
+    OptionError,
+    PriorityError,
+    SchemaError,
+)
+from ostinato.samplers.distinct import draw_weighted
+
+from ...stats.chi_square import p_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def make(versions: Any, *, batch_size: int = 4, capacity: int = 100, options: Any = None, **sampler: Any) -> Any:
+    """Return a buffer with rows of these versions."""
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(capacity),
+        sampler=StalenessAwareSampler(**sampler),
+        batch_size=batch_size,
+        generator=torch.Generator().manual_seed(0),
+        **(options or {}),
+    )
+    if len(versions):
+        rb.extend(rows(versions))
+    return rb
+
+
+def rows(versions: Any) -> TensorDict:
+    values = torch.as_tensor(versions)
+    return TensorDict({"policy_version": values, "row": torch.arange(len(values))}, [len(values)])
+
+
+def square(staleness: Tensor) -> Tensor:
+    return (staleness + 1) ** -2
+
+
+@pytest.mark.parametrize(("weight_fn", "power"), [(None, 1), (square, 2)])
+def test_draws_follow_the_weights(weight_fn: Callable[[Tensor], Tensor] | None, power: int) -> None:
+    rb = make([0, 1, 2, 3, 3], batch_size=1, staleness_weight_fn=weight_fn)
+    rb.sampler.consumer_version = 4
+    counts = Counter(int(rb.sample()["row"]) for _ in range(6000))
+    weights = [(4 - version + 1) ** -power for version in (0, 1, 2, 3, 3)]
+    assert 1e-4 < p_value([counts[row] for row in range(5)], weights) < 1 - 1e-4
+
+
+@pytest.mark.parametrize("total", [3, 12])
+def test_distinct_rows_are_drawn_one_after_the_other(total: int) -> None:
+    # large batches take an order of all rows, small ones are drawn row by row: the same distribution
+    weights = torch.tensor([1.0, 2.0, 4.0] * (total // 3), dtype=torch.float64)
+    generator, counts = torch.Generator().manual_seed(1), Counter[tuple[int, int]]()
+    for _ in range(8000):
+        first, second = draw_weighted(weights.cumsum(0), weights, 2, generator, distinct=True).tolist()
+        assert first != second
+        counts[first % 3, second % 3] += 1
+    expected: Counter[tuple[int, int]] = Counter()
+    values = weights.tolist()
+    for a, b in itertools.permutations(range(total), 2):
+        expected[a % 3, b % 3] += values[a] * values[b] / (sum(values) - values[a])
+    assert 1e-4 < p_value([counts[pair] for pair in expected], list(expected.values())) < 1 - 1e-4
+
+
+def test_unequal_weights_leave_few_rows_for_single_draws() -> None:
+    weights = torch.tensor([1e12] + [1.0] * 99, dtype=torch.float64)
+    drawn = draw_weighted(weights.cumsum(0), weights, 20, torch.Generator().manual_seed(0), distinct=True)
+    assert len(set(drawn.tolist())) == 20
+    assert int(drawn[0]) == 0
+
+
+def test_rows_beyond_the_limit_are_not_drawn() -> None:
+    rb = make(range(10), batch_size=200, max_staleness=3)
+    rb.sampler.consumer_version = 9
+    batch, info = rb.sample(return_info=True)
+    assert set(batch["policy_version"].tolist()) == {6, 7, 8, 9}
+    assert torch.equal(info["staleness"], (9 - batch["policy_version"]).float())
+    assert torch.equal(batch["staleness"], info["staleness"])
+    rb.sampler.max_staleness = 0
+    assert set(rb.sample()["policy_version"].tolist()) == {9}
+    rb.sampler.max_staleness = -1
+    assert set(rb.sample()["policy_version"].tolist()) == set(range(10))
+    assert rb.sample(10)["row"].unique().shape == (10,)  # as many rows as the batch has: each once
+    rb.sampler.increment_consumer_version()
+    assert rb.sampler.consumer_version == 10
+
+
+def test_all_rows_too_stale_raises() -> None:
+    rb = make(range(5), max_staleness=2)
+    rb.sampler.consumer_version = 50
+    with pytest.raises(EmptyBufferError, match=r"All 5 entries in the buffer exceed max_staleness=2 .*versions from 0"):
+        rb.sample()
+    rb.extend(rows([49]))
+    assert rb.sample()["policy_version"].tolist() == [49] * 4
+
+
+def test_newer_rows_are_fresh() -> None:
+    rb = make([5, 8], batch_size=1)  # a collector ahead of the consumer
+    rb.sampler.consumer_version = 5
+    counts = Counter(int(rb.sample()["policy_version"]) for _ in range(2000))
+    assert 1e-4 < p_value([counts[5], counts[8]]) < 1 - 1e-4
+
+
+@pytest.mark.parametrize("capacity", [7, 100])
+def test_versions_follow_writes_and_edits(capacity: int) -> None:
+    rb = make([], capacity=capacity, max_staleness=1, batch_size=30)
+    held: dict[int, int] = {}
+    sampler = rb.sampler
+    for version in range(40):
+        sampler.consumer_version = version
+        index = rb.extend(rows([version] * (version % 3 + 1)))
+        held.update(dict.fromkeys(index.tolist(), version))
+        if version % 5 == 4:
+            rb.set_at_("policy_version", torch.tensor([version]), [0])
+            held[0] = version
+        found = rb.sample()
+        assert [held[slot] for slot in found["index"].tolist()] == found["policy_version"].tolist()
+        assert set(found["index"].tolist()) <= {slot for slot, value in held.items() if value >= version - 1}
+    rb.empty()
+    assert sampler.consumer_version == 0
+    rb.extend(rows([0]))
+    assert rb.sample(3)["index"].tolist() == [0, 0, 0]
+
+
+def test_the_version_can_be_nested_large_or_a_float() -> None:
+    big = 2**60
+    sampler = StalenessAwareSampler(0, version_key=("collector", "version"))
+    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(4), sampler=sampler, batch_size=2)
+    rb.extend(TensorDict({("collector", "version"): torch.tensor([[big], [big + 1]])}, [2]))
+    sampler.consumer_version = big + 1
+    assert rb.sample()["collector", "version"].flatten().tolist() == [big + 1] * 2  # float32 would take both
+    halves = make([0.5, 2.5], max_staleness=1)
+    halves.sampler.consumer_version = 3
+    assert halves.sample()["policy_version"].tolist() == [2.5] * 4
+
+
+@pytest.mark.parametrize("way", ["state", "directory", "pickle"])
+def test_a_copy_goes_on_exactly(way: str, tmp_path: Path) -> None:
+    rb = make([1, 2, 3, 4, 5, 6], max_staleness=4, options={"prefetch": 2})
+    rb.sampler.consumer_version = 6
+    rb.sample()
+    copy = make([], options={"prefetch": 2})
+    if way == "state":
+        copy.load_state_dict(rb.state_dict())
+    elif way == "directory":
+        rb.dumps(tmp_path / "saved")
+        copy.loads(tmp_path / "saved")
+    else:
+        copy = pickle.loads(pickle.dumps(rb))
+    assert (copy.sampler.consumer_version, copy.sampler.max_staleness) == (6, 4)
+    for version in (7, 8):
+        for buffer in (rb, copy):
+            buffer.sampler.consumer_version = version
+            buffer.extend(rows([version, version]))
+        for _ in range(4):
+            first, second = rb.sample(), copy.sample()
+            assert torch.equal(first["index"], second["index"])
+            assert torch.equal(first["staleness"], second["staleness"])
+
+
+def test_a_new_buffer_and_a_load_bring_other_versions() -> None:
+    rb = make([1, 1, 1])
+    rb.sampler.consumer_version, rb.sampler.max_staleness = 9, 0
+    other = make([9, 1, 1])
+    other.set_sampler(rb.sampler)
+    assert other.sampler.consumer_version == 9
+    assert other.sample()["index"].tolist() == [0] * 4
+    state = make([1, 1, 0]).state_dict()  # as many rows were written
+    other.load_state_dict(state)
+    assert set(other.sample(30)["index"].tolist()) == {0, 1, 2}
+
+
+def test_with_masks_windows_ages_and_limits() -> None:
+    mask = Episodes("done", mask_key="valid")
+    sampler = StalenessAwareSampler(max_staleness=2)
+    unit = SequenceUnit(2, "strict")
+    rb = ReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, sample_unit=unit, episodes=mask, batch_size=20)
+    version, done = torch.arange(9), torch.tensor([False] * 8 + [True])
+    rb.extend({"policy_version": version, "done": done, "valid": version != 6})
+    sampler.consumer_version = 8
+    batch, info = rb.sample(return_info=True)
+    assert set(info["anchor_index"].tolist()) == {7}  # 6 is masked, 8 has no row after it
+    assert info["staleness"].shape == batch["policy_version"].shape == (40,)
+    young = make(range(6), batch_size=40, options={"version_key": "policy_version"}, max_staleness=9)
+    young.sampler.consumer_version = 6
+    assert set(young.sample(max_age=1)["policy_version"].tolist()) == {4, 5}
+    assert set(young.sample()["policy_version"].tolist()) == set(range(6))
+    slow = make(range(6), options={"rate_limiter": RateLimiter(min_size_to_sample=6)})
+    assert slow.sample(timeout_s=0).shape == (4,)
+
+
+def test_environments_of_a_storage_with_two_dimensions() -> None:
+    storage = LazyTensorStorage(12, ndim=2)
+    rb = TensorDictReplayBuffer(storage=storage, sampler=StalenessAwareSampler(0), batch_size=50)
+    rb.extend(TensorDict({"policy_version": torch.arange(8).view(2, 4).T}, [4, 2]))
+    rb.sampler.consumer_version = 6  # type: ignore[attr-defined]
+    assert set(rb.sample()["policy_version"].tolist()) == {6, 7}
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: make([]).sample(), EmptyBufferError, "Cannot sample from an empty storage"),
+        (lambda: make([1], version_key="v").sample(), KeyMissingError, "Could not find key 'v' in the replay buffer"),
+        (lambda: make([[1, 2]]).sample(), SchemaError, "one number for each row"),
+        (lambda: make([1], max_staleness=-2), OptionError, "or -1 for no limit"),
+        (lambda: make([1], max_staleness=1.5), KindError, "max_staleness must be an integer"),
+        (lambda: make([1], staleness_weight_fn=3), KindError, "must be callable"),
+        (lambda: make([1], staleness_weight_fn=torch.sum).sample(), SchemaError, "one weight for each of 1 rows"),
+        (lambda: make([1], staleness_weight_fn=lambda s: -s - 1).sample(), PriorityError, "at least 0"),
+        (lambda: make([1], staleness_weight_fn=lambda s: s * 0).sample(), PriorityError, "not all of them 0"),
+        (lambda: make([1], staleness_weight_fn=lambda s: s * torch.nan).sample(), PriorityError, "finite"),
+    ],
+)
+def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_lists_have_no_versions_and_states_are_checked() -> None:
+    rb = ReplayBuffer(storage=ListStorage(4), sampler=StalenessAwareSampler(), batch_size=1)
+    rb.extend([1, 2])
+    with pytest.raises(KindError, match="Plain ListStorage is not supported"):
+        rb.sample()
+    with pytest.raises(CheckpointError, match="damaged"):
+        StalenessAwareSampler().check_state({"consumer_version": "1", "max_staleness": 0}, 4)

@@ -1,0 +1,230 @@
+"""CompressedListStorage: rows come back bit for bit, memory and checkpoints hold compressed bytes."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+
+from ostinato import CompressedListStorage, ReplayBuffer, TensorDictReplayBuffer
+from ostinato.durable.codecs import has_zstd
+from ostinato.errors import CheckpointError, KindError, OptionError
+from ostinato.protocols import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODECS = ["zlib", pytest.param("zstd", marks=pytest.mark.skipif(not has_zstd(), reason="needs ostinato[zstd]"))]
+
+
+@tensorclass
+class Seen:
+    """Numbers of any length."""
+
+    x: torch.Tensor
+
+
+def buffer(codec: Any = "zlib", **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=CompressedListStorage(20, codec=codec, **options), batch_size=4, collate_fn=list)
+
+
+def rows() -> list[Any]:
+    """One row of each kind."""
+    td = TensorDict({"x": torch.arange(6).view(2, 3), "deep": {"y": torch.rand(2)}, "text": ["a", "b"]}, [2])
+    return [
+        torch.arange(12, dtype=torch.int16).view(3, 4),
+        torch.randn(5, dtype=torch.complex64).conj(),
+        torch.tensor([True, False]),
+        torch.randn(7).to(torch.bfloat16),
+        torch.zeros(0, 3),
+        torch.tensor(2.5, dtype=torch.float64),
+        torch.arange(24.0).view(4, 6).t(),
+        np.arange(5, dtype=np.uint16)[::-1],
+        td,
+        Seen(x=torch.arange(3), batch_size=[]),  # type: ignore[call-arg]
+        {"a": torch.ones(2), "b": [torch.zeros(1), (np.ones(2), "text", None)], 3: 4},
+        "text",
+        7,
+    ]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and np.array_equal(a, b))
+    if isinstance(a, dict):
+        return bool(a.keys() == b.keys() and all(same(a[key], b[key]) for key in a))
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, TensorDict):
+        found = b.exclude("text")
+        return bool(a.batch_size == b.batch_size and (a.exclude("text") == found).all() and a["text"] == b["text"])
+    if isinstance(a, Seen):
+        return isinstance(b, Seen) and same(a.x, b.x)
+    return bool(a == b)
+
+
+def check(found: list[Any], wanted: list[Any]) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(wanted, found, strict=True):
+        assert same(one, other), (one, other)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_rows_of_each_kind_come_back(codec: str) -> None:
+    rb, given = buffer(codec), rows()
+    rb.extend(given)
+    check(rb[:], given)
+    check([rb[i] for i in range(len(rb))], given)
+    order = torch.randperm(len(given)).tolist()
+    check(rb[torch.tensor(order)], [given[i] for i in order])
+    batch, info = rb.sample(8, return_info=True)
+    check(batch, [given[i] for i in info["index"].tolist()])
+    check(pickle.loads(pickle.dumps(rb))[:], given)
+
+
+def test_rows_are_copies() -> None:
+    rb, tensor = buffer(), torch.ones(3)
+    rb.add(tensor)
+    tensor += 1
+    rb[0].mul_(5)
+    assert torch.equal(rb[0], torch.ones(3))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("other", CODECS)
+def test_checkpoints_hold_compressed_bytes(codec: str, other: str, tmp_path: Path) -> None:
+    rb, given = buffer(codec), [torch.zeros(100_000), *rows()]
+    rb.extend(given)
+    rb.dumps(tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 100_000
+    loaded = buffer(other)
+    loaded.loads(tmp_path)
+    check(loaded[:], given)
+    assert len(loaded) == len(given)
+
+
+def test_state_dicts_keep_the_ring(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(4), batch_size=4)
+    rb.extend([torch.tensor([float(i)]) for i in range(6)])
+    bigger = ReplayBuffer(storage=CompressedListStorage(6), batch_size=4)
+    bigger.load_state_dict(rb.state_dict())
+    assert bigger[:].flatten().tolist() == [2, 3, 4, 5]
+    rb.dumps(tmp_path)
+    bigger.loads(tmp_path)
+    bigger.add(torch.tensor([6.0]))
+    assert bigger[:].flatten().tolist() == [2, 3, 4, 5, 6]
+
+
+def test_objects_are_pickled_only_if_allowed(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend([{"x": torch.ones(3), "o": {1, 2}}])
+    with pytest.raises(CheckpointError, match="allow_pickle=True"):
+        rb.dumps(tmp_path)
+    allowed = buffer(allow_pickle=True)
+    allowed.extend([{"x": torch.ones(3), "o": {1, 2}}])
+    allowed.dumps(tmp_path)
+    with pytest.raises(CheckpointError, match="allow_pickle=True"):
+        rb.loads(tmp_path)
+    allowed.loads(tmp_path)
+    assert allowed[0]["o"] == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["items"].__setitem__(0, ["leaf", 9, "float32", [3], False]),
+        lambda state: state["items"].__setitem__(0, ["leaf", 0, "float99", [3], False]),
+        lambda state: state["items"].__setitem__(0, ["bomb", 0]),
+        lambda state: state["items"].__setitem__(0, 3),
+        lambda state: state["columns"].__setitem__("ends", torch.tensor([5, 2])),
+    ],
+)
+def test_damaged_states_raise(change: Any) -> None:
+    storage = CompressedListStorage(5)
+    payload, _ = storage.admit([torch.ones(3), torch.ones(4)], 1)
+    storage.write(Run(0, 2, 5), payload)
+    state = storage.state_dict()
+    change(state)
+    other = CompressedListStorage(5)
+    with pytest.raises(CheckpointError, match="damaged"):
+        other.load_state_dict(state)
+    assert len(other) == 0
+
+
+def test_functions_of_the_user(tmp_path: Path) -> None:
+    calls = []
+
+    def decompress(blob: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        calls.append(metadata)
+        return blob.to(metadata["dtype"])
+
+    options = {"compression_fn": lambda tensor: tensor.to(torch.uint8), "decompression_fn": decompress}
+    rb = buffer(**options)
+    rb.extend([torch.tensor([1.0, 2.0]), {"x": torch.tensor([7])}])
+    assert rb.storage.bytes() == 3  # type: ignore[attr-defined]
+    assert torch.equal(rb[0], torch.tensor([1.0, 2.0]))
+    assert calls[0]["type"] == "tensor"
+    assert calls[0]["shape"] == torch.Size([2])
+    rb.dumps(tmp_path)
+    again = buffer(**options)
+    again.loads(tmp_path)
+    assert torch.equal(again[1]["x"], torch.tensor([7]))
+    with pytest.raises(CheckpointError, match="compressed with its functions"):
+        buffer().loads(tmp_path)
+
+
+def test_one_function_goes_with_the_default_of_the_other() -> None:
+    seen = []
+    default = CompressedListStorage(2, codec="zlib")
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return default.compression_fn(tensor)
+
+    rb = buffer(compression_fn=compress)
+    rb.add(torch.arange(5))
+    assert torch.equal(rb[0], torch.arange(5))
+    assert len(seen) == 1
+
+
+def test_samples_of_tensordicts_are_stacked() -> None:
+    rb = TensorDictReplayBuffer(storage=CompressedListStorage(100), batch_size=5)
+    data = TensorDict({"obs": torch.randn(10, 3, 8, 8), "reward": torch.randn(10)}, [10])
+    rb.extend(data)
+    batch = rb.sample()
+    assert batch.batch_size == torch.Size([5])
+    assert torch.equal(batch["obs"], data["obs"][batch["index"]])
+    rb[2] = data[7]
+    assert torch.equal(rb[2]["obs"], data[7]["obs"])
+    assert torch.equal(rb[:]["reward"][2], data[7]["reward"])
+
+
+def test_bytes_shrink() -> None:
+    storage = CompressedListStorage(10, compression_level=1)
+    rb = ReplayBuffer(storage=storage, batch_size=2)
+    images = torch.zeros(10, 3, 84, 84)
+    images[:, :, 20:60, 20:60] = 1.0
+    rb.extend(images)
+    assert 0 < storage.bytes() == storage.nbytes < images.nbytes / 100
+    rb.empty()
+    assert storage.bytes() == 0
+
+
+def test_wrong_options_and_rows_raise() -> None:
+    with pytest.raises(OptionError, match="levels 0 to 9"):
+        CompressedListStorage(5, codec="zlib", compression_level=22)
+    with pytest.raises(OptionError, match="must be 'zstd'"):
+        CompressedListStorage(5, codec="lzma")
+    rb = buffer()
+    with pytest.raises(KindError, match="dense tensors"):
+        rb.extend([torch.ones(3), torch.eye(3).to_sparse()])
+    assert len(rb) == 0
+    with pytest.raises(KindError, match="tensor, an array or bytes"):
+        CompressedListStorage(5).to_bytestream({"x": 1})
+    assert CompressedListStorage(5).to_bytestream(np.arange(3, dtype=np.uint8)) == b"\0\1\2"
