@@ -36,6 +36,7 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -68,6 +69,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     ),
     "LimitedSampler": lambda: LimitedSampler(2),
     "QueueSampler": QueueSampler,
+    "StreamingSliceSampler": lambda: StreamingSliceSampler(slice_len=3, end_key=("next", "done")),
     "ConsumingSampler": lambda: ConsumingSampler(2),
     "StalenessAwareSampler": lambda: StalenessAwareSampler(version_key="t"),
     "PromptGroupSampler": lambda: PromptGroupSampler(num_groups=1, group_key="desired_goal"),
@@ -109,6 +111,7 @@ _LAWS = {
     "PrioritizedSliceSampler": "start by priority",
     "LimitedSampler": "uniform, at most n times",
     "QueueSampler": "once, in order",
+    "StreamingSliceSampler": "new slices once, then as SliceSampler",
     "ConsumingSampler": "uniform, n times, then rows leave",
     "StalenessAwareSampler": "by staleness",
     "PromptGroupSampler": "group, then rows, uniform",
@@ -119,6 +122,7 @@ REASONS = {
     "slices": "slices are windows already",
     "envs": "the writer chooses single slots, and with `ndim=2` a write is a step of all environments",
     "ranks": "rows that the storage already holds have no ranks",
+    "stream": "new slices are those of one stream of rows",
     "slots": "rows are written to the slots of rows that have left, in one dimension and by a round-robin writer",
     "counts": "queues and limited draws use up single rows",
     "ring": "a next observation is read from the following row, so rows must stay in ring order",
@@ -155,8 +159,8 @@ class Cell:
             return "ring"
         if ranked and "ndim=2" in self.storage:
             return "envs"
-        if self.sampler == "ConsumingSampler" and self._fixed_slots:
-            return "slots"
+        if self._fixed_slots:
+            return self._fixed_slots
         if self.writer == "TensorDictMaxValueWriter" and self.storage == "TensorStorage":
             return "ranks"
         if (
@@ -166,8 +170,14 @@ class Cell:
         return None
 
     @property
-    def _fixed_slots(self) -> bool:
-        return "RoundRobin" not in self.writer or "ndim=2" in self.storage or "single_copy" in self.storage
+    def _fixed_slots(self) -> str | None:
+        """Why rows cannot be where the sampler needs them; None if they can."""
+        if self.sampler == "StreamingSliceSampler":
+            return "stream" if "ndim=2" in self.storage else None
+        if self.sampler != "ConsumingSampler":
+            return None
+        free = "RoundRobin" in self.writer and "ndim=2" not in self.storage and "single_copy" not in self.storage
+        return None if free else "slots"
 
     @property
     def law(self) -> str:

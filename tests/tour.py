@@ -44,6 +44,7 @@ from ostinato import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
     TED2Flat,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
@@ -700,6 +701,7 @@ SCENARIOS: dict[str, Callable[[Path], Steps]] = {
     "prioritized slices": samplers(
         lambda: PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=3, end_key=("next", "done"))
     ),
+    "streaming slices": samplers(lambda: StreamingSliceSampler(slice_len=3, end_key=("next", "done"))),
     "limited": samplers(lambda: LimitedSampler(3)),
     "leaving rows": samplers(lambda: ConsumingSampler(3)),
     "staleness": samplers(lambda: StalenessAwareSampler(version_key="t")),

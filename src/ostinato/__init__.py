@@ -44,6 +44,7 @@ from ostinato.samplers import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
+    StreamingSliceSampler,
 )
 from ostinato.storages import (
     CompressedListStorage,
@@ -130,6 +131,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "StepScheduler",
     "Storage",
     "StorageEnsemble",
+    "StreamingSliceSampler",
     "TED2Flat",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",

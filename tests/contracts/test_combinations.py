@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 _TEACHES = {
     "order": "order in which they came|picks slots",
+    "stream": "one-dimensional",
     "slots": "1-dimensional|ring order|requires a writer",
     "fields": "no fields|cannot read single fields",
     "slices": "leave one of them out",

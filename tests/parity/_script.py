@@ -40,6 +40,7 @@ _NAMES = (
     "ConsumingSampler",
     "StalenessAwareSampler",
     "PromptGroupSampler",
+    "StreamingSliceSampler",
     "Sequence",
     "SamplerEnsemble",
     "Writer",

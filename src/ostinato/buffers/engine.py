@@ -21,7 +21,6 @@ from ostinato.buffers.checks import (
     raise_for_picks,
     require_tracking,
 )
-from ostinato.buffers.episode_tracker import EpisodeTracker
 from ostinato.buffers.options import check_same_device
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
 from ostinato.buffers.priority_updates import (
@@ -34,6 +33,7 @@ from ostinato.buffers.priority_updates import (
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
+from ostinato.core.episodes.tracker import EpisodeTracker
 from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
@@ -111,6 +111,8 @@ class LocalEngine:
         self.ring = Ring(storage.capacity, storage.device)
         self.settled = False
         """Whether capacity and device are those of rows that are laid out."""
+        self.writes_seen = storage.writes
+        """Writes of the storage that ring and sampler follow."""
         self.pin = False
         self.pending: deque[Ticket] = deque()
         self.priority_path: tuple[str, ...] | None = None
@@ -142,6 +144,7 @@ class LocalEngine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a lock of its own."""
         self.__dict__.update(state)
+        self.writes_seen = self.storage.writes
         self.waiters = Waiters()
         self.lock = self.waiters.lock
         if self.gate is not None:
@@ -195,7 +198,7 @@ class LocalEngine:
             return None
         check_order(self.writer)
         need, span = (1, 1) if unit is None else (unit.need, unit.span)
-        tracker = EpisodeTracker(wanted, need, max(span, sampler.span))
+        tracker = EpisodeTracker(wanted, need, max(span, sampler.slice_steps))
         tracker.check_span(self.storage)
         return tracker
 
@@ -212,6 +215,7 @@ class LocalEngine:
         """
         require_eager("writing rows")
         with self.lock:
+            self._follow()
             storage, sampler = self.source.storage, self.sampler
             laid_out = self.settled or storage.laid_out
             payload, rows = storage.admit(data, lead)
@@ -286,17 +290,32 @@ class LocalEngine:
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen
+        if self.sampler.prioritized:
+            self._check_priorities(placement)
         if isinstance(placement, Run):
             return placement if placement.rows == rows and not placement.skip else checked_run(placement, rows)
         if storage.ring_only:
             raise_for_picks(writer)
         return checked_picks(placement, self.ring.rows, storage.capacity, rows)
 
+    def _check_priorities(self, placement: Placement) -> None:
+        """Check that the sampler can keep priorities for these slots, before a row is stored.
+
+        Raises:
+            SlotError: for a slot at or beyond its `max_capacity`.
+        """
+        try:
+            as_sampler(self.sampler).check_placement(placement, self.source.storage)
+        except SlotError:
+            self.writer.take_back()
+            raise
+
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
         storage, ring, generator = self.source.storage, self.ring, self.generator
         if generator is not None:
             check_same_device(generator, storage)
+        check_sampler(storage, self.sampler)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True
@@ -307,6 +326,7 @@ class LocalEngine:
         if self.saves.snapshot is not None:
             self.saves.before(ring, placement)
         rows, cursor = ring.rows, ring.cursor
+        storage.writes = self.writes_seen = storage.writes + 1
         ring.record(placement)
         try:
             storage.write(placement, payload)
@@ -322,6 +342,8 @@ class LocalEngine:
         self.rows_since_empty += rows
         if self.sampler.prioritized:
             as_sampler(self.sampler).record_rows(placement, given, self.view())
+        elif self.sampler.watches:
+            self.sampler.watch(placement, self.view())
         else:
             self.sampler.record(placement)
         if self.gate is not None:
@@ -350,6 +372,7 @@ class LocalEngine:
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
         with self.lock:
+            self._follow()
             if not update.slots.shape[0]:
                 return
             slots, priorities, generations = update.of_era(self.era) if self.era else update
@@ -367,6 +390,7 @@ class LocalEngine:
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
+            self.storage.writes = self.writes_seen = self.storage.writes + 1
             if self.tracker is not None:
                 self.tracker.clear()
             self.sampler.clear()
@@ -565,6 +589,7 @@ class LocalEngine:
             WaitTimeoutError: if the limiter did not permit the draw in time.
         """
         with self.lock:
+            self._follow()
             if self.gate is not None:
                 self.wait_to_draw(batch_size, ask)
             if self.pending:
@@ -855,6 +880,7 @@ class LocalEngine:
             # the ring first: a gather in flight that meets the new storage then sees that all rows are new
             self.ring = Ring(storage.capacity, storage.device, after=self.ring.written + 1)
             old, self.source = self.storage, source
+            self.writes_seen = storage.writes
             if self.tracker is not None:
                 self.tracker.forget()
             self.settled = False
@@ -864,6 +890,11 @@ class LocalEngine:
             self._begin_counts()
             self.waiters.wake()
             return old
+
+    def _follow(self) -> None:
+        """Take over the rows of a storage that something else has written: `storage.set`, or another buffer."""
+        if self.source.storage.writes != self.writes_seen:
+            self.set_source(self.source)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

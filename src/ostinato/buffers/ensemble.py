@@ -277,6 +277,11 @@ class ReplayBufferEnsemble:
         return self._mixer.transform
 
     @property
+    def initialized(self) -> bool:
+        """Whether the parts of all members are made: always, since an ensemble makes them."""
+        return True
+
+    @property
     def write_count(self) -> int:
         """Rows written to all members since each was made or emptied."""
         return sum(rb.write_count for rb in self.members)
@@ -359,12 +364,14 @@ class ReplayBufferEnsemble:
             UsageError: if the ensemble has no `routing_key`.
             KindError, SchemaError: as in `extend`.
         """
-        if require_route(self._route, "add", len(self)).dim is not None:
+        if require_route(self._route, data, "add", len(self)).dim is not None:
             msg = "Use extend() for routing_dim writes: one row has no dimension of members"
             raise UsageError(msg)
-        if not kinds.is_tensordict(data) or data.batch_size:
-            got = list(data.batch_size) if kinds.is_tensordict(data) else type(data).__name__
-            msg = f"add() expects a scalar TensorDict record, got {got}: use extend() for several rows"
+        if data.batch_size:
+            msg = (
+                f"add() expects a scalar TensorDict record, got batch_size={list(data.batch_size)}: use extend() for "
+                "several rows"
+            )
             raise SchemaError(msg)
         return self.extend(data.unsqueeze(0))[0]
 
@@ -381,7 +388,9 @@ class ReplayBufferEnsemble:
 
         Returns:
             TensorDict `[rows]` of int64 tensors in the order of `data.reshape(-1)`: `buffer_ids`, the member of each
-            row, its `index` there (-1 where the writer did not keep it), and its `index_generation`.
+            row, its `index` there, and its `index_generation`. The index is -1 and the generation 0 where the writer
+            did not keep the row, or an inverse transform of the member changed the number of rows; a transform of the
+            ensemble that holds rows back gives no names.
 
         Raises:
             UsageError: if the ensemble has neither `routing_key` nor `routing_dim`.
@@ -389,7 +398,7 @@ class ReplayBufferEnsemble:
             SchemaError: if rows do not match those of their member, a number is no member, or there is not one number
                 for each row; nothing is changed.
         """
-        route = require_route(self._route, "extend", len(self))
+        route = require_route(self._route, data, "extend", len(self))
         with self._mixer.lock:
             ranked = update_priority is not False
             return write_rows(self._mixer.members, route, self.transform, data, ranked=ranked)
@@ -407,6 +416,20 @@ class ReplayBufferEnsemble:
         self._mixer.drop()
         for rb in self.members:
             rb.empty()
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from another generator from now on, within members too. Draws made ahead are dropped.
+
+        Args:
+            generator: None lets each member draw from its own source, as in the constructor.
+
+        Raises:
+            KindError: if it is no generator.
+        """
+        given = check_generator(generator)
+        with self._mixer.lock:
+            self._mixer.drop()
+            self._mixer.generator = given
 
     def append_transform(self, transform: Any) -> ReplayBufferEnsemble:
         """Add a transform of whole batches at the end of the chain. Returns the ensemble."""
@@ -479,11 +502,26 @@ class ReplayBufferEnsemble:
         Raises:
             UsageError: if the constructor was given no batch size.
         """
-        if self._batch_size is None:
-            msg = "Cannot iterate over the ensemble: batch_size was not specified when it was made"
-            raise UsageError(msg)
+        self._require_size()
         while True:
             yield self.sample()
+
+    def next(self) -> Any:
+        """Return the next batch, for callers without a `for` loop.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        self._require_size()
+        return self.sample()
+
+    def _require_size(self) -> None:
+        if self._batch_size is None:
+            msg = (
+                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the "
+                "ensemble: pass batch_size to its constructor"
+            )
+            raise UsageError(msg)
 
     def update_priority(self, index: Any, priority: Any = None, generation: Any = None) -> None:
         """Give rows new priorities, each in its member; rows of members without priorities are left out.
@@ -548,6 +586,18 @@ class ReplayBufferEnsemble:
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
         """Restore what `dumps` saved; options and errors are those of `ReplayBuffer.loads`."""
         load_ensemble(path, self._mixer, self.load_state_dict, verify=verify, mmap=mmap)
+
+    def save(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental)
+
+    def dump(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental)
+
+    def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+        """Do `loads`."""
+        self.loads(path, verify=verify, mmap=mmap)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickling copies the ensemble with its members and the draws made ahead; locks and threads are new."""

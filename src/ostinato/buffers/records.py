@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from ostinato.buffers.checkpoint.save import Saves
     from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
-    from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters
+    from ostinato.core.episodes.tracker import EpisodeTracker
     from ostinato.core.records import Draw, Placement, Plan, View
     from ostinato.core.ring import Ring
     from ostinato.core.shared_ring import SharedRing

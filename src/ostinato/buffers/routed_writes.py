@@ -71,25 +71,30 @@ def write_rows(members: Sequence[Member], route: Route, transform: Compose, data
         `data.reshape(-1)`.
 
     Raises:
-        KindError: if the data is not a TensorDict, or numbers of members are not integers.
+        KindError: if numbers of members are not integers.
         SchemaError: if rows do not match those of their member, a number is no member, or there is not one number for
             each row.
     """
-    if not kinds.is_tensordict(data):
-        msg = f"Routed replay writes require a TensorDict input, got {type(data).__name__}"
-        raise KindError(msg)
     if transform.steps:
         data = transform.inv(data)
+        if data is None:  # it keeps the rows until it has enough of them
+            return _names(torch.empty(0, dtype=torch.int64, device="cpu"))
     ids = _members_of(data, route, len(members))
-    index, generations = torch.full_like(ids, -1), torch.zeros_like(ids)
+    names = _names(ids)
     if ids.shape[0]:
         flat = data.reshape(-1)
         rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
         parts = {i: flat[at] for i, at in rows.items()}
         for i, made in _write(members, parts, ranked=ranked).items():
-            index[rows[i]], generations[rows[i]] = (values.to(ids.device) for values in made)
-    names = {"buffer_ids": ids, "index": index, "index_generation": generations}
-    return kinds.make(kinds.Node("tensordict", tuple(names)), list(names.values()), (ids.shape[0],), ids.device)
+            if made[0].shape == rows[i].shape:  # else a transform changed the number of rows
+                names["index"][rows[i]], names["index_generation"][rows[i]] = (values.to(ids.device) for values in made)
+    return names
+
+
+def _names(ids: Tensor) -> Any:
+    """Return the names of rows of these members that are not written yet."""
+    fields = {"buffer_ids": ids, "index": torch.full_like(ids, -1), "index_generation": torch.zeros_like(ids)}
+    return kinds.make(kinds.Node("tensordict", tuple(fields)), list(fields.values()), (ids.shape[0],), ids.device)
 
 
 def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) -> dict[int, tuple[Tensor, Tensor]]:
@@ -98,6 +103,7 @@ def _write(members: Sequence[Member], parts: dict[int, Any], *, ranked: bool) ->
     with locked([members[i] for i in parts]):
         try:
             accepted = {i: members[i].accept(part) for i, part in parts.items()}
+            accepted = {i: rows for i, rows in accepted.items() if rows is not None}  # the others wait in a transform
             for i, rows in accepted.items():
                 undo.append(members[i].engine.check_rows(rows, ranked=ranked))
         except Exception:
@@ -157,12 +163,19 @@ def _along(data: Any, dim: int, members: int) -> Tensor:
     return torch.arange(members, device=data.device or "cpu").reshape(shape).expand(batch).reshape(-1)
 
 
-def require_route(route: Route | None, verb: str, members: int) -> Route:
+def require_route(route: Route | None, data: Any, verb: str, members: int) -> Route:
     """Return how rows are routed.
 
     Raises:
-        UsageError: if they are not.
+        KindError: if the data is not a TensorDict.
+        UsageError: if rows are not routed.
     """
+    if not kinds.is_tensordict(data):
+        msg = (
+            f"Routed replay writes require a TensorDict input, got {type(data).__name__}: write other data through one "
+            f"of the {members} members, ensemble[i].{verb}(rows)"
+        )
+        raise KindError(msg)
     if route is None:
         msg = (
             f"ReplayBufferEnsemble writes are disabled: write through one of its {members} members, "

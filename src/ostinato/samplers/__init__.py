@@ -7,6 +7,7 @@ from ostinato.samplers.prioritized import PrioritizedSampler
 from ostinato.samplers.prompt_groups import PromptGroupSampler
 from ostinato.samplers.slices import PrioritizedSliceSampler, SliceSampler, SliceSamplerWithoutReplacement
 from ostinato.samplers.staleness import StalenessAwareSampler
+from ostinato.samplers.streaming_slices import StreamingSliceSampler
 from ostinato.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",
+    "StreamingSliceSampler",
 ]

@@ -167,6 +167,10 @@ class QueueSampler(CountingSampler):
             msg = f"the queue's state is damaged: its {len(held)} rows drawn and {waiting} waiting are not of {rows}"
             raise CheckpointError(msg)
 
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        held = [*state["returned"].tolist(), *state["drawn"].tolist()]
+        return int(max([int(state["waiting"]) + len(held), *(slot + 1 for slot in held)]))
+
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots; rows not yet drawn are the newest ones as before."""
         return {**state, **{name: (state[name] - seam).remainder_(rows) for name in ("returned", "drawn")}}
@@ -441,6 +445,9 @@ class LimitedSampler(CountingSampler):
             )
             raise CheckpointError(msg)
         _check_uses(state, rows, self.max_times_sampled)
+
+    def _rows_of_state(self, state: dict[str, Any]) -> int:
+        return int(state["uses"].shape[0])
 
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return the state after rows were moved to other slots: their uses move with them."""

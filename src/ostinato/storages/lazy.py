@@ -56,6 +56,9 @@ class LazyTensorStorage(TensorStorage):
             Unpickling executes code: set it only for checkpoints that you trust.
         compilable: no effect: the native call is opaque to `torch.compile` in any case.
         shared_init: the buffer with this storage is shared between processes, as with `ReplayBuffer(shared=True)`.
+        consolidated: no effect, except that rows must be TensorDicts or tensorclasses: small fields share one block of
+            memory in any case.
+        cleanup_memmap: no effect: no file is left of the allocation.
 
     Raises:
         CapacityError: if `max_size` is not a positive integer.
@@ -82,8 +85,11 @@ class LazyTensorStorage(TensorStorage):
         codec: str | AnyCodec | Mapping[Any, str | AnyCodec] | None = None,
         allow_pickle: bool = False,
         compilable: bool = False,  # noqa: ARG002
+        consolidated: bool = False,
+        cleanup_memmap: bool = True,  # noqa: ARG002
         shared_init: bool = False,
     ) -> None:
+        self.consolidated = consolidated
         self.shared_init = shared_init
         self.ndim = check_ndim(ndim)
         self.allow_pickle = allow_pickle
@@ -103,6 +109,9 @@ class LazyTensorStorage(TensorStorage):
         self._late = LateFields(max_size, self.device)
 
     def _lay_out(self, schema: Schema, batch: tuple[int, ...], device: torch.device) -> None:
+        if self.consolidated and schema.kind not in {"tensordict", "tensorclass"}:
+            msg = f"Cannot consolidate non-tensordict storages, got rows of the kind {schema.kind!r}: omit consolidated"
+            raise OptionError(msg)
         if self._auto:
             self.device = device
         num_envs = batch[-1] if self.ndim > 1 else 1
@@ -183,6 +192,7 @@ class LazyTensorStorage(TensorStorage):
             "single_copy": self._single_copy,
             "codec": self._codec,
             "device": "auto" if self._auto else str(self.device),
+            "consolidated": self.consolidated,
             "allow_pickle": self.allow_pickle,
         }
 

@@ -6,7 +6,7 @@ import pickle
 import threading
 import warnings
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -46,6 +46,9 @@ from ostinato.errors import (
 
 from ...effort import examples
 from ...tags import rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -523,7 +526,9 @@ def test_members_of_two_dimensions_are_read_by_three_indices() -> None:
 def test_an_ensemble_is_written_through_its_members() -> None:
     rb = pair()
     for write in (rb.add, rb.extend):
-        with pytest.raises(UsageError, match=r"ensemble\[i\]"):
+        with pytest.raises(UsageError, match=r"writes are disabled.*ensemble\[i\]"):
+            write(TensorDict({"id": torch.zeros(1)}, [1]))
+        with pytest.raises(KindError, match=r"ensemble\[i\]"):
             write({"id": torch.zeros(1)})
     rb[1].extend({"id": torch.tensor([777])})
     assert 777 in rb[1]["id"]
@@ -748,6 +753,42 @@ def test_iteration_has_no_end() -> None:
     assert len([batch for batch, _ in zip(rb, range(50), strict=False)]) == 50
     with pytest.raises(UsageError, match="batch_size"):
         next(iter(pair()))
+
+
+def test_the_next_batch_of_an_iteration() -> None:
+    rb, other = (pair(batch_size=6, generator=seeded(2)) for _ in range(2))
+    assert [rb.next()["id"].tolist() for _ in range(3)] == [other.sample()["id"].tolist() for _ in range(3)]
+    words = r"Cannot iterate over the replay buffer\. Batch_size was not specified"
+    with pytest.raises(UsageError, match=words):
+        pair().next()
+    with pytest.raises(UsageError, match=words):
+        next(iter(pair()))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_another_generator(prefetch: int) -> None:
+    rb, other = pair(batch_size=6, prefetch=prefetch), pair(batch_size=6, generator=seeded(5), prefetch=prefetch)
+    rb.sample()
+    rb.set_rng(seeded(5))
+    assert [rb.sample()["id"].tolist() for _ in range(4)] == [other.sample()["id"].tolist() for _ in range(4)]
+    with pytest.raises(KindError, match="generator"):
+        rb.set_rng(3)  # type: ignore[arg-type]
+    rb.set_rng(None)
+    torch.manual_seed(3)
+    first = rb.sample()["id"].tolist()
+    rb.set_rng(None)
+    torch.manual_seed(3)
+    assert rb.sample()["id"].tolist() == first
+    assert rb.initialized
+
+
+def test_saving_by_its_other_names(tmp_path: Path) -> None:
+    rb = pair(batch_size=6)
+    for save in (rb.save, rb.dump):
+        save(tmp_path / save.__name__)
+        again = pair(batch_size=6)
+        again.load(tmp_path / save.__name__)
+        assert again.sample()["id"].tolist() == pickle.loads(pickle.dumps(rb)).sample()["id"].tolist()
 
 
 def test_prefetched_rows_that_were_replaced_are_marked() -> None:

@@ -200,3 +200,36 @@ def test_pickles_keep_the_route() -> None:
     rb = pickle.loads(pickle.dumps(ensemble()))
     rb.extend(rows([2, 2]))
     assert len(rb[2]) == 2
+
+
+class Holding:
+    """Keeps rows back until it has two of them, and returns the sum of both."""
+
+    def __init__(self) -> None:
+        self.kept: list[TensorDict] = []
+
+    def forward(self, data: Any) -> Any:
+        return data
+
+    def inv(self, data: TensorDict) -> Any:
+        self.kept.append(data)
+        if len(self.kept) < 2:
+            return None
+        first, second = self.kept[0][:1], self.kept[1][:1]
+        self.kept = []
+        return first.set("id", first["id"] + second["id"])
+
+
+def test_transforms_that_hold_rows_back() -> None:
+    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(4)) for _ in range(2)]
+    members[0].append_transform(Holding())
+    rb = ReplayBufferEnsemble(*members, routing_key="task")
+    names = rb.extend(rows([0, 1, 0]))
+    assert names["index"].tolist() == [-1, 0, -1]
+    assert names["index_generation"].tolist() == [0, 1, 0]
+    assert rb.extend(rows([0, 0], 10))["index"].tolist() == [-1, -1]
+    assert [ids(member) for member in members] == [[10], [1]]
+    whole = ensemble(transform=Holding())
+    assert whole.extend(rows([1, 2])).batch_size == (0,)
+    assert whole.extend(rows([1, 2], 5))["buffer_ids"].tolist() == [1]
+    assert ids(whole[1]) == [5]

@@ -1,0 +1,244 @@
+"""Streaming slices: the queue against a plain model, the draws after it, copies, and what it does not go with."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato import (
+    Episodes,
+    LazyTensorStorage,
+    ReplayBuffer,
+    ReservoirWriter,
+    SliceSampler,
+    StreamingSliceSampler,
+)
+from ostinato.errors import (
+    CapacityError,
+    CheckpointError,
+    EmptyBufferError,
+    KindError,
+    OptionError,
+    UsageError,
+)
+
+from ...effort import examples
+from ...stats.chi_square import p_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("backend")
+CAPACITY = 8
+
+
+def make(slice_len: int = 3, slices: int = 1, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
+    given = {name: options.pop(name) for name in ("prefetch", "episodes") if name in options}
+    return ReplayBuffer(
+        storage=LazyTensorStorage(capacity),
+        sampler=StreamingSliceSampler(slice_len=slice_len, **({"end_key": "done"} | options)),
+        batch_size=slice_len * slices,
+        generator=torch.Generator().manual_seed(2),
+        **given,
+    )
+
+
+def rows(first: int, done: list[bool], **more: Any) -> dict[str, Any]:
+    return {"t": torch.arange(first, first + len(done)), "done": torch.tensor(done), **more}
+
+
+def _filled() -> ReplayBuffer:
+    buffer = make(3)
+    buffer.extend(rows(0, [False] * 4))
+    return buffer
+
+
+class Model:
+    """The windows of one stream, in the order of writing."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.queue = length, list[list[int]]()
+        self.pending: list[int] = []
+        self.count = 0
+
+    def write(self, done: list[bool]) -> None:
+        kept = range(max(0, len(done) - CAPACITY), len(done))
+        end = self.count + len(done)
+        if self.pending and self.pending[0] < end - CAPACITY:
+            self.pending = []  # rows of it were replaced: the next window begins with the new rows
+        for i in kept:
+            self.pending.append(self.count + i)
+            if len(self.pending) == self.length:
+                self.queue.append(self.pending)
+                self.pending = []
+            if done[i]:
+                self.pending = []
+        self.count = end
+        self.queue = [window for window in self.queue if window[0] >= end - CAPACITY]
+
+
+WRITES = st.lists(st.booleans() | st.just(False), min_size=1, max_size=CAPACITY + 2)
+
+
+@examples(1)
+@given(st.lists(WRITES | st.integers(1, 3), max_size=20), st.integers(1, 4))
+def test_new_windows_come_first_each_once(calls: list[Any], length: int) -> None:
+    buffer, model = make(length), Model(length)
+    for call in calls:
+        if isinstance(call, list):
+            buffer.extend(rows(model.count, call))
+            model.write(call)
+            continue
+        expected, model.queue = model.queue[:call], model.queue[call:]
+        if len(expected) == call:
+            assert buffer.sample(call * length)["t"].tolist() == [row for window in expected for row in window]
+        elif expected:
+            found = buffer.sample(call * length)["t"].view(call, length)
+            assert found[: len(expected)].tolist() == expected
+            assert bool((found.diff() == 1).all())
+    state = buffer.state_dict()
+    other = make(length)
+    other.load_state_dict(state)
+    for window in model.queue:
+        assert other.sample()["t"].tolist() == window
+
+
+def test_after_the_queue_draws_are_those_of_a_slice_sampler() -> None:
+    counts: Counter[int] = Counter()
+    buffer, plain = make(2, capacity=20), SliceSampler(slice_len=2, end_key="done")
+    buffer.extend(rows(0, [False, False, True, False, False, False, False, True]))
+    assert [buffer.sample()["t"].tolist() for _ in range(3)] == [[0, 1], [3, 4], [5, 6]]  # row 7 is in no window
+    for _ in range(3000):
+        counts[int(buffer.sample()["t"][0])] += 1
+    assert 1e-4 < p_value([counts[row] for row in (0, 1, 3, 4, 5, 6)], [4, 4, 2, 2, 2, 2]) < 1 - 1e-4
+    buffer.extend(rows(8, [False, True]))
+    generator = torch.Generator()
+    assert isinstance(buffer.sampler, SliceSampler)
+    state = buffer._engine.generator
+    assert state is not None
+    generator.set_state(state.get_state())
+    found = buffer.sample(8)["t"].view(4, 2)
+    assert found[0].tolist() == [8, 9]
+    view = buffer._engine.view()
+    assert found[1:, 0].tolist() == plain.draw(view, 6, generator).slots.tolist()  # the same random numbers
+
+
+def test_flags_and_masks_are_those_of_slices() -> None:
+    buffer = make(3, 2, capacity=20, strict_length=False, pad_output=True)
+    buffer.extend({**rows(0, [False, False, False, True]), "is_init": torch.zeros(4, dtype=torch.bool)})
+    batch, info = buffer.sample(return_info=True)
+    assert batch["t"][:3].tolist() == [0, 1, 2]
+    assert info["collector", "mask"].shape == (6,)
+    assert info["next", "truncated"].flatten()[:3].tolist() == [False, False, True]
+    assert info["is_init"].flatten()[:3].tolist() == [True, False, False]
+    buffer.extend(rows(4, [False] * 6) | {"is_init": torch.zeros(6, dtype=torch.bool)})
+    batch, info = buffer.sample(return_info=True)
+    assert batch["t"].tolist() == list(range(4, 10))
+    assert bool(info["collector", "mask"].all())
+
+
+def test_interleaved_episodes_have_windows_of_their_own() -> None:
+    buffer = make(2, capacity=20, end_key=None, traj_key="episode")
+    episode = torch.tensor([0, 1, 0, 1, 2, 0, 1, 0])
+    buffer.extend({"t": torch.arange(8), "episode": episode})
+    assert [buffer.sample()["t"].tolist() for _ in range(3)] == [[0, 2], [1, 3], [5, 7]]
+    buffer.extend({"t": torch.arange(8, 10), "episode": torch.tensor([2, 1])})
+    assert [buffer.sample()["t"].tolist() for _ in range(2)] == [[4, 8], [6, 9]]
+
+
+def test_masked_rows_divide_windows() -> None:
+    buffer = make(2, end_key=None, episodes=Episodes("done", mask_key="valid"))
+    buffer.extend(rows(0, [False] * 6, valid=torch.tensor([True, True, True, False, True, True])))
+    assert [buffer.sample()["t"].tolist() for _ in range(2)] == [[0, 1], [4, 5]]
+    buffer.extend(rows(6, [False] * 2, valid=torch.zeros(2, dtype=torch.bool)))
+    assert buffer.sampler.windows_left == 0  # type: ignore[attr-defined]
+
+
+def test_edits_of_ends_drop_windows_and_end_streams() -> None:
+    buffer = make(2)
+    buffer.extend(rows(0, [False] * 5))
+    buffer.set_at_("done", torch.tensor([True]), [0])  # the window 0, 1 is in two episodes now
+    assert buffer.sample()["t"].tolist() == [2, 3]
+    buffer.set_at_("done", torch.tensor([True]), [4])  # the stream ends: row 4 is in no window
+    buffer.extend(rows(5, [False] * 2))
+    assert buffer.sample()["t"].tolist() == [5, 6]
+
+
+def test_rows_that_were_there_before_are_in_no_window() -> None:
+    old = make(2)
+    old.extend(rows(0, [False] * 5))
+    buffer = make(2)
+    buffer.set_storage(old.storage)
+    buffer.extend(rows(5, [False] * 2))
+    assert buffer.sample()["t"].tolist() == [5, 6]
+    buffer.empty()
+    with pytest.raises(EmptyBufferError):
+        buffer.sample()
+
+
+@pytest.mark.parametrize("way", ["state", "directory", "pickle", "larger"])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_copy_goes_on_exactly(way: str, prefetch: int | None, tmp_path: Path) -> None:
+    buffer = make(2, 2, prefetch=prefetch)
+    buffer.extend(rows(0, [False] * 8 + [True, False, False]))
+    if prefetch is None:
+        buffer.sample()
+    copy = make(2, 2, capacity=12 if way == "larger" else CAPACITY, prefetch=prefetch)
+    if way in {"state", "larger"}:
+        copy.load_state_dict(buffer.state_dict())
+    elif way == "directory":
+        buffer.dumps(tmp_path / "saved")
+        copy.loads(tmp_path / "saved")
+    else:
+        copy = pickle.loads(pickle.dumps(buffer))
+    for turn in range(6):
+        assert torch.equal(buffer.sample()["t"], copy.sample()["t"])
+        for each in (buffer, copy) if way != "larger" and prefetch is None else ():
+            each.extend(rows(11 + turn, [turn == 3]))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: StreamingSliceSampler(slice_len=1.5), KindError, "slice_len must be a positive integer"),  # type: ignore[arg-type]
+        (lambda: StreamingSliceSampler(slice_len=True), KindError, "slice_len must be a positive integer"),
+        (lambda: StreamingSliceSampler(slice_len=0), OptionError, "slice_len must be a positive integer"),
+        (lambda: make(3, capacity=2), CapacityError, "max_size >= 3"),
+        (
+            lambda: ReplayBuffer(storage=LazyTensorStorage(9, ndim=2), sampler=StreamingSliceSampler(slice_len=2)),
+            UsageError,
+            "requires a one-dimensional storage",
+        ),
+        (
+            lambda: ReplayBuffer(
+                storage=LazyTensorStorage(9), sampler=StreamingSliceSampler(slice_len=2), writer=ReservoirWriter()
+            ),
+            OptionError,
+            "order in which they came",
+        ),
+        (lambda: _filled().sample(4), UsageError, "divisible by the slice length, slice_len=3"),
+    ],
+)
+def test_errors(build: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_states_are_checked() -> None:
+    sampler = make(2).sampler
+    state = sampler.state_dict()
+    with pytest.raises(UsageError, match="Cannot restore slice_len=2 into a slice_len=3 StreamingSliceSampler"):
+        StreamingSliceSampler(slice_len=3).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="same options"):
+        StreamingSliceSampler(slice_len=3).check_state(state, 4)
+    with pytest.raises(CheckpointError, match="damaged"):
+        sampler.check_state({**state, "queue": torch.tensor([[9, 1]])}, 4)
+    with pytest.raises(CheckpointError, match="damaged"):
+        sampler.check_state({**state, "places": torch.tensor([2], dtype=torch.int32)}, 4)
