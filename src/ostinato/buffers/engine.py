@@ -12,6 +12,7 @@ from ostinato.buffers.checkpoint.load import Reading, load_buffer, load_engine_s
 from ostinato.buffers.checkpoint.save import Saves, Saving, save_buffer
 from ostinato.buffers.checkpoint.state import FORMAT, checker, engine_state
 from ostinato.buffers.checks import (
+    check_budget_parts,
     check_order,
     check_pair,
     check_single,
@@ -19,6 +20,7 @@ from ostinato.buffers.checks import (
     checked_run,
     checked_slots,
     raise_for_picks,
+    raise_for_priorities,
     require_tracking,
 )
 from ostinato.buffers.options import check_same_device
@@ -282,11 +284,49 @@ class LocalEngine:
             self.writer.place(0, self.ring, None)
         return Run(0, 0, self.storage.capacity)
 
+    def _make_room(self, payload: Any) -> None:
+        """Let the oldest rows leave if the storage has a budget of bytes that new rows would exceed.
+
+        Raises:
+            OptionError: if the parts of the buffer cannot follow rows that leave.
+            StorageMemoryError: if the new rows alone exceed the budget; nothing has changed.
+        """
+        storage, sampler, tracker = self.source.storage, self.sampler, self.tracker
+        check_budget_parts(storage, sampler, self.writer, tracked=tracker is not None)
+        ring = self.ring
+        if not self.writer.mutable:
+            return
+        oldest = ring.cursor if ring.rows == ring.capacity else 0
+        episodes = tracker.table(storage) if tracker is not None and storage.evicts_episodes else None
+        slots = storage.rows_that_stay(payload, oldest, episodes)
+        if slots is None:
+            return
+        state = sampler.keep_state(sampler.state_dict(), slots) if slots.shape[0] else None
+        if state is None and sampler.prioritized and slots.shape[0]:
+            raise_for_priorities(sampler)
+        if self.saves.snapshot is not None:
+            self.saves.before(ring, torch.arange(ring.rows, device=ring.device))
+            self.saves.before_clear(ring)  # the slots that become free have no generation any more
+        rows = slots.shape[0]
+        ring.keep(rows)
+        storage.keep(slots)
+        if tracker is not None:
+            tracker.forget()
+        if self.versions is not None:
+            self.versions.touch(None)
+        if state is None:
+            sampler.move()
+        else:
+            sampler.load_state_dict(state)
+        self.begin_sampler()
+
     def _place(self, payload: Any, rows: int) -> Placement:
         """Let the writer choose slots. Nothing has changed if it, or a check, raises."""
         storage, writer = self.source.storage, self.writer
         if not self.settled:
             self._settle()
+        if storage.budget:
+            self._make_room(payload)
         scores = None if writer.rank_path is None else storage.scores(payload, writer.rank_path)
         chosen = as_counting(self.sampler).place(rows, self.ring) if self.sampler.counting else None
         placement = writer.place(rows, self.ring, scores) if chosen is None else chosen

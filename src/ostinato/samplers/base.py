@@ -219,6 +219,18 @@ class Sampler(ABC):
             raise CheckpointError(msg)
         return state
 
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return the state after the rows at `slots` were moved to `[0, n)` and all others left (`max_bytes`).
+
+        A sampler whose state contains slots, or a number for each slot, overrides this if it is to go on; None lets it
+        begin anew with the rows that stay.
+
+        Args:
+            state: what `state_dict` returned.
+            slots: int64 `[n]`, ascending in age.
+        """
+        return None
+
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
 

@@ -680,6 +680,13 @@ class RowPriorities(PrioritySampler):
         moved = {name: torch.cat((state[name][seam:], state[name][:seam])) for name in ("priorities", "values")}
         return {**state, **moved}
 
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any]:
+        """Return the state after rows left: the priorities and values of the others move with them."""
+        kept = {name: state[name][slots.to(state[name].device)] for name in ("priorities", "values")}
+        if self.max_priority_within_buffer:
+            kept["largest"] = float(kept["priorities"].max())
+        return {**state, **kept}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, by copy; `alpha` and `eps` become those of the state.
 

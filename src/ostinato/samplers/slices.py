@@ -664,6 +664,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         SliceSampler.check_state(self, state, rows)
         SamplerWithoutReplacement.check_state(self, state, rows)
 
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> None:
+        """Begin a new pass after rows left: the episodes of a pass are known by their first slots."""
+
     def turn_state(self, state: dict[str, Any], seam: int, rows: int) -> dict[str, Any]:
         """Return a state for rows that have moved: the slots of first rows identify the episodes of a pass."""
         return {**state, "firsts": (state["firsts"] - seam).remainder_(rows)}

@@ -360,6 +360,19 @@ class SamplerWithoutReplacement(RandomSampler):
         rest = torch.arange(known, rows, device=order.device)
         return {**state, "rows": rows, "order": (torch.cat((order, rest)) - seam).remainder_(rows)}
 
+    def keep_state(self, state: dict[str, Any], slots: Tensor) -> dict[str, Any] | None:
+        """Return the state after rows left: the pass goes on with the others; without `shuffle` it begins anew."""
+        known, at, order = int(state["rows"]), int(state["at"]), state["order"]
+        if order is None or self.endless:
+            return None
+        place = torch.full((max(known, int(slots.max()) + 1),), -1, dtype=torch.int64, device=order.device)
+        place[slots.to(order.device)] = torch.arange(slots.shape[0], device=order.device)
+        stay = place[order] >= 0
+        order = place[order[stay]]
+        if not _is_order(order, order.shape[0]):
+            return None
+        return {**state, "rows": order.shape[0], "order": order, "at": int(stay[:at].sum())}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
 

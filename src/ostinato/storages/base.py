@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.core.episodes.table import EpisodeTable
     from ostinato.core.records import Placement, Request
     from ostinato.core.rows import Path, Schema
     from ostinato.storages.table import RowArray
@@ -79,6 +80,10 @@ class Storage(ABC):
     """Number of batch dimensions: 1 for rows, 2 for time x environments."""
     ring_only: bool = False
     """Whether rows must be written in ring order; writers that choose slots then raise an error."""
+    budget: bool = False
+    """Whether rows leave when they exceed a number of bytes (`max_bytes`); rows must then be in ring order."""
+    evicts_episodes: bool = False
+    """Whether whole episodes leave; the buffer must then know its episodes."""
     device: torch.device = torch.device("cpu")
     """Device of rows and samples."""
     mappable: bool = False
@@ -185,6 +190,38 @@ class Storage(ABC):
 
     def forget_form(self) -> None:  # noqa: B027
         """Drop the schema of the first rows, which the writer did not accept."""
+
+    def rows_that_stay(
+        self,
+        payload: Any,  # noqa: ARG002
+        oldest: int,  # noqa: ARG002
+        episodes: EpisodeTable | None,  # noqa: ARG002
+    ) -> Tensor | None:
+        """Return the slots that stay when rows have to leave before a payload is written in ring order.
+
+        Only for storages with a `budget`. The buffer then calls `keep` with them.
+
+        Args:
+            payload: rows that were admitted.
+            oldest: slot of the oldest row present.
+            episodes: the episodes of the rows, if the buffer knows them.
+
+        Returns:
+            int64 `[n]`, the oldest row first; None if no row has to leave.
+
+        Raises:
+            StorageMemoryError: if there is no room for the payload.
+        """
+        return None
+
+    def keep(self, slots: Tensor) -> None:
+        """Move the rows at `slots` (int64 `[n]`) to the slots `[0, n)`, and remove all others.
+
+        Raises:
+            OptionError: if the storage has no budget.
+        """
+        msg = f"{type(self).__name__} does not remove rows ({slots.shape[0]} were to stay)"
+        raise OptionError(msg)
 
     @abstractmethod
     def write(self, placement: Placement, payload: Any) -> None:
