@@ -2,6 +2,7 @@
 
 from ostinato.buffers import (
     BufferStats,
+    ConditionalUpdateResult,
     HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
@@ -93,6 +94,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ComposeTransforms",
     "CompressedListStorage",
     "CompressedListStorageCheckpointer",
+    "ConditionalUpdateResult",
     "ConsumingSampler",
     "DEFAULT_DONE_KEYS",
     "Episodes",
