@@ -642,9 +642,6 @@ class ConsumingSampler(CountingSampler):
             "ran_out": self.ran_out,
         }
 
-    def _rows_of_state(self, state: dict[str, Any]) -> int:
-        return int(state["uses"].shape[0])
-
     def check_state(self, state: dict[str, Any], rows: int) -> None:
         """Check that a state is complete, and of `rows` rows.
 
