@@ -67,8 +67,9 @@ class Sampler(ABC):
 
     Example:
         >>> import torch
-        >>> from ostinato import SamplerWithoutReplacement, TensorStorage
-        >>> storage = TensorStorage({"obs": torch.arange(4)})
+        >>> from ostinato import LazyTensorStorage, SamplerWithoutReplacement
+        >>> storage = LazyTensorStorage(10)
+        >>> storage.set(range(4), {"obs": torch.arange(4)})
         >>> index, info = SamplerWithoutReplacement(shuffle=False).sample(storage, 3)
         >>> storage[index]["obs"]
         tensor([0, 1, 2])
@@ -283,6 +284,8 @@ class Sampler(ABC):
     def _view_of(self, storage: BareStorage) -> View:
         if self._standalone is None:
             self._standalone = Standalone()
+        if self.reads:
+            self.recheck()  # a storage does not report its edits
         return self._standalone.view(storage, self.episodes, reads=self.reads, keep=self.cache_values)
 
     def add(self, index: int | Tensor | tuple[Any, ...]) -> None:

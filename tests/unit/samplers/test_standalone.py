@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from ostinato import (
+    ConsumingSampler,
     LazyTensorStorage,
     LimitedSampler,
     ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     ReplayBuffer,
@@ -23,8 +25,10 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
     Storage,
     StorageEnsemble,
+    StreamingSliceSampler,
     TensorStorage,
 )
 from ostinato.errors import (
@@ -96,6 +100,17 @@ def test_two_dimensions_give_a_pair() -> None:
     assert isinstance(index, tuple)
     assert len({(int(a), int(b)) for a, b in zip(*index, strict=True)}) == 12
     assert torch.equal(storage[index]["x"].sort().values, torch.arange(12))
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
+def test_a_storage_that_was_never_in_a_buffer(kind: type[Storage]) -> None:
+    storage = kind(8)
+    storage.set(range(6), [{"x": i} for i in range(6)] if kind is ListStorage else {"x": torch.arange(6)})
+    for sampler in (RandomSampler(), SamplerWithoutReplacement(), PrioritizedSampler(8, 1.0, 1.0)):
+        index, _ = sampler.sample(storage, 4)
+        rows = storage.get(index)
+        found = [row["x"] for row in rows] if kind is ListStorage else rows["x"].tolist()
+        assert [int(x) for x in found] == index.tolist()  # type: ignore[union-attr]
 
 
 def test_an_empty_storage_says_so() -> None:
@@ -388,6 +403,7 @@ def test_rows_that_do_not_tell_their_episodes() -> None:
         lambda: SliceSamplerWithoutReplacement(slice_len=2),
         lambda: PrioritizedSliceSampler(17, 0.7, 0.5, slice_len=2),
         lambda: LimitedSampler(3),
+        lambda: ConsumingSampler(3),
         QueueSampler,
     ],
 )
@@ -435,10 +451,13 @@ def test_states_of_others_are_refused(tmp_path: Path) -> None:
 def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     storages = StorageEnsemble(bare(4), bare(8))
     mix = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler(), p=[0.25, 0.75], num_buffer_sampled=4)
-    parts, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
-    assert sorted(info["buffer_ids"]) == [0, 1, 1, 1]
-    assert [part.shape[0] for part in parts] == [2, 2, 2, 2]
+    found, info = mix.sample(storages, 8, generator=dice())  # type: ignore[arg-type]
+    assert sorted(found["buffer_ids"].tolist()) == [0, 1, 1, 1]
+    assert found["index"].shape == (4, 2)
     assert info["parts"] == [{}] * 4
+    for (member, rows), index, number in zip(storages.get(found), found["index"], found["buffer_ids"], strict=True):
+        assert member == number
+        assert torch.equal(rows["x"], index)
     assert mix.can_sample(storages, 8)  # type: ignore[arg-type]
     assert not mix.can_sample(storages, 7)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="The batch size must be divisible by num_buffer_sampled"):
@@ -449,7 +468,69 @@ def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     again = SamplerEnsemble(SamplerWithoutReplacement(), RandomSampler())
     again.loads(tmp_path / "mix")
     assert repr(again[0]) == repr(mix[0])
+    slices = SamplerEnsemble(SliceSampler(slice_len=2), SliceSamplerWithoutReplacement(slice_len=2), p=[1, 0])
+    assert slices.sample([episodes(3, 2)] * 2, 8)[0]["index"].shape == (2, 4)
     empty = StorageEnsemble(bare(4), LazyTensorStorage(8))
     every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
     assert every.can_sample(storages, 4)  # type: ignore[arg-type]
     assert not every.can_sample(empty, 4)  # type: ignore[arg-type]
+
+
+def test_samplers_that_read_fields_read_a_bare_storage() -> None:
+    storage = bare(12)  # the rows 10, 11, 2, 3, ...
+    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
+    stale.consumer_version = 11
+    index, info = stale.sample(storage, 3, generator=dice())
+    assert set(index.tolist()) == {0, 1, 9}  # type: ignore[union-attr]
+    assert torch.equal(info["staleness"], 11.0 - storage["x"][index])
+    groups = PromptGroupSampler(num_groups=10, group_key="x")
+    index, info = groups.sample(storage, 10)
+    assert sorted(index.tolist()) == list(range(10))  # type: ignore[union-attr]
+    assert info == {}
+    storage["x"][:] = 9  # which a storage does not report
+    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
+    with pytest.warns(UserWarning, match="There are 1 groups"):
+        groups.sample(storage, 10)
+
+
+def test_rows_of_a_bare_storage_leave(tmp_path: Path) -> None:
+    storage, sampler = bare(), ConsumingSampler()
+    first, _ = sampler.sample(storage, 4)
+    second, _ = sampler.sample(storage, 20)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(10))  # type: ignore[union-attr]
+    assert not sampler.can_sample(storage, 1)
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+        sampler.sample(storage, 1)
+    sampler.extend(torch.tensor([1, 2]))
+    assert sorted(sampler.sample(storage, 5)[0].tolist()) == [1, 2]  # type: ignore[union-attr]
+    saved = ConsumingSampler(3)
+    used = torch.cat([saved.sample(storage, 5)[0] for _ in range(3)])  # type: ignore[misc]
+    saved.dumps(tmp_path / "saved")
+    sampler.loads(tmp_path / "saved")
+    assert sampler.max_sample_count == 3
+    rest = torch.cat([sampler.sample(storage, 10)[0] for _ in range(3) if sampler.rows_left])  # type: ignore[misc]
+    counts = torch.bincount(torch.cat((used, rest)), minlength=10)
+    assert int(counts.max()) == 3
+
+
+def test_streams_of_slices_save_and_load(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=StreamingSliceSampler(slice_len=2), batch_size=2)
+    rb.extend({"x": torch.arange(5), "done": torch.zeros(5, dtype=torch.bool)})
+    rb.sampler.dumps(tmp_path / "saved")
+    windows = [rb.sample()["x"].tolist() for _ in range(2)]
+    rb.sampler.loads(tmp_path / "saved")
+    assert windows == [rb.sample()["x"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ConsumingSampler(replacement=False),
+        lambda: StalenessAwareSampler(replacement=False),
+        lambda: PromptGroupSampler(num_groups=2, replacement=False),
+        lambda: StreamingSliceSampler(slice_len=2, replacement=False),
+    ],
+)
+def test_new_samplers_have_no_variant_without_replacement(make: Any) -> None:
+    with pytest.raises(KindError, match="no without-replacement variant"):
+        make()
