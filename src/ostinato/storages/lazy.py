@@ -51,7 +51,7 @@ class LazyTensorStorage(TensorStorage):
             reward, done, terminated, truncated); a mapping such as `{"next_obs": "obs"}` names the pairs. Rows must be
             written in ring order, those of several environments with `ndim=2`; all reads are copies. On other devices
             than the CPU, each write waits for the device once.
-        codec: compress fields without loss: "zstd" (Python 3.14, or `pip install 'ostinato[zstd]'`), "zlib", "auto"
+        codec: compress fields without loss: "zstd" (`pip install 'ostinato[zstd]'`), "zlib", "auto"
             (zstd if it is installed, else zlib), a `ZstdCodec`, `ZlibCodec` or `Codec` of your own for all fields of
             more than 256 bytes per row, or a mapping such as `{"obs": "zstd"}` (keys or paths). Batches are the same as
             without, bit for bit; memory and checkpoints hold compressed bytes, and all reads are copies. Not with
