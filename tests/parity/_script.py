@@ -51,6 +51,16 @@ _NAMES = (
     "WriterEnsemble",
     "TED2Flat",
     "Flat2TED",
+    "TED2Nested",
+    "Nested2TED",
+    "FlatStorageCheckpointer",
+    "NestedStorageCheckpointer",
+    "H5StorageCheckpointer",
+    "ParameterScheduler",
+    "LambdaScheduler",
+    "LinearScheduler",
+    "StepScheduler",
+    "SchedulerList",
 )
 _HOMES = {
     "torchrl": (
@@ -59,6 +69,7 @@ _HOMES = {
         "torchrl.data.replay_buffers.samplers",
         "torchrl.data.replay_buffers.writers",
         "torchrl.data.replay_buffers",
+        "torchrl.data.replay_buffers.scheduler",
     ),
     "ostinato": ("ostinato",),
 }

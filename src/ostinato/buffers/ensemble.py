@@ -12,6 +12,7 @@ from ostinato.buffers.options import check_generator, check_not_shared, check_pr
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.routed_writes import check_route, require_route, write_rows
 from ostinato.buffers.stats import BufferStats, combine
+from ostinato.buffers.streams import end_streams
 from ostinato.core import kinds
 from ostinato.core.group import choose, split_index
 from ostinato.errors import KindError, OptionError, SchemaError, UsageError
@@ -402,6 +403,31 @@ class ReplayBufferEnsemble:
         with self._mixer.lock:
             ranked = update_priority is not False
             return write_rows(self._mixer.members, route, self.transform, data, ranked=ranked)
+
+    def end_streams(
+        self,
+        *,
+        end_key: Key = ("next", "done"),
+        terminated_key: Key | None = ("next", "terminated"),
+        truncated_key: Key | None = ("next", "truncated"),
+    ) -> None:
+        """Make the newest row of each member the last one of its episode, before collectors start anew.
+
+        Members without rows stay as they are. Write to none of them meanwhile.
+
+        Args:
+            end_key: bool field that ends episodes for the members' slice samplers; becomes True.
+            terminated_key: bool field that is read only.
+            truncated_key: bool field that becomes True, if rows have it, unless the row ended its episode before; None
+                changes no such field.
+
+        Raises:
+            UsageError: if a member holds more than one stream, or has no slice sampler of this `end_key`; nothing is
+                changed.
+            OptionError: if keys are equal.
+            KindError: if the end flag is not bool; nothing is changed.
+        """
+        end_streams(self.members, end_key, terminated_key, truncated_key)
 
     def empty(self) -> None:
         """Forget all rows of all members.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.storages.base import Checkpointer
     from ostinato.units import SampleUnit
 
 __all__ = [
@@ -34,12 +35,12 @@ __all__ = [
     "check_not_shared",
     "check_pin",
     "check_prefetch",
+    "check_same_device",
     "check_sampler_device",
     "check_seconds",
     "check_service",
     "check_size",
     "check_transforms",
-    "check_unavailable",
     "descend",
     "is_one",
     "leaves_by_path",
@@ -50,6 +51,7 @@ __all__ = [
     "swap_dims",
     "warn_of_batch",
     "warn_of_sampler",
+    "warn_of_size",
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -76,7 +78,7 @@ class BufferOptions(TypedDict, total=False):
     episodes: Episodes | None
     rate_limiter: RateLimiter | None
     version_key: str | tuple[str, ...] | None
-    checkpointer: Any
+    checkpointer: Checkpointer | None
     consume_after_n_samples: int | None
     service_backend: Literal["direct", "ray"]
     service_backend_options: dict[str, Any] | None
@@ -169,6 +171,17 @@ def check_generator(generator: Any) -> torch.Generator | None:
     return generator
 
 
+def check_same_device(generator: torch.Generator, storage: Storage) -> None:
+    """Check that draws of a generator are made where the rows are.
+
+    Raises:
+        OptionError: if they are on two devices.
+    """
+    if generator.device.type != storage.device.type:
+        msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
+        raise OptionError(msg)
+
+
 def check_episodes(episodes: Any) -> Episodes | None:
     """Return how rows tell where episodes end, or None.
 
@@ -245,20 +258,6 @@ def check_service(backend: Any, backend_options: Any, transport: Any, transport_
             raise OptionError(msg)
 
 
-def check_unavailable(checkpointer: Any) -> None:
-    """Refuse options of TorchRL that have no counterpart.
-
-    Raises:
-        OptionError: naming the option and what to use instead.
-    """
-    if checkpointer is not None:
-        msg = (
-            f"checkpointer={type(checkpointer).__name__} is not available: dumps() has one format, whole or not at all "
-            "and with checksums; register_save_hook(TED2Flat()) changes its layout"
-        )
-        raise OptionError(msg)
-
-
 def check_transforms(transform: Any, factory: Any) -> None:
     """Check that there is one transform, or one callable that makes it.
 
@@ -321,8 +320,8 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
     size = given if type(given) is int and given > 0 else positive("batch_size", given)
     if fixed and size != default:
         msg = (
-            f"batch_size must be {default}, for which batches are prefetched, got {size}: leave it out, "
-            "or turn prefetch off"
+            f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): batch_size must be "
+            f"{default}, for which batches are prefetched; leave it out, or turn prefetch off"
         )
         raise OptionError(msg)
     return size
@@ -368,6 +367,16 @@ def warn_of_sampler(sampler: Sampler) -> None:
     """Warn that a sampler has no priorities to update."""
     warnings.warn(
         f"update_priority() has no effect: {type(sampler).__name__} has no priorities; use PrioritizedSampler",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_size(default: int | None, size: int) -> None:
+    """Warn that `sample` was asked for another batch size than the constructor got."""
+    warnings.warn(
+        f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): the batch-size given to "
+        "sample() is used; this is said once per buffer",
         UserWarning,
         stacklevel=3,
     )

@@ -283,6 +283,8 @@ class Sampler(ABC):
     def _view_of(self, storage: BareStorage) -> View:
         if self._standalone is None:
             self._standalone = Standalone()
+        if self.reads:
+            self.recheck()  # a storage does not report its edits
         return self._standalone.view(storage, self.episodes, reads=self.reads, keep=self.cache_values)
 
     def add(self, index: int | Tensor | tuple[Any, ...]) -> None:

@@ -47,7 +47,7 @@ def test_a_capacity_may_be_an_integer_of_numpy() -> None:
 
 
 def test_a_tensor_storage_has_the_capacity_of_its_data() -> None:
-    with pytest.raises(CapacityError, match=r"4 rows of the data.*got 10"):
+    with pytest.raises(CapacityError, match=r"max-size and the storage shape mismatch: got max_size=10 for 4 rows"):
         TensorStorage(torch.zeros(4), max_size=10)
 
 

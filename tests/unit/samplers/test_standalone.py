@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from ostinato import (
+    ConsumingSampler,
     LazyTensorStorage,
     LimitedSampler,
     ListStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
+    PromptGroupSampler,
     QueueSampler,
     RandomSampler,
     ReplayBuffer,
@@ -23,8 +25,10 @@ from ostinato import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
     Storage,
     StorageEnsemble,
+    StreamingSliceSampler,
     TensorStorage,
 )
 from ostinato.errors import (
@@ -453,3 +457,63 @@ def test_an_ensemble_samples_its_members(tmp_path: Path) -> None:
     every = SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True)
     assert every.can_sample(storages, 4)  # type: ignore[arg-type]
     assert not every.can_sample(empty, 4)  # type: ignore[arg-type]
+
+
+def test_samplers_that_read_fields_read_a_bare_storage() -> None:
+    storage = bare(12)  # the rows 10, 11, 2, 3, ...
+    stale = StalenessAwareSampler(max_staleness=2, version_key="x")
+    stale.consumer_version = 11
+    index, info = stale.sample(storage, 3, generator=dice())
+    assert set(index.tolist()) == {0, 1, 9}  # type: ignore[union-attr]
+    assert torch.equal(info["staleness"], 11.0 - storage["x"][index])
+    groups = PromptGroupSampler(num_groups=10, group_key="x")
+    index, info = groups.sample(storage, 10)
+    assert sorted(index.tolist()) == list(range(10))  # type: ignore[union-attr]
+    assert info == {}
+    storage["x"][:] = 9  # which a storage does not report
+    assert set(stale.sample(storage, 60)[1]["staleness"].tolist()) == {2.0}
+    with pytest.warns(UserWarning, match="There are 1 groups"):
+        groups.sample(storage, 10)
+
+
+def test_rows_of_a_bare_storage_leave(tmp_path: Path) -> None:
+    storage, sampler = bare(), ConsumingSampler()
+    first, _ = sampler.sample(storage, 4)
+    second, _ = sampler.sample(storage, 20)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(10))  # type: ignore[union-attr]
+    assert not sampler.can_sample(storage, 1)
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
+        sampler.sample(storage, 1)
+    sampler.extend(torch.tensor([1, 2]))
+    assert sorted(sampler.sample(storage, 5)[0].tolist()) == [1, 2]  # type: ignore[union-attr]
+    saved = ConsumingSampler(3)
+    used = torch.cat([saved.sample(storage, 5)[0] for _ in range(3)])  # type: ignore[misc]
+    saved.dumps(tmp_path / "saved")
+    sampler.loads(tmp_path / "saved")
+    assert sampler.max_sample_count == 3
+    rest = torch.cat([sampler.sample(storage, 10)[0] for _ in range(3) if sampler.rows_left])  # type: ignore[misc]
+    counts = torch.bincount(torch.cat((used, rest)), minlength=10)
+    assert int(counts.max()) == 3
+
+
+def test_streams_of_slices_save_and_load(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=StreamingSliceSampler(slice_len=2), batch_size=2)
+    rb.extend({"x": torch.arange(5), "done": torch.zeros(5, dtype=torch.bool)})
+    rb.sampler.dumps(tmp_path / "saved")
+    windows = [rb.sample()["x"].tolist() for _ in range(2)]
+    rb.sampler.loads(tmp_path / "saved")
+    assert windows == [rb.sample()["x"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ConsumingSampler(replacement=False),
+        lambda: StalenessAwareSampler(replacement=False),
+        lambda: PromptGroupSampler(num_groups=2, replacement=False),
+        lambda: StreamingSliceSampler(slice_len=2, replacement=False),
+    ],
+)
+def test_new_samplers_have_no_variant_without_replacement(make: Any) -> None:
+    with pytest.raises(KindError, match="no without-replacement variant"):
+        make()

@@ -197,8 +197,9 @@ class EpisodeTracker:
         steps = storage.capacity // num_envs
         if steps < self.span:
             msg = (
-                f"max_size={storage.max_size} keeps {steps} steps of each of {num_envs} environment(s), a window "
-                f"takes {self.span}: use max_size >= {self.span * num_envs}, or a shorter window"
+                f"max_size={storage.max_size} cannot hold one window: it keeps {steps} steps of each of {num_envs} "
+                f"environment(s), a window takes {self.span}: use max_size >= {self.span * num_envs}, or a shorter "
+                "window"
             )
             raise CapacityError(msg)
 
