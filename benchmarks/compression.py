@@ -159,7 +159,7 @@ def threads() -> Table:
         for count in (32, 64, 128, 256):
             part = blobs[:count]
             one = statistics.median(seconds(lambda part=part: decode(part)) for _ in range(5))  # type: ignore[misc]
-            all_of = lambda part=part, count=count: map_in_threads(decode, part, count << 20)  # type: ignore[misc]  # noqa: E731
+            all_of = lambda part=part, count=count: map_in_threads(decode, part, count << 20)  # noqa: E731
             several = statistics.median(seconds(all_of) for _ in range(5))
             table.add_row(codec.name, str(count), f"{1e6 * one:.0f} us", f"{several / one:.2f}x")
     return table

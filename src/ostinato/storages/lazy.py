@@ -61,7 +61,8 @@ class LazyTensorStorage(TensorStorage):
             rows would exceed it, the oldest rows leave before these are written, until a 16th of it is free. `len`,
             samplers, priorities and episodes follow. Rows that stay move to the first slots and get new generations,
             so no index or priority update of an earlier batch reaches another row. `max_size` holds as well; a large
-            one costs memory only for the fields without codec. Needs a round-robin writer.
+            one costs memory only for the fields without codec. Edits, loads and `set` may exceed it until the buffer
+            writes rows again. Needs a round-robin writer.
         evict: "rows", or "episodes": whole finished episodes leave, that with the oldest row first. Only if the
             unfinished episodes alone exceed the budget, these leave too, the newest of them row by row. The buffer must
             know its episodes (`episodes=`, a slice sampler, or a unit).
