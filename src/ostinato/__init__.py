@@ -50,6 +50,7 @@ from ostinato.samplers import (
 from ostinato.storages import (
     CompressedListStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     Storage,
@@ -111,6 +112,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "ImmutableDatasetWriter",
     "LambdaScheduler",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
     "LimitedSampler",
     "LinearScheduler",

@@ -25,6 +25,7 @@ _NAMES = (
     "ReplayBufferEnsemble",
     "Storage",
     "CompressedListStorage",
+    "LazyStackStorage",
     "ListStorage",
     "TensorStorage",
     "LazyTensorStorage",
