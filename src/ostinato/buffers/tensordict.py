@@ -78,7 +78,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _accept(self, data: Any) -> Any:
         if not kinds.holds_collections(data):
             msg = (
-                f"{type(self).__name__} takes TensorDicts: it only accepts TensorDictBase subclasses, or a list of them, "
+                f"{type(self).__name__} takes TensorDicts: it only accepts TensorDictBase subclasses or lists of them, "
                 f"got {type(data).__name__}; use ReplayBuffer for other data"
             )
             raise _NoTensorDictError(msg)
