@@ -2,6 +2,7 @@
 
 from ostinato.buffers import (
     BufferStats,
+    ConditionalUpdateResult,
     HERReplayBuffer,
     LambdaScheduler,
     LinearScheduler,
@@ -81,6 +82,7 @@ __all__ = [  # noqa: RUF022 (plain order: ruff would put the constant first)
     "Codec",
     "ComposeTransforms",
     "CompressedListStorage",
+    "ConditionalUpdateResult",
     "ConsumingSampler",
     "DEFAULT_DONE_KEYS",
     "Episodes",

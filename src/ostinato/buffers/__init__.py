@@ -1,5 +1,6 @@
 """Replay buffers: a storage, a sampler and a writer behind one lock."""
 
+from ostinato.buffers.conditional_updates import ConditionalUpdateResult
 from ostinato.buffers.ensemble import ReplayBufferEnsemble
 from ostinato.buffers.hindsight import HERReplayBuffer
 from ostinato.buffers.offline_to_online import OfflineToOnlineReplayBuffer, prefill_replay_buffer
@@ -20,6 +21,7 @@ from ostinato.core.processes import send_as_copies
 
 __all__ = [
     "BufferStats",
+    "ConditionalUpdateResult",
     "HERReplayBuffer",
     "LambdaScheduler",
     "LinearScheduler",

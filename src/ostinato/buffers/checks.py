@@ -27,6 +27,7 @@ __all__ = [
     "checked_slots",
     "raise_for_picks",
     "require_rows",
+    "require_tracking",
 ]
 
 
@@ -54,10 +55,24 @@ def check_pair(storage: Storage, writer: Writer) -> None:
         raise_for_picks(writer)
     if storage.ndim > 1 and (writer.single_rows or writer.rank_path is not None):
         msg = (
-            f"{type(writer).__name__} places single rows and is not compatible with storages of "
-            f"ndim={storage.ndim}: use ndim=1"
+            f"{type(writer).__name__} is not compatible with storages with more than one dimension, since it places "
+            f"single rows: got ndim={storage.ndim}, use ndim=1"
         )
         raise OptionError(msg)
+
+
+def require_tracking(writer: Writer) -> None:
+    """Check that samples carry generations by which a row can be recognized later.
+
+    Raises:
+        UsageError: if they do not.
+    """
+    if not writer.tracks_generations:
+        msg = (
+            "Conditional updates are not supported without generations in samples: the writer must track slot "
+            f"generations, got {writer!r}. Use RoundRobinWriter(track_generations=True), or a prioritized sampler"
+        )
+        raise UsageError(msg)
 
 
 def raise_for_picks(writer: Writer) -> None:

@@ -19,10 +19,18 @@ from ostinato.buffers.checks import (
     checked_run,
     checked_slots,
     raise_for_picks,
+    require_tracking,
 )
 from ostinato.buffers.episode_tracker import EpisodeTracker
+from ostinato.buffers.options import check_same_device
 from ostinato.buffers.policy_versions import begin_versions, check_versions, no_versions
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
+from ostinato.buffers.priority_updates import (
+    as_sampler,
+    check_sampler,
+    generations_at,
+    priorities_of_rows,
+    read_slots,
+)
 from ostinato.buffers.rate_limit import Ask, Gate, Stock, Waiters, as_counting, check_counting
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.episodes.keys import Marks, merge_episodes
@@ -30,7 +38,8 @@ from ostinato.core.index import select
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Plan, Run, View
 from ostinato.core.ring import Ring
-from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, SlotError, UsageError
+from ostinato.errors import EmptyBufferError, KeyMissingError, OptionError, OstinatoError, SlotError, UsageError
+from ostinato.samplers.base import check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.priority_updates import PriorityUpdate
     from ostinato.buffers.rate_limit import RateLimiter
     from ostinato.core.episodes.keys import Episodes
@@ -123,6 +133,7 @@ class LocalEngine:
         self.gate: Gate | None = None
         self.begin_limiter(limiter)
         self.versions = begin_versions(version_key, writer, len(storage))
+        writer.follow(self.generations_of)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the lock; the caller holds it. Pickled storages are copies."""
@@ -135,6 +146,7 @@ class LocalEngine:
         self.lock = self.waiters.lock
         if self.gate is not None:
             self.gate.attach(self.waiters)
+        self.writer.follow(self.generations_of)
 
     @property
     def storage(self) -> Storage:
@@ -283,9 +295,8 @@ class LocalEngine:
     def _settle(self) -> None:
         """Follow a storage whose capacity (`num_envs`) or device became known with its first rows."""
         storage, ring, generator = self.source.storage, self.ring, self.generator
-        if generator is not None and generator.device.type != storage.device.type:
-            msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
-            raise OptionError(msg)
+        if generator is not None:
+            check_same_device(generator, storage)
         if (ring.capacity, ring.device) != (storage.capacity, storage.device):
             self.ring = Ring(storage.capacity, storage.device, after=ring.written)
         self.settled = True
@@ -347,14 +358,14 @@ class LocalEngine:
             sampler = cast("PrioritySampler", self.sampler)
             self.stale_updates = self.stale_updates + sampler.update(slots, priorities, generations, self.view())
 
-    def clear(self) -> None:
-        """Remove all rows and queued draws."""
+    def clear(self, *, keep_count: bool = False) -> None:
+        """Remove all rows and queued draws; with `keep_count` the number of rows written since goes on."""
         with self.lock:
             if not self.writer.mutable:
                 msg = f"This dataset doesn't allow writing ({type(self.writer).__name__}): it cannot be emptied"
                 raise UsageError(msg)
             self.writer.clear()
-            self.rows_since_empty = 0
+            self.rows_since_empty = self.rows_since_empty if keep_count else 0
             self.saves.before_clear(self.ring)
             self.ring.clear()
             self.storage.clear()
@@ -406,13 +417,55 @@ class LocalEngine:
                 for path in values:
                     self.versions.touch(path)
 
-    def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]]) -> None:
-        """Make edits that were checked. After an edit of an episode's end the episodes are read again."""
+    def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
+        """Change fields and priorities of the rows of an update that are still there; see `update_if_present`."""
+        require_eager("writing rows")
+        with self.lock:
+            storage = self.storage
+            if not self.sampler.prioritized:
+                require_tracking(self.writer)
+            present = update.present(self.ring, self.era)
+            accepted = update.accepted(present, storage.scores_at)
+            at = update.chosen(accepted)
+            slots, rows = update.slots[at], int(at.shape[0])
+            fields = update.fields if rows else {}
+            changes = [storage.prepare_field(path, slots, value[at], (rows,)) for path, value in fields.items()]
+            if changes:
+                self._edit(slots, changes, same=True)
+                if self.versions is not None:
+                    for path in fields:
+                        self.versions.touch(path)
+            if update.priorities is not None and rows:
+                as_sampler(self.sampler).set_priorities(slots, update.priorities[at], self.view())
+            return update.result(present, accepted)
+
+    def reset_priorities(self, index: Any) -> None:
+        """Give rows at an index the default priority."""
+        with self.lock:
+            if not self.sampler.prioritized:
+                return
+            slots, _ = read_slots(index, self.storage)
+            check_rows(slots, self.ring.rows)
+            as_sampler(self.sampler).set_priorities(slots[slots >= 0], None, self.view())
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Return the generations of the rows at an index, as samples have them; -1 where there is no row."""
+        with self.lock:
+            return generations_at(self.ring, self.era, index, self.storage)
+
+    def _edit(self, slots: Tensor, changes: Sequence[Callable[[], None]], *, same: bool = False) -> None:
+        """Make edits that were checked. After an edit of an episode's end the episodes are read again.
+
+        With `same` the rows keep their generations: they are the rows that were sampled, with other values.
+        """
         tracker, storage, path = self.tracker, self.storage, self.writer.rank_path
         before = None if tracker is None else tracker.marks_at(storage, slots)
         if self.saves.snapshot is not None:
             self.saves.before(self.ring, slots)
-        self.ring.record_edit(slots)
+        if same:
+            self.ring.record_patch(slots)
+        else:
+            self.ring.record_edit(slots)
         for change in changes:
             change()
         if path is not None and slots.numel():
@@ -433,6 +486,19 @@ class LocalEngine:
     def may_draw(self, rows: int) -> bool:
         """Whether a draw of so many rows need not wait: it is permitted, or a draw is left from a checkpoint."""
         return self.gate is None or bool(self.pending) or self.gate.flow.may_draw(rows, self.stock())
+
+    def can_draw(self, rows: int) -> bool:
+        """Whether a draw of so many rows returns at once, and does not raise."""
+        with self.lock:
+            if self.pending:
+                return True
+            view, sampler = self.view(), self.sampler
+            try:
+                self.check_drawable(view)
+                sampler.check_draw(view, rows)
+            except OstinatoError:
+                return False
+            return self.may_draw(rows) and not (sampler.drop_last and rows > view.rows)
 
     def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return once a draw of so many rows need not wait, or one is queued; the caller holds the lock.
@@ -769,6 +835,7 @@ class LocalEngine:
             if self.ring.rows:
                 writer.begin(self.ring.rows)
             old, self.writer = self.writer, writer
+            writer.follow(self.generations_of)
             self.waiters.wake()
             return old
 

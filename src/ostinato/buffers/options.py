@@ -34,6 +34,7 @@ __all__ = [
     "check_not_shared",
     "check_pin",
     "check_prefetch",
+    "check_same_device",
     "check_sampler_device",
     "check_seconds",
     "check_service",
@@ -50,6 +51,7 @@ __all__ = [
     "swap_dims",
     "warn_of_batch",
     "warn_of_sampler",
+    "warn_of_size",
 ]
 
 Part = TypeVar("Part", Storage, Sampler, Writer)
@@ -167,6 +169,17 @@ def check_generator(generator: Any) -> torch.Generator | None:
         )
         raise KindError(msg)
     return generator
+
+
+def check_same_device(generator: torch.Generator, storage: Storage) -> None:
+    """Check that draws of a generator are made where the rows are.
+
+    Raises:
+        OptionError: if they are on two devices.
+    """
+    if generator.device.type != storage.device.type:
+        msg = f"the generator lives on {generator.device}, the storage on {storage.device}: draws need one device"
+        raise OptionError(msg)
 
 
 def check_episodes(episodes: Any) -> Episodes | None:
@@ -321,8 +334,8 @@ def check_size(given: Any, default: int | None, *, fixed: bool) -> int:
     size = given if type(given) is int and given > 0 else positive("batch_size", given)
     if fixed and size != default:
         msg = (
-            f"batch_size must be {default}, for which batches are prefetched, got {size}: leave it out, "
-            "or turn prefetch off"
+            f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): batch_size must be "
+            f"{default}, for which batches are prefetched; leave it out, or turn prefetch off"
         )
         raise OptionError(msg)
     return size
@@ -368,6 +381,16 @@ def warn_of_sampler(sampler: Sampler) -> None:
     """Warn that a sampler has no priorities to update."""
     warnings.warn(
         f"update_priority() has no effect: {type(sampler).__name__} has no priorities; use PrioritizedSampler",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def warn_of_size(default: int | None, size: int) -> None:
+    """Warn that `sample` was asked for another batch size than the constructor got."""
+    warnings.warn(
+        f"Got conflicting batch_sizes in constructor ({default}) and `sample` ({size}): the batch-size given to "
+        "sample() is used; this is said once per buffer",
         UserWarning,
         stacklevel=3,
     )

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ostinato.buffers.conditional_updates import UpdateQueue
 from ostinato.buffers.rate_limit import Ask
 from ostinato.core import kinds
 from ostinato.core.kinds import is_tensor_collection, require_eager
 from ostinato.core.rows import map_leaves
-from ostinato.errors import EpochEndError
+from ostinato.errors import EpochEndError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import Waiters
     from ostinato.buffers.records import Engine, Rows, Ticket
     from ostinato.buffers.replay import ReplayBuffer
@@ -154,6 +156,11 @@ class Prefetcher(Generic[DrawnT]):
             return sum(future.done() for _, future in self._queue)
 
     @property
+    def queued(self) -> int:
+        """Batches that are queued, ready or not."""
+        return len(self._queue)
+
+    @property
     def filled(self) -> bool:
         """Whether a draw is queued; the caller holds the lock."""
         return bool(self._queue)
@@ -222,6 +229,23 @@ class Prefetcher(Generic[DrawnT]):
         if executor is not None and self._process == os.getpid():
             executor.shutdown()
 
+    def synchronize(self) -> None:
+        """Wait for the queued batches, which stay queued, and raise the first error of one."""
+        with self._waiters.lock:
+            futures = [future for _, future in self._queue] if self._process == os.getpid() else []
+        wait(futures)
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+
+    def worker(self) -> Callable[[Callable[[], Any]], Future[Any]] | None:
+        """Return what runs a function in the worker, after the batches queued; None if that is in another process."""
+        return None if self._process not in (0, os.getpid()) else self._submit
+
+    def _submit(self, function: Callable[[], Any]) -> Future[Any]:
+        with self._waiters.lock:
+            return self._pool().submit(function)
+
     def _pool(self) -> ThreadPoolExecutor:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ostinato-prefetch")
@@ -268,6 +292,9 @@ class Pipeline:
         # page-locked batches are on their way to a GPU: prefetched ones are copied beside the learner's work
         self._stream = CopyStream() if depth and engine.pin and torch.cuda.is_available() else None
         self.prefetch: Prefetcher[Ticket] | None = Prefetcher(depth, engine.waiters) if depth else None
+        self.ended = False
+        """Whether the buffer was shut down."""
+        self._updates: UpdateQueue | None = None
 
     def next(self, size: int, finish: Finish, *, within_epoch: bool = False, ask: Ask = _PLAIN) -> Batch:
         """Return the next batch of `size` rows.
@@ -287,6 +314,8 @@ class Pipeline:
             return eager(self, size, finish, within_epoch=within_epoch, ask=ask)  # type: ignore[no-any-return]
         require_eager("sampling")
         engine, tries = self._engine, 0
+        if self.ended or self._updates is not None:
+            self._check_open()
         if engine.gate is not None:
             ask = ask.begun(engine.gate)  # all tries share one time
         while True:
@@ -308,6 +337,14 @@ class Pipeline:
         if self.prefetch is not None:
             notes = {**notes, "stale": engine.stale(rows.ticket, rows)}
         return Batch(data, rows.ticket, notes)
+
+    def _check_open(self) -> None:
+        """Raise after `shutdown`; let pending updates be done before a draw that is made at once."""
+        if self.ended:
+            msg = "A shut down replay buffer cannot be sampled: make another one, or use close() to end its threads"
+            raise UsageError(msg)
+        if self._updates is not None:
+            self._updates.settle(wait=self.prefetch is None)
 
     def _make_ahead(
         self, prefetch: Prefetcher[Ticket], size: int, finish: Finish, ask: Ask, *, within_epoch: bool
@@ -385,10 +422,33 @@ class Pipeline:
             self._engine.undraw([] if self.prefetch is None else self.prefetch.clear())
 
     def close(self) -> None:
-        """End the prefetch thread. Batches made ahead are dropped, their draws are kept and delivered first."""
+        """End the threads. Batches made ahead are dropped, their draws are kept and delivered first."""
         self.redo()
         if self.prefetch is not None:
             self.prefetch.close()
+        if self._updates is not None:
+            self._updates.close()
+
+    def submit(self, update: Callable[[], ConditionalUpdateResult]) -> Future[ConditionalUpdateResult]:
+        """Run an update in a thread: after the batches that are queued now, before those that are queued later."""
+        if self.ended:
+            msg = "A shut down replay buffer cannot accept updates: make another one"
+            raise UsageError(msg)
+        with self._engine.lock:
+            if self._updates is None:
+                self._updates = UpdateQueue()
+        return self._updates.submit(update, None if self.prefetch is None else self.prefetch.worker())
+
+    def settle(self) -> None:
+        """Wait for pending updates, and raise the first error of one; the caller does not hold the lock."""
+        if self._updates is not None:
+            self._updates.settle()
+
+    def synchronize(self) -> None:
+        """Wait for pending updates and queued batches, and raise the first error of one."""
+        self.settle()
+        if self.prefetch is not None:
+            self.prefetch.synchronize()
 
     def forget(self) -> None:
         """Forget queued batches; what they were drawn from has been replaced."""

@@ -9,7 +9,7 @@ import torch
 from ostinato.buffers.options import check_sampler_device, part
 from ostinato.buffers.replay import ReplayBuffer
 from ostinato.buffers.tensordict import TensorDictReplayBuffer
-from ostinato.samplers import PrioritizedSampler
+from ostinato.samplers import PrioritizedSampler, Sampler
 from ostinato.storages import ListStorage, Storage
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             options["sampler"] = PrioritizedSampler(storage.max_size, alpha, beta, eps, dtype)
         super().__init__(**options)
 
+    @property
+    def prioritized_sampler(self) -> Sampler:
+        """The sampler that keeps the priorities: that of the buffer."""
+        return self.sampler
+
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that draws rows in proportion to their priority; see `PrioritizedSampler`.
@@ -112,3 +117,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         if options.get("sampler") is None:
             options["sampler"] = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
         super().__init__(priority_key=priority_key, **options)
+
+    @property
+    def prioritized_sampler(self) -> Sampler:
+        """The sampler that keeps the priorities: that of the buffer."""
+        return self.sampler

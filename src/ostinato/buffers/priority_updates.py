@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from ostinato.buffers.records import Ticket
+    from ostinato.core.ring import Ring
+    from ostinato.core.shared_ring import SharedRing
     from ostinato.samplers import PrioritySampler, Sampler
     from ostinato.storages import Storage
 
 __all__ = [
+    "GENERATIONS_PER_ERA",
     "Indexing",
     "PriorityUpdate",
     "as_sampler",
     "check_sampler",
+    "generations_at",
     "in_era",
     "parse_update",
     "priorities_of_batch",
@@ -33,12 +37,13 @@ __all__ = [
     "priority_fields",
     "read_integers",
     "read_priorities",
+    "read_slots",
 ]
 
 _CPU = torch.device("cpu")
 _INT = torch.int64
 _FLOATS = frozenset({torch.float32, torch.float64})
-_GENERATIONS_PER_ERA = 2**44
+GENERATIONS_PER_ERA = 2**44
 """Offset between eras: a load starts a new era, so that generations of older batches match no row."""
 
 
@@ -94,7 +99,7 @@ class PriorityUpdate(NamedTuple):
         """Return the update with generations as they are counted in an era."""
         if self.generations is None:
             return self
-        return self._replace(generations=self.generations - era * _GENERATIONS_PER_ERA)
+        return self._replace(generations=self.generations - era * GENERATIONS_PER_ERA)
 
     def check(self, sampler: PrioritySampler, rows: int) -> None:
         """Check on the CPU that the update is valid: for several buffers that are updated together.
@@ -153,7 +158,7 @@ def parse_update(
     if priority is None:
         msg = "update_priority() needs the new priorities: update_priority(index, priority)"
         raise UsageError(msg)
-    slots, batch = _slots(index, storage)
+    slots, batch = read_slots(index, storage)
     if isinstance(priority, (int, float)) and not isinstance(priority, bool):  # filled in on the device: no copy to it
         values = torch.full(slots.shape, float(priority), dtype=torch.float64, device=storage.device)
     else:
@@ -161,6 +166,18 @@ def parse_update(
         values = reduce(values) if values.ndim > 1 else values.to(torch.float64)
         values = values.expand(slots.shape).contiguous()
     return PriorityUpdate(slots, values, _generations(generation, slots))
+
+
+def generations_at(ring: Ring | SharedRing, era: int, index: Any, storage: Indexing) -> Tensor:
+    """Return the generations of the rows at an index, as samples have them, on the device of the storage.
+
+    Returns:
+        int64 of the shape of the index without coordinates; -1 where there is no row.
+    """
+    slots, batch = read_slots(index, storage)
+    inside = (slots >= 0) & (slots < ring.capacity)
+    found = ring.generations(torch.where(inside, slots, 0))
+    return torch.where(inside & (found > 0), found + era * GENERATIONS_PER_ERA, -1).reshape(batch)
 
 
 def read_integers(name: str, value: Any) -> Tensor:
@@ -228,8 +245,13 @@ def _check_real(values: Tensor) -> None:
         raise KindError(msg)
 
 
-def _slots(index: Any, storage: Indexing) -> tuple[Tensor, tuple[int, ...]]:
-    """Return slots int64 `[n]` on the storage's device, and the shape of the index without coordinates."""
+def read_slots(index: Any, storage: Indexing) -> tuple[Tensor, tuple[int, ...]]:
+    """Return slots int64 `[n]` on the storage's device, and the shape of the index without coordinates.
+
+    Raises:
+        KindError: for an index of another kind or shape.
+        SlotError: for an environment out of range.
+    """
     if isinstance(index, tuple) and len(index) == storage.ndim:
         parts = tuple(_on_device(part, storage) for part in index)
         if len({part.shape for part in parts}) > 1:
@@ -392,7 +414,7 @@ def priority_fields(ticket: Ticket, era: int, *, tracked: bool = False) -> dict[
 
 def in_era(generations: Tensor, era: int) -> Tensor:
     """Return generations as users see them: those of another era match no row."""
-    return generations + era * _GENERATIONS_PER_ERA if era else generations
+    return generations + era * GENERATIONS_PER_ERA if era else generations
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ostinato.buffers.checkpoint.save import Saves
+    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
@@ -178,7 +179,19 @@ class Engine(Protocol):
     def update_priorities(self, update: PriorityUpdate) -> None:
         """Set the priorities of rows, except those replaced since they were drawn, which are counted."""
 
-    def clear(self) -> None:
+    def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
+        """Change fields and priorities of the rows of an update that are still there."""
+
+    def reset_priorities(self, index: Any) -> None:
+        """Give rows at an index the default priority."""
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Return the generations of the rows at an index, as samples have them; -1 where there is no row."""
+
+    def can_draw(self, rows: int) -> bool:
+        """Whether a draw of so many rows returns at once, and does not raise."""
+
+    def clear(self, *, keep_count: bool = False) -> None:
         """Remove all rows and queued draws."""
 
     def move_cursor(self, slot: int) -> None:

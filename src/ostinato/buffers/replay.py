@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from multiprocessing.context import get_spawning_popen
-from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from ostinato.buffers.checkpoint.state import own_copy
 from ostinato.buffers.checks import require_rows
-from ostinato.buffers.engine import LocalEngine
+from ostinato.buffers.conditional_updates import as_stored, parse_conditional
+from ostinato.buffers.lifecycle import Given, Lifecycle
 from ostinato.buffers.options import (
-    check_dim,
     check_drop_last,
-    check_episodes,
     check_generator,
     check_pin,
     check_prefetch,
+    check_same_device,
     check_service,
     check_size,
     check_transforms,
@@ -34,8 +31,9 @@ from ostinato.buffers.options import (
     swap_dims,
     warn_of_batch,
     warn_of_sampler,
+    warn_of_size,
 )
-from ostinato.buffers.pipeline import Batch, Pipeline
+from ostinato.buffers.pipeline import END, Batch, Pass
 from ostinato.buffers.policy_versions import check_age
 from ostinato.buffers.priority_updates import (
     as_sampler,
@@ -45,61 +43,37 @@ from ostinato.buffers.priority_updates import (
 from ostinato.buffers.queries import run_query
 from ostinato.buffers.rate_limit import Ask, as_counting, check_wait, replayable
 from ostinato.buffers.records import Source, Ticket
-from ostinato.buffers.shared import SharedEngine, goes_shared
-from ostinato.buffers.stats import BufferStats, measure
+from ostinato.buffers.stats import describe, measure
 from ostinato.core.index import is_field
 from ostinato.core.kinds import require_eager
 from ostinato.core.records import Placement, Run
 from ostinato.errors import EpochEndError, UsageError
-from ostinato.samplers import PrioritySampler, RandomSampler, Sampler
+from ostinato.samplers import PrioritySampler, Sampler
 from ostinato.samplers.consuming import with_limit
-from ostinato.storages import ListStorage, Storage
-from ostinato.transforms import Compose
-from ostinato.units import chain_units
-from ostinato.writers import RoundRobinWriter, Writer
+from ostinato.storages import Storage
+from ostinato.writers import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
-    from types import TracebackType
 
     from torch import Tensor
 
+    from ostinato.buffers.conditional_updates import ConditionalUpdateResult
     from ostinato.buffers.rate_limit import RateLimiter
-    from ostinato.buffers.records import Engine
+    from ostinato.buffers.stats import BufferStats
     from ostinato.buffers.trajectory_view import Trajectory
     from ostinato.core.episodes.keys import Episodes
+    from ostinato.transforms import Compose
     from ostinato.units import SampleUnit
 
 __all__ = ["ReplayBuffer"]
 
 _CPU = torch.device("cpu")
-_FIRST_USE = RLock()
-"""Held while the parts of a buffer are made: two threads that use it first make them once."""
 
 
-class _Given(NamedTuple):
-    """The arguments of a constructor that its parts are made of."""
-
-    storage: Storage | Callable[[], Storage] | None
-    sampler: Sampler | Callable[[], Sampler] | None
-    writer: Writer | Callable[[], Writer] | None
-    collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    prefetch: int
-    transform: Any
-    transform_factory: Callable[[], Any] | None
-    dim_extend: int | None
-    generator: torch.Generator | None
-    shared: bool
-    sample_unit: SampleUnit | Sequence[SampleUnit] | None
-    episodes: Episodes | None
-    rate_limiter: RateLimiter | None
-    version_key: str | tuple[str, ...] | None
-    consume_after: int | None
-
-
-class ReplayBuffer:
+class ReplayBuffer(Lifecycle):
     """A replay buffer composed of a storage, a sampler and a writer.
 
     Safe to use from several threads. What is sampled is a copy; what `rb[a:b]` reads from tensor storages is a view.
@@ -182,76 +156,15 @@ class ReplayBuffer:
         check_service(service_backend, service_backend_options, transport, transport_options)
         check_unavailable(checkpointer)
         check_transforms(transform, transform_factory)
-        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
-        depth = check_prefetch(prefetch, self._batch_size)
-        self._given: _Given | None = _Given(
-            storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, dim_extend,
+        size = None if batch_size is None else positive("batch_size", batch_size)
+        depth = check_prefetch(prefetch, size)
+        given = Given(
+            storage, sampler, writer, collate_fn, pin_memory, depth, transform, transform_factory, size, dim_extend,
             generator, shared, sample_unit, episodes, rate_limiter, version_key, consume_after_n_samples,
         )  # fmt: skip
-        self._dim_given = dim_extend is not None
-        self._delays = transform_factory is not None if delayed_init is None else bool(delayed_init)
-        if not self._delays:
-            self._make_parts()
-
-    def _make_parts(self) -> None:
-        """Make the parts; a delayed buffer does so at its first use, and again if that raised."""
-        with _FIRST_USE:
-            given = self._given
-            if given is None:
-                return  # another thread made them
-            made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
-            collate = given.collate_fn
-            engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
-                Source(made, made.default_collate if collate is None else collate),
-                with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
-                part("writer", given.writer, Writer, self._default_writer),
-                check_generator(given.generator),
-                chain_units(given.sample_unit),
-                check_episodes(given.episodes),
-                given.rate_limiter,
-                given.version_key,
-            )
-            factory = given.transform_factory
-            transform = Compose.of(given.transform if factory is None else factory())
-            dim = check_dim(made.ndim - 1 if given.dim_extend is None else given.dim_extend, made.ndim)
-            engine.pin = check_pin(given.pin_memory, made)
-            engine.priority_path = self._priority_path
-            check_drop_last(engine.sampler, self._batch_size)
-            self._transform, self._dim_extend, self._engine = transform, dim, engine
-            self._pipeline = Pipeline(engine, given.prefetch)
-            self._given = None
-
-    @cached_property
-    def _engine(self) -> Engine:
-        self._make_parts()
-        return self.__dict__["_engine"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _pipeline(self) -> Pipeline:
-        self._make_parts()
-        return self.__dict__["_pipeline"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _transform(self) -> Compose:
-        self._make_parts()
-        return self.__dict__["_transform"]  # type: ignore[no-any-return]
-
-    @cached_property
-    def _dim_extend(self) -> int:
-        self._make_parts()
-        return self.__dict__["_dim_extend"]  # type: ignore[no-any-return]
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the parts are made: from the start, or with `delayed_init` since the first use."""
-        return self._given is None
-
-    _priority_path: tuple[str, ...] | None = None
-    """Path of the field that holds priorities, where rows are TensorDicts."""
-
-    @staticmethod
-    def _default_writer() -> Writer:
-        return RoundRobinWriter()
+        self._pass: Pass | None = None
+        self._warned = False  # of another batch size than the constructor's
+        super().__init__(given, delayed=transform_factory is not None if delayed_init is None else bool(delayed_init))
 
     @property
     def storage(self) -> Storage:
@@ -287,6 +200,12 @@ class ReplayBuffer:
     def dim_extend(self) -> int:
         """Dimension of the data along which `extend` grows the buffer."""
         return self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        if dim != self._dim_extend:
+            msg = f"dim_extend cannot be reset, from {self._dim_extend} to {dim!r}: make a new replay buffer"
+            raise UsageError(msg)
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
@@ -326,50 +245,6 @@ class ReplayBuffer:
         return self._engine.set_writer(part("writer", writer, Writer, None))
 
     @property
-    def shared(self) -> bool:
-        """Whether several processes may write and sample the same rows; see `share`."""
-        return isinstance(self._engine, SharedEngine) if self._given is None else self._given.shared
-
-    def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
-
-        Rows in the files of a `LazyMemmapStorage` stay there, those of a `LazyTensorStorage` are copied to shared
-        memory once. `storage` is another object afterwards, and views of rows that were handed out before show no
-        later writes. Call it before the processes are started, while no other thread uses the buffer.
-
-        Args:
-            shared: True; False leaves a private buffer as it is.
-
-        Returns:
-            The buffer.
-
-        Raises:
-            OptionError: if the parts do not go together with sharing; nothing is changed.
-            UsageError: with False, if the buffer is shared.
-        """
-        if self.shared or not shared:
-            if not shared and self.shared:
-                msg = "a shared buffer stays shared, since other processes may have it: load its rows into another one"
-                raise UsageError(msg)
-            return self
-        if self._given is not None:
-            self._given = self._given._replace(shared=True)
-            return self
-        with self._engine.lock:
-            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
-            engine = SharedEngine.of(self._engine, self._pipeline.drop)
-        self._pipeline.close()
-        self._engine, self._pipeline = engine, Pipeline(engine, depth)
-        return self
-
-    def _begin_process(self) -> None:
-        """Get ready to be passed to a process that is being started; see `__getstate__`."""
-        if self._given is not None and self._given.shared:
-            self._make_parts()
-        if self._given is None and not self.shared and goes_shared(self._engine):
-            self.share()
-
-    @property
     def _storage(self) -> Storage:
         """The storage, under the name by which collectors of TorchRL look for it."""
         return self.storage
@@ -398,7 +273,8 @@ class ReplayBuffer:
             timeout_s: longest wait for readers, in seconds, where there is a `rate_limiter`; None is its own.
 
         Returns:
-            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[num_envs, 2]`.
+            Its slot (int), None if the writer did not keep it; with `ndim=2` int64 `[num_envs, 2]`. An empty index if
+            a transform returned None: it keeps the row until it has enough of them.
 
         Raises:
             SchemaError: if the row does not match the rows stored; nothing is changed. Dtypes are cast, see
@@ -435,7 +311,8 @@ class ReplayBuffer:
         Returns:
             The slot of each row, int64 `[B]` (-1 where the writer did not keep it); with `ndim=2` int64 `[B, 2]`.
             Of a batch longer than the capacity the last rows stay. Of no rows an empty index: their fields are
-            checked against the rows stored, and nothing is changed.
+            checked against the rows stored, and nothing is changed. So if a transform returned None, as
+            `MultiStepTransform` does until it has enough rows.
 
         Raises:
             SchemaError: if the rows do not match the rows stored; nothing is changed. Dtypes are cast, see
@@ -488,29 +365,30 @@ class ReplayBuffer:
         tracker = self._engine.tracker
         return None if tracker is None else tracker.wanted
 
-    def empty(self) -> None:
-        """Forget all rows and start at slot 0 again; memory is kept."""
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from another generator from now on; None is torch's global one. Batches made ahead are dropped.
+
+        Raises:
+            KindError: if it is no generator.
+            OptionError: if it is on another device than the rows.
+        """
+        engine = self._engine
+        with engine.lock:
+            storage = engine.storage
+            if check_generator(generator) is not None and generator is not None and storage.laid_out:
+                check_same_device(generator, storage)
+            self._pipeline.drop()
+            engine.generator = generator
+
+    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Forget all rows and start at slot 0 again; memory is kept.
+
+        Args:
+            empty_write_count: False lets `write_count` go on.
+        """
         with self._engine.lock:  # no draw may come in between
             self._pipeline.drop()
-            self._engine.clear()
-
-    def close(self) -> None:
-        """End the prefetch thread. Idempotent; rows and draws made ahead stay.
-
-        A buffer without `prefetch` owns no thread. Sampling continues as if the buffer had not been closed, with a new
-        thread.
-        """
-        self._pipeline.close()
-
-    def __enter__(self) -> Self:
-        """Return the buffer."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the buffer; see `close`."""
-        self.close()
+            self._engine.clear(keep_count=not empty_write_count)
 
     @overload
     def sample(
@@ -579,11 +457,43 @@ class ReplayBuffer:
         pipeline, size = self._pipeline, self._batch_size
         if batch_size is not None or size is None:
             size = check_size(batch_size, size, fixed=pipeline.prefetch is not None)
+            if not self._warned and self._batch_size not in (None, size):
+                self._warned = True
+                warn_of_size(self._batch_size, size)
         if max_age is None and timeout_s is None:
             batch = pipeline.next(size, self._finish)
         else:
             batch = pipeline.next(size, self._finish, ask=self._asked(max_age, timeout_s))
         return (batch.data, self._info(batch)) if return_info else batch.data
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether `sample` would return a batch now: there are rows to draw, and no call would wait for writers.
+
+        Args:
+            batch_size: rows; None takes the constructor's.
+
+        Raises:
+            UsageError: if there is no batch size.
+        """
+        size = check_size(batch_size, self._batch_size, fixed=False)
+        return self._engine.can_draw(size)
+
+    def next(self) -> Any:
+        """Return the next batch of an iteration, None at its end; the call after that begins another one.
+
+        For callers without a `for` loop. Not thread-safe.
+
+        Raises:
+            UsageError: if the constructor was given no batch size.
+        """
+        self._require_batch_size()
+        if self._pass is None:
+            self._pass = Pass(self)
+        batch = self._pass.next()
+        if batch is END:
+            self._pass = None
+            return None
+        return batch
 
     def _asked(self, max_age: int | None, timeout_s: float | None) -> Ask:
         if timeout_s is not None:
@@ -632,24 +542,28 @@ class ReplayBuffer:
         Raises:
             UsageError: if the constructor was given no batch size.
         """
-        if self._batch_size is None:
-            msg = (
-                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the replay "
-                "buffer: pass it to the constructor, or call sample(batch_size)"
-            )
-            raise UsageError(msg)
+        size = self._require_batch_size()
         if not self.sampler.epochal:
             while True:
                 yield self.sample()
         self._pipeline.restart()
         while True:
             try:
-                batch = self._pipeline.next(self._batch_size, self._finish, within_epoch=True)
+                batch = self._pipeline.next(size, self._finish, within_epoch=True)
             except EpochEndError:
                 return
             yield batch.data
             if batch.ticket.last or self._pipeline.over:
                 return
+
+    def _require_batch_size(self) -> int:
+        if self._batch_size is None:
+            msg = (
+                "Cannot iterate over the replay buffer. Batch_size was not specified during construction of the replay "
+                "buffer: pass it to the constructor, or call sample(batch_size)"
+            )
+            raise UsageError(msg)
+        return self._batch_size
 
     def _finish(self, data: Any, ticket: Ticket, notes: dict[Any, Tensor]) -> Any:  # noqa: ARG002
         """Transform; subclasses add keys."""
@@ -739,18 +653,152 @@ class ReplayBuffer:
         """Write one stored field of all rows present, in place; see `set_at_`."""
         return self.set_at_(key, value, slice(None))
 
-    def update_(self, data: Any) -> ReplayBuffer:
-        """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`."""
+    def update_(
+        self,
+        data: Any,
+        clone: bool = False,  # noqa: ARG002, FBT001, FBT002
+        *,
+        keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
+    ) -> ReplayBuffer:
+        """Write the stored fields that `data` (a dict or TensorDict) has, for all rows present; see `set_at_`.
+
+        Args:
+            data: the values.
+            clone: no effect: values are copied in any case.
+            keys_to_update: the fields to write, nested ones as a tuple, or groups of them; None writes all.
+        """
         require_rows(len(self.storage))
-        self._engine.edit_fields(leaves_by_path(data), slice(None), swap=self._swapped)
+        values = leaves_by_path(data)
+        if keys_to_update is not None:
+            wanted = [(key,) if isinstance(key, str) else tuple(key) for key in keys_to_update]
+            values = {path: value for path, value in values.items() if any(path[: len(key)] == key for key in wanted)}
+        self._engine.edit_fields(values, slice(None), swap=self._swapped)
         return self
+
+    # -- updates of rows that are still there -------------------------------------------------------------------------
+
+    def update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> ConditionalUpdateResult:
+        """Write fields of rows that are still the rows that were sampled; leave out those that were replaced.
+
+        For results that arrive later than the next write: recurrent states, latents, priorities computed elsewhere.
+        All arguments are checked before the first value is written. A row is changed as a whole: no batch has a part
+        of its patch, and the rest as it was. Rows keep their generations, so the same index and generation can be used
+        again. No transform runs. Cost: O(rows of the update); the first update allocates 16 bytes per slot.
+
+        Args:
+            index: slots, as `extend` returns them or samples have them under `index`: int64 `[B]` or any shape; with
+                `ndim=2` `[B, 2]` or a pair.
+            generation: generations of the same rows: `index_generation` of a sample (of prioritized samplers, or with
+                `RoundRobinWriter(track_generations=True)`), or `writer.generations_of(index)`.
+            patch: values of stored fields by name, nested ones as a tuple, `[B, *shape]`: a dict or a TensorDict.
+                Tensors must have the stored dtype, other numbers are cast to it. None changes no field.
+            version_key: stored field of one number for each row. A row is changed only if `version` is not smaller;
+                `version` is then written to it.
+            version: one number, or one for each row. Of entries for one slot only that with the largest version is
+                written, of equal ones the last.
+            require_newer: change a row only if `version` is larger.
+            priority: also set the priorities of the rows that are changed; see `update_priority`.
+
+        Returns:
+            Which rows were changed, and how many were not.
+
+        Raises:
+            UsageError: if the storage has no fields, if samples carry no generations, or if the processes that share
+                the rows could read half a row.
+            KeyMissingError: if there is no such field.
+            SchemaError: if shapes or dtypes differ.
+            OptionError: if arguments do not go together.
+            PriorityError: for priorities that are negative, NaN or infinite.
+        """
+        engine = self._engine
+        with engine.lock:
+            update = parse_conditional(
+                engine.storage,
+                engine.sampler,
+                index,
+                generation,
+                patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+            return engine.update_present(update)
+
+    def submit_update_if_present(
+        self,
+        *,
+        index: Any,
+        generation: Any,
+        patch: Mapping[Any, Any] | Any = None,
+        version_key: str | tuple[str, ...] | None = None,
+        version: Any = None,
+        require_newer: bool = False,
+        priority: Any = None,
+    ) -> Future[ConditionalUpdateResult]:
+        """Do `update_if_present` in a thread, in the order of submission.
+
+        Batches that were prefetched before stay as they are; those whose copies start later have the update. Arguments
+        are kept by reference until it is done: do not change them before. Those on an accelerator are copied in its
+        current stream, and the thread waits for these copies alone. `synchronize` waits for all updates.
+
+        Returns:
+            The future result. An error is also raised by the next `sample`, `synchronize` or save, once.
+
+        Raises:
+            UsageError: after `shutdown`.
+        """
+        given = as_stored(self.storage, index, generation, patch, version, priority)
+        index, generation, patch, version, priority, wait = given
+
+        def update() -> ConditionalUpdateResult:
+            wait()
+            return self.update_if_present(
+                index=index,
+                generation=generation,
+                patch=patch,
+                version_key=version_key,
+                version=version,
+                require_newer=require_newer,
+                priority=priority,
+            )
+
+        return self._pipeline.submit(update)
+
+    def mark_update(self, index: Any) -> None:
+        """Give rows the default priority again, as new ones have it; without priorities this does nothing.
+
+        Args:
+            index: slots, as `extend` returns them.
+
+        Raises:
+            SlotError: if an index is beyond the rows present.
+        """
+        self._engine.reset_priorities(index)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Return `rb[:end]`: the rows in storage order."""
         return self[:end]
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Do `rb[:end] = data`: replace the rows in storage order; a new key becomes a new field."""
+        """Do `rb[:end] = data`: replace the rows in storage order; a new key becomes a new field.
+
+        Args:
+            data: the rows.
+            end: rows to replace; None replaces all, or as many as a TensorDict, tensor or list has.
+        """
+        if end is None and self.storage.ndim == 1 and (type(data) is list or hasattr(data, "shape")):
+            end = min(len(data), len(self)) or None
         self[:end] = data
 
     def check(self) -> None:
@@ -815,14 +863,21 @@ class ReplayBuffer:
         return run_query(self._engine, self._transform, predicate, trajectory_key)
 
     def stats(self) -> BufferStats:
-        """Count rows, draws, ages and waits. Cost: O(rows), for the ages."""
+        """Count rows, draws, ages and waits; a dict of numbers too, for loggers and JSON. Cost: O(rows), for the ages.
+
+        A buffer with `delayed_init` is not made by this call.
+        """
+        if self._given is not None:
+            return describe(self._given.storage)
         return measure(self._engine, self._pipeline.prefetch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: rows, cursor, generations, sampler, generator, transforms, queued draws.
 
-        A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying.
+        A copy, of rows present alone, for `torch.save` and `load_state_dict`; `dumps` saves without copying. Pending
+        updates are written first.
         """
+        self._pipeline.settle()
         with self._engine.lock:
             return own_copy(self._state())
 
@@ -836,6 +891,7 @@ class ReplayBuffer:
             CheckpointError: if the state does not fit the parts of this buffer; nothing is changed.
         """
         engine = self._engine
+        self._pipeline.settle()
         with engine.saves.lock, engine.lock:
             engine.load_state(state, self._transform, self._batch_size)
             self._pipeline.forget()
@@ -859,6 +915,7 @@ class ReplayBuffer:
             DamagedFileError: if an incremental save finds the chain damaged that it would fold: save without it.
             StorageMemoryError: if the disk is too small, naming the bytes needed; an older save stays whole.
         """
+        self._pipeline.settle()
         self._engine.save(path, self._state, incremental=incremental)
 
     def loads(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
@@ -884,6 +941,18 @@ class ReplayBuffer:
         with engine.saves.lock, engine.lock:
             engine.load(path, self.load_state_dict, verify=verify, mmap=mmap)
 
+    def save(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental)
+
+    def dump(self, path: str | Path, *, incremental: bool = False) -> None:
+        """Do `dumps`."""
+        self.dumps(path, incremental=incremental)
+
+    def load(self, path: str | Path, *, verify: bool = True, mmap: bool = False) -> None:
+        """Do `loads`."""
+        self.loads(path, verify=verify, mmap=mmap)
+
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Let a hook convert the rows when `dumps` saves them; see the storage's `register_save_hook`."""
         with self._engine.lock:
@@ -893,34 +962,6 @@ class ReplayBuffer:
         """Let a hook convert rows back when `loads` reads them; see the storage's `register_load_hook`."""
         with self._engine.lock:
             self.storage.register_load_hook(hook)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickling copies the buffer with its state and queued draws; locks and threads are new.
-
-        A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
-        draws. A buffer whose rows are in the files of a `LazyMemmapStorage` is shared by that; see `share`.
-
-        Raises:
-            UsageError: for a shared buffer at any other time; if a process is being started, for a buffer with a
-                `ListStorage`, and for one in files that cannot be shared.
-        """
-        if get_spawning_popen() is not None:
-            self._begin_process()
-        if not self.initialized:
-            return dict(self.__dict__)
-        with self._engine.lock:
-            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
-            queued = self._pipeline.tickets if self._engine.pickles_queue else []
-            return {**self.__dict__, "_pipeline": (depth, queued)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start without a thread; queued draws come first."""
-        self.__dict__.update(state)
-        if not self.initialized:
-            return
-        depth, queued = state["_pipeline"]
-        self._engine.pending.extendleft(reversed(queued))
-        self._pipeline = Pipeline(self._engine, depth)
 
     def __repr__(self) -> str:
         """Parts and options."""

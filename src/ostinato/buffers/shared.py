@@ -11,7 +11,7 @@ import torch
 from ostinato.buffers.checkpoint.load import Reading, load_buffer, with_state
 from ostinato.buffers.checkpoint.save import Saves, save_state
 from ostinato.buffers.checkpoint.state import FORMAT, check_counts, own_tensors, read_generator, readable, saved_rows
-from ostinato.buffers.priority_updates import as_sampler, check_sampler, priorities_of_rows
+from ostinato.buffers.priority_updates import as_sampler, check_sampler, generations_at, priorities_of_rows
 from ostinato.buffers.rate_limit import Ask, Stock, Waiters
 from ostinato.buffers.records import Rows, Source, Ticket
 from ostinato.core.kinds import require_eager
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult
     from ostinato.buffers.episode_tracker import EpisodeTracker
     from ostinato.buffers.policy_versions import Versions
     from ostinato.buffers.priority_updates import PriorityUpdate
@@ -177,6 +178,7 @@ class SharedEngine:
         self.saves = Saves()
         self.pending: deque[Ticket] = deque()
         self._process = os.getpid()
+        self._writer.follow(self.generations_of)
         self._begun = False
         self._laid_out()
 
@@ -313,8 +315,49 @@ class SharedEngine:
             stale = int(sampler.update(slots, priorities, generations, view)) if slots.numel() else 0
         ring.count_stale(stale)
 
-    def clear(self) -> None:
-        """Forget all rows, for all processes, and the draws queued in this one."""
+    def update_present(self, update: ConditionalUpdate) -> ConditionalUpdateResult:
+        """Set the priorities of the rows of an update that are still there.
+
+        Raises:
+            UsageError: for fields: another process could read a row while it is changed.
+        """
+        if update.fields:
+            msg = (
+                "Conditional updates of fields are not supported with shared=True: another process could read half of "
+                "a change. Update priorities alone (priority=), or use a private buffer"
+            )
+            raise UsageError(msg)
+        if not self._storage.laid_out:
+            nothing = torch.zeros_like(update.slots, dtype=torch.bool)
+            return update.result(nothing, nothing)
+        ring = self._ring
+        with self.lock, ring.lock:
+            present = update.present(ring, self.era)
+            at = update.chosen(present)
+            if update.priorities is not None and at.numel():
+                slots, generations = update.slots[at], update.generations[at]
+                as_sampler(self.sampler).update(slots, update.priorities[at], generations, self.view())
+        return update.result(present, present)
+
+    def reset_priorities(self, index: Any) -> None:  # noqa: ARG002
+        """Raise, where there are priorities: the largest one is not known to one process alone."""
+        if self.sampler.prioritized:
+            msg = "mark_update() is not available with shared=True: use update_priority(index, priority)"
+            raise UsageError(msg)
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Return the generations of the rows at an index, as samples have them; -1 where there is no row."""
+        return generations_at(self.ring, self.era, index, self._storage)
+
+    def clear(self, *, keep_count: bool = False) -> None:
+        """Forget all rows, for all processes, and the draws queued in this one.
+
+        Raises:
+            UsageError: with `keep_count`: the processes share one count.
+        """
+        if keep_count:
+            msg = "empty(empty_write_count=False) is not available with shared=True: its processes share one count"
+            raise UsageError(msg)
         with self.lock:
             self._storage.clear()
             self.pending.clear()
@@ -340,6 +383,10 @@ class SharedEngine:
     def may_draw(self, rows: int) -> bool:  # noqa: ARG002
         """Return True: readers wait for nothing."""
         return True
+
+    def can_draw(self, rows: int) -> bool:  # noqa: ARG002
+        """Whether there is a whole row."""
+        return self._storage.laid_out and self._ring.committed > 0
 
     def wait_to_draw(self, rows: int, ask: Ask, queued: Callable[[], bool] = lambda: False) -> None:
         """Return at once."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ostinato.buffers.priority_updates import as_sampler
+from ostinato.storages import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +17,16 @@ if TYPE_CHECKING:
     from ostinato.buffers.pipeline import Prefetcher
     from ostinato.buffers.records import Engine
 
-__all__ = ["BufferStats", "combine", "measure"]
+__all__ = ["BufferStats", "combine", "describe", "measure"]
 
 
-@dataclass(frozen=True, slots=True)
-class BufferStats:
-    """Counts of a buffer at one moment."""
+@dataclass(frozen=True)
+class BufferStats(dict[str, "int | float | bool"]):
+    """Counts of a buffer at one moment: as attributes, and as a dict of numbers, for loggers and `json.dumps`.
+
+    The dict has a key for each attribute (not `row_age_mean` of an empty buffer, which is no number), and TorchRL's
+    `size`, `write_count`, `prefetch_queue_size` and `utilization` (not of a buffer without a known capacity).
+    """
 
     rows: int
     """Rows present (cells with `ndim=2`)."""
@@ -53,6 +59,29 @@ class BufferStats:
     repairs: int
     """Times a process died holding the shared lock, and the next one repaired counts, generations and tree; 0 unless
     shared."""
+    write_count: int = 0
+    """Rows written since the buffer was made or emptied."""
+    prefetch_queue_size: int = 0
+    """Batches that are queued, ready or not."""
+    initialized: bool = True
+    """Whether the parts of the buffer are made."""
+
+    def __post_init__(self) -> None:
+        """Fill the dict."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        if math.isnan(self.row_age_mean):
+            del numbers["row_age_mean"]
+        if self.capacity:
+            numbers["utilization"] = self.rows / self.capacity
+        else:
+            del numbers["capacity"]
+        self.update(numbers, size=self.rows)
+
+    def __reduce__(self) -> tuple[type[BufferStats], tuple[Any, ...]]:
+        """Pickle the attributes: the dict follows from them."""
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
+    __hash__ = None
 
 
 def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> BufferStats:
@@ -62,10 +91,12 @@ def combine(parts: Sequence[BufferStats], prefetch: Prefetcher[Any] | None) -> B
     ages = sum(part.row_age_mean * part.rows for part in parts if part.rows)
     total["row_age_mean"] = ages / rows if rows else float("nan")
     total["row_age_max"] = max(part.row_age_max for part in parts)
+    total["initialized"] = all(part.initialized for part in parts)
     total["draws_per_insert"] = total["rows_drawn"] / written if written else 0.0
     if prefetch is not None:
         total["prefetch_ready"] += prefetch.ready
         total["prefetch_waits"] += prefetch.waits
+        total["prefetch_queue_size"] += prefetch.queued
     return BufferStats(**total)
 
 
@@ -94,4 +125,14 @@ def measure(engine: Engine, prefetch: Prefetcher[Any] | None) -> BufferStats:
             prefetch_waits=0 if prefetch is None else prefetch.waits,
             rows_lost=ring.lost,
             repairs=ring.repairs,
+            write_count=engine.rows_since_empty,
+            prefetch_queue_size=0 if prefetch is None else prefetch.queued,
         )
+
+
+def describe(storage: Any) -> BufferStats:
+    """Return the counts of a buffer whose parts are not made yet: none, and the capacity of a storage that is given."""
+    counts = dict.fromkeys((field.name for field in fields(BufferStats)), 0)
+    capacity = storage.capacity if isinstance(storage, Storage) else 0
+    more = {"capacity": capacity, "row_age_mean": math.nan, "draws_per_insert": 0.0, "initialized": False}
+    return BufferStats(**{**counts, **more})  # type: ignore[arg-type]

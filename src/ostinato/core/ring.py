@@ -26,7 +26,8 @@ class Ring:
     from the one at a draw says that the row has been replaced.
 
     While rows are written in ring order, generations follow from the cursor and use no memory. The first write
-    elsewhere (`rb[i] = row`, a max-value writer) allocates int64 `[capacity]`.
+    elsewhere (`rb[i] = row`, a max-value writer) allocates int64 `[capacity]`. A conditional update changes fields of a
+    row, which keeps its generation; the first one allocates as much again for the time of the last change.
 
     Not thread-safe: the buffer that owns it holds its lock.
 
@@ -36,7 +37,7 @@ class Ring:
         after: serial number of the last row written before; the first row of this ring gets the next one.
     """
 
-    __slots__ = ("_array", "_base", "capacity", "cursor", "device", "rows", "written")
+    __slots__ = ("_array", "_base", "_patched", "capacity", "cursor", "device", "rows", "written")
 
     lost = 0
     """Rows whose writer died: none in one process."""
@@ -53,12 +54,14 @@ class Ring:
         self.written = after
         """Serial number of the last row written."""
         self._array: Tensor | None = None
+        self._patched: Tensor | None = None
+        """For each slot, the serial number at the last change that kept the generation; as long as `_array`."""
         self._base = after
 
     @property
     def nbytes(self) -> int:
         """Bytes held: none as long as rows are written in ring order."""
-        return 0 if self._array is None else self._array.nbytes
+        return sum(0 if array is None else array.nbytes for array in (self._array, self._patched))
 
     def record(self, placement: Placement) -> None:
         """Record that rows are written to the slots of a placement. Cost: O(1) in ring order, else O(rows)."""
@@ -90,6 +93,22 @@ class Ring:
     def record_edit(self, slots: Tensor) -> None:
         """Record that rows present are edited in place, int64 `[n]`; of equal slots the last one is the newest row."""
         self._renumber(slots, self.written + 1, int(slots.shape[0]))
+
+    def record_patch(self, slots: Tensor) -> None:
+        """Record that fields of rows present are changed, int64 `[n]`; the rows keep their generations.
+
+        Takes one serial number, so that a reader in flight, and a save, notice the change.
+        """
+        array = self._allocated(self.rows)
+        patched = self._patched
+        if patched is None or patched.shape[0] < array.shape[0]:
+            with torch.inference_mode(mode=False):
+                grown = torch.zeros(array.shape, dtype=torch.int64, device=self.device)
+            if patched is not None:
+                grown[: patched.shape[0]] = patched
+            self._patched = patched = grown
+        self.written += 1
+        patched[slots.to(self.device)] = self.written
 
     def _renumber(self, slots: Tensor, first: int, total: int) -> None:
         """Give `slots` the serial numbers from `first` on, and count `total` rows as written; none without slots."""
@@ -149,9 +168,17 @@ class Ring:
         return slots + np.where(slots < self.cursor, newest, newest - self.capacity)
 
     def changed(self, slots: Tensor, serial: int) -> Tensor:
-        """Return bool: which of `slots` were written, or emptied, after the row with this serial number."""
-        generations = self.generations(slots)
-        return (generations > serial) | (generations == 0)
+        """Return bool: which of `slots` were written, patched or emptied after the row with this serial number."""
+        return self.modified(slots, serial) | (self.generations(slots) == 0)
+
+    def modified(self, slots: Tensor, serial: int) -> Tensor:
+        """Return bool: which of `slots` were written or patched after the row with this serial number."""
+        later = self.generations(slots) > serial
+        patched = self._patched
+        if patched is None:
+            return later
+        known = slots.clamp(max=patched.shape[0] - 1)
+        return later | ((slots == known) & (patched[known] > serial))
 
     def move(self, cursor: int) -> None:
         """Continue at another slot, in `[0, rows]` and below the capacity. Cost: O(rows)."""
@@ -164,7 +191,7 @@ class Ring:
         self.written += 1
         self._base = self.written
         self.rows = self.cursor = 0
-        self._array = None
+        self._array = self._patched = None
 
     def take_over(self, rows: int, cursor: int) -> None:
         """Start with the `rows` rows that a storage holds already, the newest one just before `cursor`."""
@@ -180,6 +207,7 @@ class Ring:
         array = state["array"]
         self.written, self._base, self.cursor = int(state["written"]), int(state["base"]), int(state["cursor"])
         self.rows = rows
+        self._patched = None
         with torch.inference_mode(mode=False):  # changed in place in any mode
             self._array = None if array is None else array.to(self.device, torch.int64).clone()
 

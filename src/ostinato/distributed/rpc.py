@@ -125,9 +125,9 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
         """Set the priorities of the rows of a sample; see `TensorDictReplayBuffer.update_tensordict_priority`."""
         TensorDictReplayBuffer.update_tensordict_priority(_here(self), data)
 
-    def empty(self) -> None:
+    def empty(self, empty_write_count: bool = True) -> None:  # noqa: FBT001, FBT002
         """Remove all rows; see `ReplayBuffer.empty`."""
-        TensorDictReplayBuffer.empty(_here(self))
+        TensorDictReplayBuffer.empty(_here(self), empty_write_count)
 
     def __len__(self) -> int:
         """Number of rows present."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 import torch
 
+from ostinato.core import kinds
 from ostinato.core.records import Picks
 from ostinato.errors import CheckpointError, KeyMissingError, OptionError, SchemaError, UsageError
 from ostinato.writers.ring import Writer
@@ -71,6 +72,7 @@ class TensorDictMaxValueWriter(Writer):
         self._live: list[_Entry] = []
         self._replaced: list[tuple[int, _Entry | None]] = []  # slots of the last `place`, with the entries before it
         self._count = 0
+        self._capacity: int | None = None  # known since the first `place`
 
     def __repr__(self) -> str:
         """Show the options and the lowest rank kept."""
@@ -90,6 +92,7 @@ class TensorDictMaxValueWriter(Writer):
             msg = f"ranks must be numbers, got NaN in {self.rank_path} of the rows {bad}: nothing was written"
             raise SchemaError(msg)
         self._replaced.clear()
+        self._capacity = ring.capacity
         owner: dict[int, int] = {}  # slot -> row; a later row of the batch may outrank an earlier one
         free = min(rows, ring.capacity - len(self._live))
         for row, rank in enumerate(ranks[:free].tolist()):
@@ -110,6 +113,36 @@ class TensorDictMaxValueWriter(Writer):
         kept = np.full(rows, -1, np.int64)
         kept[winners] = slots
         return Picks(torch.from_numpy(slots), torch.from_numpy(winners), torch.from_numpy(kept))
+
+    def get_insert_index(self, data: Any) -> int | None:
+        """Return the slot that a row would get, None if it would not be kept. Nothing is changed.
+
+        A buffer that is full is known by its ranks alone: before, the slot is the next free one.
+
+        Args:
+            data: one row, a TensorDict or tensorclass without batch dimensions.
+
+        Raises:
+            UsageError: for other data, or several rows.
+            KeyMissingError: if it has no field `rank_key`.
+        """
+        if not kinds.is_tensor_collection(data):
+            msg = (
+                f"{type(self).__name__} expects data to be a tensor collection (tensordict or tensorclass), got "
+                f"{type(data).__name__}"
+            )
+            raise UsageError(msg)
+        if data.batch_dims > 1:
+            msg = (
+                f"get_insert_index() takes one row of no more than 1 dimension, got batch_size={list(data.batch_size)}"
+            )
+            raise UsageError(msg)
+        found = data.get(self.rank_path, None)
+        rank = float(self._ranks(1, found)[0])
+        if self._capacity is None or len(self._live) < self._capacity:
+            return len(self._live)
+        lowest = self._lowest()
+        return lowest[2] if rank > lowest[0] else None
 
     def _push(self, rank: float, slot: int) -> _Entry:
         entry = (rank, -self._count, slot)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, final
+from weakref import WeakMethod
+
+import torch
 
 from ostinato.core.records import Run
-from ostinato.errors import UsageError
+from ostinato.durable import CheckpointReader, CheckpointWriter
+from ostinato.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    import os
+    from collections.abc import Callable, Hashable
 
     from torch import Tensor
 
@@ -17,6 +22,9 @@ if TYPE_CHECKING:
     from ostinato.core.ring import Ring
 
 __all__ = ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"]
+
+
+_FORMAT = "ostinato-writer"
 
 
 class Writer(ABC):
@@ -83,6 +91,68 @@ class Writer(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restore what `state_dict` returned."""
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save the state to a directory; that of a writer in a buffer is part of `ReplayBuffer.dumps`.
+
+        Args:
+            path: the directory, which may hold an older state. It is replaced atomically.
+
+        Raises:
+            CheckpointError: if the path holds other things.
+        """
+        with CheckpointWriter(path, format_name=_FORMAT) as writer:
+            writer.commit({"writer": type(self).__name__, "state": self.state_dict()})
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Restore what `dumps` saved; checksums are verified.
+
+        Raises:
+            CheckpointError: if there is no state, it is damaged, or of another writer; nothing has changed then.
+        """
+        saved = CheckpointReader(path, format_name=_FORMAT).state()
+        name = saved.get("writer") if isinstance(saved, dict) else None
+        if name != type(self).__name__:
+            msg = f"{path} holds the state of a {name}, not of a {type(self).__name__}: load it into one of these"
+            raise CheckpointError(msg)
+        try:
+            self.check_state(saved["state"])
+        except (KeyError, TypeError, AttributeError) as error:
+            msg = f"the writer's state in {path} is damaged ({error!r})"
+            raise CheckpointError(msg) from error
+        self.load_state_dict(saved["state"])
+
+    _asked: WeakMethod[Callable[[Any], Tensor]] | None = None
+
+    def follow(self, generations: Callable[[Any], Tensor]) -> None:
+        """Let `generations_of` ask this method of a buffer, of which only a weak reference is kept."""
+        if self.tracks_generations:
+            self._asked = WeakMethod(generations)
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Return the generations of the rows that are at an index now, as samples have them.
+
+        Two generations of one slot differ if another row has been written to it in between. They are serial numbers
+        of rows, not counts of the writes of a slot.
+
+        Args:
+            index: slots, as `extend` returns them.
+
+        Returns:
+            int64 of the shape of the index; -1 where there is no row, and everywhere if the writer does not track
+            generations or has no buffer.
+        """
+        asked = None if self._asked is None else self._asked()
+        if asked is not None:
+            return asked(index)
+        given = index[0] if isinstance(index, tuple) else index
+        if not isinstance(given, torch.Tensor):
+            given = torch.as_tensor(given, dtype=torch.int64, device="cpu")
+        return torch.full(given.shape, -1, dtype=torch.int64, device=given.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but the buffer that is asked: a copy is part of another one, which is asked then."""
+        return {name: value for name, value in self.__dict__.items() if name != "_asked"}
 
 
 class RoundRobinWriter(Writer):

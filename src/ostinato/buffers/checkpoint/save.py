@@ -323,7 +323,7 @@ def rows_since(ring: Ring, serial: int, rows: int) -> Runs:
     found = []
     for start in range(0, rows, _BLOCK_ROWS):
         slots = torch.arange(start, min(rows, start + _BLOCK_ROWS), device=ring.device)
-        found.append(as_runs(slots[ring.generations(slots) > serial].cpu().numpy()))
+        found.append(as_runs(slots[ring.modified(slots, serial)].cpu().numpy()))
     return join_runs(*found)
 
 
@@ -398,7 +398,7 @@ class Snapshot:
     def _replaced(self, rows: np.ndarray) -> np.ndarray:
         """Return which rows (ascending) were replaced since the snapshot, bool: what was there lies in the file."""
         slots = torch.from_numpy(rows).to(self._ring.device)
-        replaced: np.ndarray[Any, Any] = (self._ring.generations(slots) > self._serial).cpu().numpy()
+        replaced: np.ndarray[Any, Any] = self._ring.modified(slots, self._serial).cpu().numpy()
         both: np.ndarray[Any, Any] = replaced | contains(self._earlier, rows)
         return both
 

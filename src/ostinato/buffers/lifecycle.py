@@ -1,0 +1,302 @@
+"""How a buffer in this process is made, shut down and pickled, and the names by which TorchRL's services do so."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from multiprocessing.context import get_spawning_popen
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+
+from ostinato.buffers.engine import LocalEngine
+from ostinato.buffers.options import check_dim, check_drop_last, check_episodes, check_generator, check_pin, part
+from ostinato.buffers.pipeline import Pipeline
+from ostinato.buffers.records import Source
+from ostinato.buffers.shared import SharedEngine, goes_shared
+from ostinato.errors import UsageError
+from ostinato.samplers import RandomSampler, Sampler
+from ostinato.samplers.consuming import with_limit
+from ostinato.storages import ListStorage, Storage
+from ostinato.transforms import Compose
+from ostinato.units import chain_units
+from ostinato.writers import RoundRobinWriter, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    import torch
+
+    from ostinato.buffers.rate_limit import RateLimiter
+    from ostinato.buffers.records import Engine
+    from ostinato.core.episodes.keys import Episodes
+    from ostinato.units import SampleUnit
+
+__all__ = ["Given", "Lifecycle"]
+
+_FIRST_USE = RLock()
+"""Held while the parts of a buffer are made: two threads that use it first make them once."""
+
+
+class Given(NamedTuple):
+    """The arguments of a constructor that the parts are made of."""
+
+    storage: Storage | Callable[[], Storage] | None
+    sampler: Sampler | Callable[[], Sampler] | None
+    writer: Writer | Callable[[], Writer] | None
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    prefetch: int
+    transform: Any
+    transform_factory: Callable[[], Any] | None
+    batch_size: int | None
+    dim_extend: int | None
+    generator: torch.Generator | None
+    shared: bool
+    sample_unit: SampleUnit | Sequence[SampleUnit] | None
+    episodes: Episodes | None
+    rate_limiter: RateLimiter | None
+    version_key: str | tuple[str, ...] | None
+    consume_after: int | None
+
+
+class Lifecycle:
+    """Base of `ReplayBuffer`: its parts, from the first use to the end.
+
+    Args:
+        given: what the parts are made of.
+        delayed: make them at the first use, not now.
+    """
+
+    _priority_path: tuple[str, ...] | None = None
+    """Path of the field that holds priorities, where rows are TensorDicts."""
+
+    def __init__(self, given: Given, *, delayed: bool) -> None:
+        self._given: Given | None = given
+        self._batch_size = given.batch_size
+        self._dim_given = given.dim_extend is not None
+        if not delayed:
+            self._make_parts()
+
+    @staticmethod
+    def _default_writer() -> Writer:
+        return RoundRobinWriter()
+
+    def _make_parts(self) -> None:
+        """Make the parts; a delayed buffer does so at its first use, and again if that raised."""
+        with _FIRST_USE:
+            given = self._given
+            if given is None:
+                return  # another thread made them
+            made = part("storage", given.storage, Storage, lambda: ListStorage(1000))
+            collate = given.collate_fn
+            engine: Engine = (SharedEngine if given.shared or made.shared_init else LocalEngine)(
+                Source(made, made.default_collate if collate is None else collate),
+                with_limit(part("sampler", given.sampler, Sampler, RandomSampler), given.consume_after, given.prefetch),
+                part("writer", given.writer, Writer, self._default_writer),
+                check_generator(given.generator),
+                chain_units(given.sample_unit),
+                check_episodes(given.episodes),
+                given.rate_limiter,
+                given.version_key,
+            )
+            factory = given.transform_factory
+            transform = Compose.of(given.transform if factory is None else factory())
+            dim = check_dim(made.ndim - 1 if given.dim_extend is None else given.dim_extend, made.ndim)
+            engine.pin = check_pin(given.pin_memory, made)
+            engine.priority_path = self._priority_path
+            check_drop_last(engine.sampler, given.batch_size)
+            self._transform, self._dim_extend, self._engine = transform, dim, engine
+            self._pipeline = Pipeline(engine, given.prefetch)
+            self._given = None
+
+    @cached_property
+    def _engine(self) -> Engine:
+        self._make_parts()
+        return self.__dict__["_engine"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _pipeline(self) -> Pipeline:
+        self._make_parts()
+        return self.__dict__["_pipeline"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _transform(self) -> Compose:
+        self._make_parts()
+        return self.__dict__["_transform"]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _dim_extend(self) -> int:
+        self._make_parts()
+        return self.__dict__["_dim_extend"]  # type: ignore[no-any-return]
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made: from the start, or with `delayed_init` since the first use."""
+        return self._given is None
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the prefetch thread. Idempotent; rows and draws made ahead stay.
+
+        A buffer without `prefetch` owns no thread. Sampling continues as if the buffer had not been closed, with a new
+        thread.
+        """
+        if self.initialized:
+            self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the buffer; see `close`."""
+        self.close()
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Finish pending updates and prefetched batches, end the threads, and sample no more. Idempotent.
+
+        Rows stay and can be read, written and saved; `close` ends the threads as well, and lets sampling go on.
+
+        Args:
+            timeout: no effect: there is no other process to wait for.
+
+        Raises:
+            Exception: the first error of a pending update or batch, once the threads have ended.
+        """
+        pipeline = self._pipeline
+        if pipeline.ended:
+            return
+        pipeline.ended = True
+        try:
+            pipeline.synchronize()
+        finally:
+            pipeline.close()
+
+    def synchronize(self) -> None:
+        """Wait until pending updates are written and prefetched batches are made; these stay queued.
+
+        Raises:
+            Exception: the first error of one of them.
+        """
+        if self.initialized:
+            self._pipeline.synchronize()
+
+    # -- the service --------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Return the buffer, which needs no start.
+
+        Raises:
+            UsageError: after `shutdown`.
+        """
+        if not self.is_alive:
+            msg = "A shut down replay buffer cannot be restarted: make another one, or use close() to end its threads"
+            raise UsageError(msg)
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the buffer can be sampled: until `shutdown`."""
+        return not (self.initialized and self._pipeline.ended)
+
+    @property
+    def service_backend(self) -> str:
+        """Where the buffer is: "direct", in this process."""
+        return "direct"
+
+    def client(self) -> Self:
+        """Return the buffer itself: in its own process it needs no client."""
+        return self
+
+    @classmethod
+    def as_remote(cls, remote_config: dict[str, Any] | None = None) -> NoReturn:  # noqa: ARG003
+        """Raise: a buffer in a Ray actor is a `RayReplayBuffer`.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = (
+            f"{cls.__name__}.as_remote() is not available: use ostinato.RayReplayBuffer, which makes a buffer in a Ray "
+            "actor and has its methods"
+        )
+        raise UsageError(msg)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may write and sample the same rows; see `share`."""
+        return isinstance(self._engine, SharedEngine) if self._given is None else self._given.shared
+
+    def share(self, shared: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Let processes write and sample the same rows from now on, as if the buffer was made with `shared=True`.
+
+        Rows in the files of a `LazyMemmapStorage` stay there, those of a `LazyTensorStorage` are copied to shared
+        memory once. `storage` is another object afterwards, and views of rows that were handed out before show no
+        later writes. Call it before the processes are started, while no other thread uses the buffer.
+
+        Args:
+            shared: True; False leaves a private buffer as it is.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            OptionError: if the parts do not go together with sharing; nothing is changed.
+            UsageError: with False, if the buffer is shared.
+        """
+        if self.shared or not shared:
+            if not shared and self.shared:
+                msg = "a shared buffer stays shared, since other processes may have it: load its rows into another one"
+                raise UsageError(msg)
+            return self
+        if self._given is not None:
+            self._given = self._given._replace(shared=True)
+            return self
+        self._pipeline.settle()
+        with self._engine.lock:
+            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
+            engine = SharedEngine.of(self._engine, self._pipeline.drop)
+        self._pipeline.close()
+        self._engine, self._pipeline = engine, Pipeline(engine, depth)
+        return self
+
+    def _begin_process(self) -> None:
+        """Get ready to be passed to a process that is being started; see `__getstate__`."""
+        if self._given is not None and self._given.shared:
+            self._make_parts()
+        if self._given is None and not self.shared and goes_shared(self._engine):
+            self.share()
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickling copies the buffer with its state and queued draws; locks and threads are new.
+
+        A shared buffer can only be passed to a process that is being started, where it has the same rows and its own
+        draws. A buffer whose rows are in the files of a `LazyMemmapStorage` is shared by that; see `share`. Pending
+        updates are written first.
+
+        Raises:
+            UsageError: for a shared buffer at any other time; if a process is being started, for a buffer with a
+                `ListStorage`, and for one in files that cannot be shared.
+        """
+        if get_spawning_popen() is not None:
+            self._begin_process()
+        if not self.initialized:
+            return dict(self.__dict__)
+        self._pipeline.settle()
+        with self._engine.lock:
+            depth = self._pipeline.prefetch.depth if self._pipeline.prefetch else 0
+            queued = self._pipeline.tickets if self._engine.pickles_queue else []
+            return {**self.__dict__, "_pipeline": (depth, queued), "_pass": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Start without a thread; queued draws come first."""
+        self.__dict__.update(state)
+        if not self.initialized:
+            return
+        depth, queued = state["_pipeline"]
+        self._engine.pending.extendleft(reversed(queued))
+        self._pipeline = Pipeline(self._engine, depth)

@@ -1,0 +1,314 @@
+"""`update_if_present`: rows that are still there are changed as a whole, the others are left out and counted."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    Episodes,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SliceSampler,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from ostinato.errors import KeyMissingError, OptionError, PriorityError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def _buffer(capacity: int = 4, **options: Any) -> ReplayBuffer:
+    options.setdefault("storage", LazyTensorStorage(capacity))
+    return ReplayBuffer(writer=RoundRobinWriter(track_generations=True), **options)
+
+
+def _filled(rows: int = 4, **options: Any) -> tuple[ReplayBuffer, torch.Tensor, torch.Tensor]:
+    rb = _buffer(rows, **options)
+    index = rb.extend({"x": torch.zeros(rows), "n": {"w": torch.zeros(rows, 2)}, "v": torch.zeros(rows, 1).long()})
+    return rb, index, rb.writer.generations_of(index)
+
+
+def test_replaced_rows_are_left_out_and_counted() -> None:
+    rb, index, generation = _filled()
+    rb.extend({"x": torch.full((2,), 5.0), "n": {"w": torch.zeros(2, 2)}, "v": torch.zeros(2, 1).long()})
+    for value in (1.0, 2.0):  # the rows stay the rows that they are, so a second update reaches them as well
+        result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.full((4,), value)})
+        assert result.updated.tolist() == [False, False, True, True]
+        assert (result.updated_count, result.stale_count, result.version_rejected) == (2, 2, None)
+        assert rb["x"].tolist() == [5.0, 5.0, value, value]
+    rb.empty()
+    result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
+    assert (result.updated_count, result.stale_count) == (0, 4)
+
+
+def test_indices_and_generations_of_no_row_are_stale() -> None:
+    rb, _, _ = _filled()
+    index, generation = torch.tensor([-1, 4, 99, 0, 1]), torch.tensor([1, 1, 1, -1, 0])
+    result = rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(5)})
+    assert (result.stale_count, rb["x"].sum()) == (5, 0)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("as_td", [True, False])
+def test_nested_fields_of_any_storage_with_fields(storage: Any, *, as_td: bool) -> None:
+    rb, index, generation = _filled(storage=storage(4))
+    values = {"x": torch.arange(4.0), "n": {"w": torch.ones(4, 2)}}
+    patch = TensorDict(values, [4]) if as_td else {"x": values["x"], ("n", "w"): torch.ones(4, 2)}
+    assert rb.update_if_present(index=index, generation=generation, patch=patch).updated_count == 4
+    assert rb["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert rb[:]["n"]["w"].sum() == 8
+
+
+def test_of_equal_indices_the_last_one_is_written() -> None:
+    rb, index, generation = _filled()
+    twice = torch.tensor([0, 1, 0, 1, 0])
+    result = rb.update_if_present(index=index[twice], generation=generation[twice], patch={"x": torch.arange(5.0)})
+    assert result.updated.all()
+    assert rb["x"].tolist() == [4.0, 3.0, 0.0, 0.0]
+
+
+def test_versions_follow_a_plain_model() -> None:
+    rb, index, generation = _filled(8)
+    rng = np.random.default_rng(0)
+    stored, values = [0] * 8, [0.0] * 8
+    for step in range(60):
+        at, versions = rng.integers(0, 8, 12), rng.integers(0, 20, 12)
+        newer = bool(step % 2)
+        best: dict[int, int] = {}
+        for i, slot in enumerate(at):
+            if slot not in best or versions[i] >= versions[best[slot]]:
+                best[slot] = i
+        wins = {i for slot, i in best.items() if versions[i] >= stored[slot] + newer}
+        given = torch.from_numpy(rng.random(12)).float()
+        result = rb.update_if_present(
+            index=index[at],
+            generation=generation[at],
+            patch={"x": given},
+            version_key="v",
+            version=torch.from_numpy(versions),
+            require_newer=newer,
+        )
+        for i in wins:
+            stored[at[i]], values[at[i]] = int(versions[i]), float(given[i])
+        assert set(result.updated.nonzero().flatten().tolist()) == wins
+        assert result.version_rejected is not None
+        assert (result.version_rejected_count, result.stale_count) == (12 - len(wins), 0)
+        assert rb["v"].flatten().tolist() == stored
+        assert rb["x"].tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"patch": {"y": torch.ones(4)}}, KeyMissingError, "does not exist in the storage"),
+        ({"patch": {"x": torch.ones(4).double()}}, SchemaError, "dtype mismatch"),
+        ({"patch": {"x": torch.ones(4, 2)}}, SchemaError, "shape mismatch"),
+        ({"patch": {"x": torch.ones(3)}}, SchemaError, "shape mismatch"),
+        ({"patch": {"x": torch.ones(4)}, "generation": torch.ones(3).long()}, OptionError, "same number of records"),
+        ({"patch": {"x": torch.ones(4)}, "version": 1}, OptionError, "provided together"),
+        ({"patch": {"x": torch.ones(4)}, "version": 1, "version_key": ("n", "w")}, OptionError, "per-record scalar"),
+        ({"patch": {"x": torch.ones(4)}, "version": 1, "version_key": "n.w"}, OptionError, "Dotted-string"),
+        ({"patch": {"x": torch.ones(4)}, "version": 1, "version_key": "no"}, KeyMissingError, "does not exist"),
+        (
+            {"patch": {"x": torch.ones(4)}, "version": np.arange(2), "version_key": "v"},
+            OptionError,
+            "one entry per record",
+        ),
+        ({"patch": {"v": torch.ones(4, 1).long()}, "version": 1, "version_key": "v"}, OptionError, "may not appear"),
+        ({"patch": {"x": torch.ones(4)}, "priority": 1.0}, OptionError, "has no priorities"),
+    ],
+)
+def test_invalid_arguments_change_nothing(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    rb, index, generation = _filled()
+    with pytest.raises(error, match=text):
+        rb.update_if_present(**{"index": index, "generation": generation, **arguments})
+    assert rb["x"].sum() == 0
+
+
+def test_buffers_without_fields_or_generations_are_refused() -> None:
+    one = torch.zeros(1).long()
+    empty = _buffer()
+    with pytest.raises(UsageError, match="require an initialized storage"):
+        empty.update_if_present(index=one, generation=one, patch={"x": torch.ones(1)})
+    listed = _buffer(storage=ListStorage(4))
+    listed.extend(torch.zeros(4))
+    with pytest.raises(UsageError, match="not supported"):
+        listed.update_if_present(index=one, generation=one, patch={"x": torch.ones(1)})
+    plain = ReplayBuffer(storage=LazyTensorStorage(4))
+    plain.extend({"x": torch.zeros(4)})
+    assert plain.writer.generations_of(one).tolist() == [-1]
+    with pytest.raises(UsageError, match=r"writer must track slot generations.*track_generations=True"):
+        plain.update_if_present(index=one, generation=one, patch={"x": torch.ones(1)})
+
+
+def test_priorities_come_with_the_same_condition() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=64)
+    rb.extend(TensorDict({"x": torch.zeros(4)}, [4]))
+    batch = rb.sample()
+    rb.extend(TensorDict({"x": torch.ones(1)}, [1]))
+    index, generation = batch["index"], batch["index_generation"]
+    result = rb.update_if_present(
+        index=index, generation=generation, patch={"x": torch.full((64,), 2.0)}, priority=torch.zeros(64)
+    )
+    assert result.stale_count == int((index == 0).sum())
+    assert rb["x"].tolist() == [1.0, 2.0, 2.0, 2.0]
+    assert set(rb.sample()["index"].tolist()) == {0}  # the others have the priority 0
+    with pytest.raises(PriorityError):
+        rb.update_if_present(index=index, generation=generation, patch={"x": torch.zeros(64)}, priority=-torch.ones(64))
+    assert rb["x"].sum() == 7
+    rb.update_if_present(index=[1], generation=generation[index == 1][:1], priority=3.0)
+    rb.update_priority(torch.tensor([0]), 0.0)
+    assert set(rb.sample()["index"].tolist()) == {1}
+
+
+def test_two_dimensions_address_cells() -> None:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2), writer=writer, batch_size=6)
+    rb.extend(TensorDict({"x": torch.zeros(2, 5)}, [2, 5]))
+    batch = rb.sample()
+    assert (writer.generations_of(batch["index"]) == batch["index_generation"]).all()
+    result = rb.update_if_present(
+        index=batch["index"], generation=batch["index_generation"], patch={"x": torch.ones(6)}
+    )
+    assert result.updated_count == 6
+    assert int(rb[:]["x"].sum()) == len(batch["index"].unique(dim=0))
+
+
+def test_patched_flags_move_the_ends_of_episodes() -> None:
+    rb = _buffer(8, sampler=SliceSampler(slice_len=4), batch_size=4, episodes=Episodes(end_key="done"))
+    index = rb.extend({"t": torch.arange(8), "done": torch.zeros(8, dtype=torch.bool)})
+    done = torch.zeros(8, dtype=torch.bool)
+    done[3] = True
+    rb.update_if_present(index=index, generation=rb.writer.generations_of(index), patch={"done": done})
+    assert {int(rb.sample()["t"][0]) for _ in range(40)} == {0, 4}
+
+
+def test_batches_hold_whole_rows_while_they_are_patched() -> None:
+    width, rb = 3000, _buffer(16, batch_size=16)
+    index = rb.extend({"a": torch.zeros(16, width), "b": torch.zeros(16, width)})
+    generation = rb.writer.generations_of(index)
+    stop, torn = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            batch = rb.sample()
+            if (batch["a"] != batch["b"]).any() or (batch["a"] != batch["a"][:, :1]).any():
+                torn.append(batch)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for i in range(150):
+        value = torch.full((16, width), float(i))
+        rb.update_if_present(index=index, generation=generation, patch={"a": value, "b": value})
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not torn
+
+
+def test_writers_and_updaters_together_never_patch_another_row() -> None:
+    rb = _buffer(32, batch_size=8)
+    rb.extend({"id": torch.arange(32), "seen": torch.full((32,), -1)})
+    counts, stop = [0, 0], threading.Event()
+
+    def update() -> None:
+        while not stop.is_set():
+            batch, info = rb.sample(return_info=True)
+            result = rb.update_if_present(
+                index=info["index"], generation=info["index_generation"], patch={"seen": batch["id"]}
+            )
+            counts[0] += result.updated_count
+            counts[1] += result.stale_count
+
+    threads = [threading.Thread(target=update) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for i in range(400):
+        rb.extend({"id": torch.arange(5) + 32 + 5 * i, "seen": torch.full((5,), -1)})
+    stop.set()
+    for thread in threads:
+        thread.join()
+    seen, ids = rb["seen"], rb["id"]
+    assert ((seen == -1) | (seen == ids)).all()
+    assert counts[0] > 0
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_submitted_updates_are_ordered_with_samples(prefetch: int | None) -> None:
+    rb, index, generation = _filled(batch_size=8, prefetch=prefetch)
+    if prefetch:
+        rb.sample()
+    futures = [
+        rb.submit_update_if_present(index=index, generation=generation, patch={"x": torch.full((4,), float(i))})
+        for i in range(1, 4)
+    ]
+    for _ in range(prefetch or 0):  # were queued before
+        assert (rb.sample()["x"] == 0).all()
+    assert (rb.sample()["x"] == 3).all()
+    assert [future.result().updated_count for future in futures] == [4, 4, 4]
+    rb.submit_update_if_present(index=index, generation=generation, patch={"x": torch.full((4,), 9.0)})
+    assert (pickle.loads(pickle.dumps(rb))["x"] == 9).all()
+    rb.shutdown()
+
+
+@pytest.mark.parametrize("settle", [lambda rb: rb.synchronize(), lambda rb: rb.state_dict(), lambda rb: rb.sample(2)])
+def test_errors_of_submitted_updates_are_raised_once(settle: Callable[[ReplayBuffer], Any]) -> None:
+    rb, index, generation = _filled()
+    future = rb.submit_update_if_present(index=index, generation=generation, patch={"y": torch.ones(4)})
+    with pytest.raises(KeyMissingError):
+        settle(rb)
+    with pytest.raises(KeyMissingError):
+        future.result()
+    settle(rb)
+    rb.shutdown()
+    with pytest.raises(UsageError, match="cannot accept updates"):
+        rb.submit_update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)})
+
+
+def test_incremental_saves_write_patched_rows(tmp_path: Path) -> None:
+    rb, index, generation = _filled(64)
+    rb.extend({"x": torch.zeros(8), "n": {"w": torch.zeros(8, 2)}, "v": torch.zeros(8, 1).long()})
+    rb.dumps(tmp_path / "saved")
+    rb.update_if_present(index=index[20:22], generation=generation[20:22], patch={"x": torch.tensor([3.0, 4.0])})
+    rb.dumps(tmp_path / "saved", incremental=True)
+    again = _buffer(64)
+    again.loads(tmp_path / "saved")
+    assert again["x"].tolist() == rb["x"].tolist()
+    assert again["x"].sum() == 7
+    assert (again.writer.generations_of(index) == rb.writer.generations_of(index)).all()
+
+
+def test_a_load_makes_older_generations_stale() -> None:
+    rb, index, generation = _filled()
+    rb.load_state_dict(rb.state_dict())
+    assert rb.update_if_present(index=index, generation=generation, patch={"x": torch.ones(4)}).stale_count == 4
+    now = rb.writer.generations_of(index)
+    assert (rb.sample(4, return_info=True)[1]["index_generation"] >= now.min()).all()
+    assert rb.update_if_present(index=index, generation=now, patch={"x": torch.ones(4)}).updated_count == 4
+
+
+def test_shared_buffers_take_priorities_alone() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 1.0, 1.0), batch_size=64, shared=True)
+    rb.extend({"x": torch.arange(4)})
+    _, info = rb.sample(return_info=True)
+    rb.extend({"x": torch.tensor([9])})
+    given = {"index": info["index"], "generation": info["index_generation"]}
+    with pytest.raises(UsageError, match="another process could read half of a change"):
+        rb.update_if_present(**given, patch={"x": torch.zeros(64).long()})
+    result = rb.update_if_present(**given, priority=0.0)
+    assert result.stale_count == int((info["index"] == 0).sum())
+    assert set(rb.sample().get("x").tolist()) == {9}

@@ -1,0 +1,234 @@
+"""Shutdown, statistics as a mapping, generators, and the further names of TorchRL's buffers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from ostinato import (
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    RateLimiter,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
+from ostinato.errors import CheckpointError, KeyMissingError, KindError, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _buffer(rows: int = 10, **options: Any) -> ReplayBuffer:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), **options)
+    if rows:
+        rb.extend(torch.arange(rows))
+    return rb
+
+
+def test_shutdown_ends_sampling_and_keeps_rows() -> None:
+    rb = _buffer(batch_size=2, prefetch=2)
+    assert rb.start() is rb
+    assert rb.client() is rb
+    assert (rb.is_alive, rb.service_backend) == (True, "direct")
+    rb.sample()
+    rb.synchronize()
+    assert rb.stats().prefetch_ready == 2
+    rb.shutdown()
+    rb.shutdown()
+    assert not rb.is_alive
+    for call in (rb.sample, lambda: next(iter(rb)), rb.next):
+        with pytest.raises(UsageError, match="A shut down replay buffer cannot be sampled"):
+            call()
+    with pytest.raises(UsageError, match="cannot be restarted"):
+        rb.start()
+    assert rb[:].tolist() == list(range(10))
+    with pytest.raises(UsageError, match="RayReplayBuffer"):
+        ReplayBuffer.as_remote()
+
+
+def test_synchronize_raises_the_error_of_a_batch() -> None:
+    def fail(_: Any) -> Any:
+        msg = "no"
+        raise ValueError(msg)
+
+    rb = _buffer(batch_size=2, prefetch=2)
+    rb.sample()
+    rb.append_transform(fail)
+    with pytest.raises(ValueError, match="no"):
+        rb.sample()
+    with pytest.raises(ValueError, match="no"):
+        rb.synchronize()
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyTensorStorage])
+def test_stats_read_as_a_mapping(storage: Any) -> None:
+    rb = ReplayBuffer(storage=storage(10), batch_size=4, prefetch=3)
+    assert json.loads(json.dumps(rb.stats(), allow_nan=False))["size"] == 0
+    rb.extend(torch.arange(15))
+    rb.sample()
+    stats = rb.stats()
+    assert isinstance(stats, dict)
+    theirs = {"size": 10, "write_count": 15, "prefetch_queue_size": 3, "initialized": True, "capacity": 10}
+    assert theirs.items() <= stats.items()
+    assert stats["utilization"] == 1.0
+    assert (stats["rows"], stats.rows, stats["rows_drawn"]) == (10, 10, 4)
+    assert json.loads(json.dumps(stats)) == stats
+    again = pickle.loads(pickle.dumps(stats))
+    assert again == stats
+    assert dict(again) == dict(stats)
+    assert again.row_age_mean == stats["row_age_mean"]
+
+
+def test_stats_do_not_make_a_delayed_buffer() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), delayed_init=True)
+    stats = rb.stats()
+    assert (stats["initialized"], stats["capacity"], stats["size"], rb.initialized) == (False, 10, 0, False)
+    assert "capacity" not in ReplayBuffer(storage=lambda: LazyTensorStorage(10), delayed_init=True).stats()
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, lambda: PrioritizedSampler(10, 1.0, 1.0), SamplerWithoutReplacement]
+)
+def test_set_rng_determines_what_follows(sampler: Any) -> None:
+    batches = []
+    for prefetch in (None, 2):
+        rb = _buffer(sampler=sampler(), batch_size=4, prefetch=prefetch)
+        if prefetch:
+            rb.sample()  # others are queued, which are dropped
+            rb.sampler.restart()
+        rb.set_rng(torch.Generator().manual_seed(3))
+        batches.append(torch.cat([rb.sample() for _ in range(2)]).tolist())
+    assert batches[0] == batches[1]
+    with pytest.raises(KindError, match=r"generator must be a torch\.Generator"):
+        rb.set_rng(3)  # type: ignore[arg-type]
+
+
+def test_global_generator_is_not_used_beside_an_own_one() -> None:
+    rb = _buffer(sampler=PrioritizedSampler(10, 1.0, 1.0), generator=torch.Generator().manual_seed(0), batch_size=32)
+    state = torch.random.get_rng_state()
+    first, second = rb.sample(), rb.sample()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not torch.equal(first, second)
+
+
+def test_can_sample_tells_what_sample_would_do() -> None:
+    empty = _buffer(0, batch_size=2)
+    assert not empty.can_sample()
+    with pytest.raises(UsageError, match="batch_size not specified"):
+        _buffer().can_sample()
+    assert _buffer().can_sample(100)
+    passes = _buffer(sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
+    assert (passes.can_sample(), passes.can_sample(11)) == (True, False)
+    waits = _buffer(2, batch_size=2, rate_limiter=RateLimiter(min_size_to_sample=5))
+    assert not waits.can_sample()
+    waits.extend(torch.arange(3))
+    assert waits.can_sample()
+    slices = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=4), batch_size=4)
+    slices.extend({"x": torch.zeros(3), "done": torch.zeros(3, dtype=torch.bool)})
+    assert not slices.can_sample()
+
+
+def test_next_is_one_pass_and_begins_again() -> None:
+    rb = _buffer(sampler=SamplerWithoutReplacement(), batch_size=4)
+    for _ in range(2):
+        seen = []
+        while (batch := rb.next()) is not None:
+            seen += batch.tolist()
+        assert sorted(seen) == list(range(10))
+    rb.next()
+    assert len(pickle.loads(pickle.dumps(rb))) == 10
+    with pytest.raises(UsageError, match=r"Cannot iterate over the replay buffer\. Batch_size was not specified"):
+        _buffer().next()
+
+
+def test_write_count_may_go_on_after_empty() -> None:
+    rb = _buffer()
+    rb.empty(empty_write_count=False)
+    rb.extend(torch.arange(3))
+    assert (rb.write_count, len(rb)) == (13, 3)
+    rb.empty()
+    assert rb.write_count == 0
+
+
+def test_mark_update_gives_the_default_priority() -> None:
+    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=200)
+    index = rb.extend(torch.arange(4))
+    rb.update_priority(index, torch.tensor([0.0, 0.0, 0.0, 5.0]))
+    assert set(rb.sample().tolist()) == {3}
+    rb.mark_update(index[:1])
+    assert set(rb.sample().tolist()) == {0, 3}
+    assert rb.prioritized_sampler is rb.sampler
+    _buffer().mark_update(0)
+
+
+def test_another_batch_size_warns_once() -> None:
+    rb = _buffer(batch_size=3)
+    with pytest.warns(UserWarning, match=r"Got conflicting batch_sizes in constructor \(3\) and `sample` \(4\)"):
+        rb.sample(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rb.sample(4)
+    with pytest.raises(OptionError, match="Got conflicting batch_sizes"):
+        _buffer(batch_size=3, prefetch=1).sample(4)
+
+
+def test_rows_are_written_for_as_many_as_there_are() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(TensorDict({"a": torch.zeros(10), "b": torch.zeros(10)}, [10]))
+    rb.write_all(TensorDict({"a": torch.ones(4), "b": torch.ones(4)}, [4]))
+    assert rb["a"].sum() == 4
+    rb.update_({"a": torch.full((10,), 2.0), "b": torch.full((10,), 2.0)}, keys_to_update=["a"])
+    assert (rb["a"].sum(), rb["b"].sum()) == (20, 4)
+    rb.dim_extend = 0
+    with pytest.raises(UsageError, match="dim_extend cannot be reset"):
+        rb.dim_extend = 1
+
+
+@pytest.mark.parametrize(("save", "load"), [("save", "load"), ("dump", "loads"), ("dumps", "load")])
+def test_other_names_of_saving(tmp_path: Path, save: str, load: str) -> None:
+    rb, again = _buffer(), _buffer(0)
+    getattr(rb, save)(tmp_path / "saved")
+    getattr(again, load)(tmp_path / "saved")
+    assert again[:].tolist() == rb[:].tolist()
+
+
+def test_writers_save_their_state_by_themselves(tmp_path: Path) -> None:
+    writer = TensorDictMaxValueWriter(rank_key="key")
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
+    rb.extend(TensorDict({"key": torch.tensor([5.0, 1.0, 3.0])}, [3]))
+    for _ in range(2):
+        writer.dumps(tmp_path / "writer")
+    other = TensorDictMaxValueWriter(rank_key="key")
+    other.loads(tmp_path / "writer")
+    assert repr(other) == repr(writer)
+    with pytest.raises(CheckpointError, match="TensorDictMaxValueWriter, not of a RoundRobinWriter"):
+        RoundRobinWriter().loads(tmp_path / "writer")
+
+
+def test_insert_index_is_that_of_the_next_add() -> None:
+    writer = TensorDictMaxValueWriter(rank_key="key")
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
+    generator = torch.Generator().manual_seed(0)
+    for key in torch.rand(40, generator=generator):
+        row = TensorDict({"key": key}, [])
+        expected = writer.get_insert_index(row)
+        assert rb.add(row) == expected
+    with pytest.raises(UsageError, match="expects data to be a tensor collection"):
+        writer.get_insert_index(torch.ones(1))
+    with pytest.raises(UsageError, match="no more than 1 dimension"):
+        writer.get_insert_index(TensorDict({"key": torch.ones(2, 2)}, [2, 2]))
+    with pytest.raises(KeyMissingError, match="rank"):
+        writer.get_insert_index(TensorDict({"x": torch.ones(())}, []))
