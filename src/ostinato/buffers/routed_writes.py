@@ -1,4 +1,4 @@
-"""Rows written through an ensemble: which member each row goes to, and the write to all members at once."""
+"""Rows written through an ensemble: which member each row goes to, the write to all members, and later updates."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ostinato.buffers.mixing import Member, locked
+from ostinato.buffers.checks import require_tracking
+from ostinato.buffers.conditional_updates import ConditionalUpdate, ConditionalUpdateResult, parse_conditional
+from ostinato.buffers.mixing import Member, as_members, locked, unpack
+from ostinato.buffers.priority_updates import in_era
 from ostinato.core import kinds
 from ostinato.core.episodes.keys import as_path
+from ostinato.core.rows import map_leaves
 from ostinato.errors import KeyMissingError, KindError, OptionError, SchemaError, UsageError
+from ostinato.writers import RoundRobinWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.core.episodes.keys import Key
     from ostinato.transforms import Compose
 
-__all__ = ["Route", "check_route", "require_route", "write_rows"]
+__all__ = ["Route", "check_route", "end_streams", "require_route", "update_rows", "write_rows"]
 
 
 class Route(NamedTuple):
@@ -183,3 +188,137 @@ def require_route(route: Route | None, data: Any, verb: str, members: int) -> Ro
         )
         raise UsageError(msg)
     return route
+
+
+# -- updates of rows that were written ---------------------------------------------------------------------------------
+
+
+def update_rows(
+    members: Sequence[Member],
+    index: Any,
+    generation: Any,
+    patch: Any,
+    *,
+    version: Any = None,
+    priority: Any = None,
+    **options: Any,
+) -> ConditionalUpdateResult:
+    """Write fields of rows that are still there, each in its member; see `ReplayBufferEnsemble.update_if_present`.
+
+    The arguments for all members are checked before the first row is changed.
+    """
+    index, ids, generations = unpack(index, generation)
+    lead = index.shape[: index.ndim - (1 if members[0].engine.storage.ndim > 1 else 0)]
+    ids, index = as_members(ids, lead, len(members)), index.reshape(-1, *index.shape[len(lead) :])
+    if not isinstance(generations, Tensor) or generations.numel() != ids.numel():
+        msg = f"generation and routed index metadata must address the same number of records, {ids.numel()}: pass both"
+        raise OptionError(msg)
+    whole = torch.Size(lead)
+
+    def part(value: Any, at: Tensor) -> Any:
+        if kinds.is_tensor_collection(value):
+            return value.reshape(-1)[at.to(value.device or "cpu")]
+        values = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if values.shape[: len(whole)] != whole:
+            return value  # one for all rows, or of a wrong shape, which the member names
+        return values.reshape(-1, *values.shape[len(whole) :])[at.to(values.device)]
+
+    rows = {i: (ids == i).nonzero().flatten() for i in sorted(set(ids.tolist()))}
+    with locked([members[i] for i in rows]):
+        updates = {
+            i: parse_conditional(
+                members[i].engine.storage,
+                members[i].engine.sampler,
+                index[at],
+                generations.reshape(-1)[at.to(generations.device)],
+                part(patch, at) if kinds.is_tensor_collection(patch) else map_leaves(patch, lambda v, at=at: part(v, at)),
+                version=None if version is None else part(version, at),
+                priority=None if priority is None else part(priority, at),
+                **options,
+            )
+            for i, at in rows.items()
+        }
+        return _apply(members, updates, rows, whole)
+
+
+def _apply(
+    members: Sequence[Member], updates: dict[int, ConditionalUpdate], rows: dict[int, Tensor], lead: torch.Size
+) -> ConditionalUpdateResult:
+    for i in updates:
+        if not members[i].engine.sampler.prioritized:
+            require_tracking(members[i].engine.writer)
+    updated = torch.zeros(lead.numel(), dtype=torch.bool, device="cpu")
+    rejected = torch.zeros_like(updated) if any(update.versions is not None for update in updates.values()) else None
+    for i, update in updates.items():
+        made = members[i].engine.update_present(update)
+        updated[rows[i].cpu()] = made.updated.cpu().reshape(-1)
+        if rejected is not None and made.version_rejected is not None:
+            rejected[rows[i].cpu()] = made.version_rejected.cpu().reshape(-1)
+    return ConditionalUpdateResult(updated.reshape(lead), None if rejected is None else rejected.reshape(lead))
+
+
+def end_streams(members: Sequence[Member], end: Key, terminated: Key | None, truncated: Key | None) -> None:
+    """End the episode of the newest row of each member; see `ReplayBufferEnsemble.end_streams`."""
+    keys = [as_path(key) for key in (end, terminated, truncated) if key is not None]
+    if len(set(keys)) < len(keys):
+        msg = f"end, terminated and truncated keys must be distinct, got {keys}"
+        raise OptionError(msg)
+    with locked(members):
+        updates = [(member, _last_row(member, end, terminated, truncated)) for member in members]
+        for member, update in updates:
+            if update is not None:
+                member.engine.update_present(update)
+
+
+def _last_row(
+    member: Member, end: Key, terminated: Key | None, truncated: Key | None
+) -> ConditionalUpdate | None:
+    """Return the update that ends the newest episode of a member; None if it has no rows."""
+    engine = member.engine
+    storage, writer, tracker = engine.storage, engine.writer, engine.tracker
+    marks = None
+    if tracker is not None and storage.schema is not None:
+        marks = tracker.wanted.resolve({leaf.path for leaf in storage.schema.leaves})
+    path = as_path(end)
+    ring_order = isinstance(writer, RoundRobinWriter) and storage.ndim == 1
+    if not ring_order or tracker is None or (marks is not None and path not in marks.end_paths):
+        msg = (
+            "end_streams requires one-dimensional conditional-update storage, generation-tracking round-robin writers "
+            f"and end-key slice samplers that read {kinds.show_path(path)}, got {storage!r}, {writer!r} and "
+            f"{engine.sampler!r}"
+        )
+        raise UsageError(msg)
+    if not len(storage) or marks is None:
+        return None
+    slots = torch.tensor([(engine.ring.cursor - 1) % len(storage)], device=storage.device)
+    _require_one_stream(member, marks.traj_path)
+    done = storage.scores_at(slots, path)
+    if done is None or done.dtype is not torch.bool:
+        msg = f"end_streams requires a boolean end_key field, got {None if done is None else done.dtype}"
+        raise KindError(msg)
+    patch = {path: torch.ones_like(done)}
+    cut = None if truncated is None else storage.scores_at(slots, as_path(truncated))
+    if cut is not None and truncated is not None:
+        over = None if terminated is None else storage.scores_at(slots, as_path(terminated))
+        open_ = ~done if over is None else ~done & ~over
+        patch[as_path(truncated)] = cut | open_.reshape(cut.shape)
+    generations = in_era(engine.ring.generations(slots), engine.era)
+    return parse_conditional(storage, engine.sampler, slots, generations, patch)
+
+
+def _require_one_stream(member: Member, path: Any) -> None:
+    """Check that all rows of a member have one trajectory id.
+
+    Raises:
+        UsageError: if they have several: one of them may be used again.
+    """
+    if path is None:
+        return
+    storage = member.engine.storage
+    ids = storage.scores_at(torch.arange(len(storage), device=storage.device), path)
+    if ids is not None and bool((ids != ids[:1]).any()):
+        msg = (
+            "end_streams supports trajectory-keyed slice samplers only when every record of a member carries the same "
+            f"trajectory id, got several in {kinds.show_path(path)}: restarted producers may use old ones again"
+        )
+        raise UsageError(msg)
